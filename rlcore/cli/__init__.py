@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rlcore import __version__
-from rlcore.cli.console import answer, complain, open_closed_streams
+from rlcore.cli.console import answer, complain, drop_impossible_sizes, open_closed_streams
 from rlcore.cli.endings import refuse_early_ends
 from rlcore.errors import ConfigError, RlcoreError, boundary, describe, nearest
 
@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         return _answered(arguments)
     open_closed_streams()
+    drop_impossible_sizes()
     endings = refuse_early_ends()
     endings.code = _answered(sys.argv[1:])
     return endings.code
@@ -96,6 +97,10 @@ def _command(arguments: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise ConfigError(f"there is no command '{name}'; {nearest(name, tuple(COMMANDS))}")
+    try:
+        os.getcwd()
+    except OSError as cause:
+        raise ConfigError(f"the working directory is gone ({describe(cause)}); needs one; change to another") from cause
     code: int = import_module(f"rlcore.cli.{name}").run(rest)
     return code
 

@@ -54,6 +54,13 @@ def complain(text: str) -> None:
         print(displayable(text), file=sys.stderr, flush=True)
 
 
+def drop_impossible_sizes() -> None:
+    """Forget a size of the terminal that no terminal has, and of which rich would make a ValueError."""
+    for name in ("COLUMNS", "LINES"):
+        if len(os.environ.get(name, "")) > 5:
+            del os.environ[name]
+
+
 def open_closed_streams() -> None:
     """Give standard streams that are closed to the null device.
 

@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -36,7 +36,7 @@ from rlcore.config.presets import PRESETS
 from rlcore.config.schema import choices_of, fit, hint_at, wanted
 from rlcore.config.sections import RunConfig
 from rlcore.errors import ConfigError, PluginError, nearest
-from rlcore.errors.redaction import redact, remember_variable
+from rlcore.errors.redaction import redact, remember_environment, remember_variable
 from rlcore.types import FrozenDict
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ class _Merge:
 
     def resolve(self, merged: DictConfig) -> RunConfig:
         """The configuration with every interpolation resolved; ConfigError naming the key that cannot be."""
+        remember_environment()
         for key, value in self.shown.items():
             if value == "???":
                 hint = hint_at(key, RunConfig, self._types)

@@ -4,14 +4,17 @@ Secrets come from the environment as `${oc.env:NAME}`; what they resolve to is t
 """
 
 import base64
+import html
 import json
 import logging
 import os
 import re
 import unicodedata
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
+_SECRET_WORD = re.compile(r"(^|_)(key|token|secret|credentials?)(_|$)|apikey|passw", re.IGNORECASE)
+_SHORTEST_UNASKED = 8
 _SHORTEST = 6
 """A shorter value of a variable that is not named like a secret, such as a number, would blot out half the text."""
 
@@ -30,14 +33,42 @@ def remember_variable(name: str) -> None:
             _in_json[written] = json.dumps(written, ensure_ascii=False)[1:-1].encode("utf-8", "replace")
 
 
+def remember_environment() -> None:
+    """From now on `redact` replaces what variables named like API_KEY or HF_TOKEN hold, whether or not they are read.
+
+    Workers and async reward functions have them all, other children those that the configuration names for them.
+    """
+    for name, value in os.environ.items():
+        if _SECRET_WORD.search(name) and len(value) >= _SHORTEST_UNASKED and not value.startswith(("/", "${oc.env:")):
+            remember_variable(name)
+
+
 def _written(value: str) -> set[str]:
-    """The value as programs write it: plain, in JSON once and twice, as Python's and as a URL's text, as base64."""
+    """The value as programs write it: plain, in JSON once and twice, as Python, URLs and pages have it."""
     in_json = json.dumps(value)
     raw = value.encode("utf-8", "surrogateescape")
     texts = {value, repr(value)[1:-1], ascii(value)[1:-1], repr(raw)[2:-1], quote(raw), quote(raw, safe="")}
     texts |= {in_json[1:-1], in_json[1:-1].replace("/", "\\/"), json.dumps(in_json[1:-1])[1:-1]}
     texts.add(value.replace("/", "\\/"))
-    return texts | {base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode()}
+    texts |= {quote_plus(raw), _lower_escapes(quote(raw, safe="")), html.escape(value), raw.hex(), raw.hex().upper()}
+    texts |= {base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode()}
+    return texts | {text for before in range(3) for text in _in_base64(raw, before)}
+
+
+def _lower_escapes(text: str) -> str:
+    return re.sub("%[0-9A-F]{2}", lambda escape: escape.group().lower(), text)
+
+
+def _in_base64(raw: bytes, before: int) -> set[str]:
+    """The value within something longer, such as `user:password`: so many bytes stand before it, modulo 3.
+
+    Letters that hold bits of the neighbours are left out; what they hold of the value is less than a byte at each end.
+    """
+    if len(raw) < _SHORTEST:
+        return set()
+    first, last = (8 * before + 5) // 6, 8 * (before + len(raw)) // 6
+    padded = bytes(before) + raw + b"\0\0"
+    return {encode(padded).decode()[first:last] for encode in (base64.b64encode, base64.urlsafe_b64encode)}
 
 
 def is_redacted(line: bytes) -> bool:

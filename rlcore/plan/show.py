@@ -2,18 +2,32 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.contracts.components import ResolvedReward, RewardComponent
+from rlcore.errors.redaction import redact
 from rlcore.plan.run_plan import AlgorithmPlan, RunPlan
 
 
 def plan_to_json(plan: RunPlan) -> dict[str, Any]:
     """The plan as JSON values, all in dicts by name so that two plans can be compared key by key.
 
-    Free of secrets: settings are those of the saved configuration, where `${oc.env:NAME}` is unresolved.
+    Free of secrets: settings are those of the saved configuration, where `${oc.env:NAME}` is unresolved, and what the
+    plan took from resolved ones (a service's address) is redacted.
     """
+    return cast(dict[str, Any], _redacted(_to_json(plan)))
+
+
+def _redacted(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _redacted(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_redacted(item) for item in value]
+    return redact(value) if isinstance(value, str) else value
+
+
+def _to_json(plan: RunPlan) -> dict[str, Any]:
     saved: Any = json.loads(json.dumps(plan.loaded.saved))
     functions = (saved.get("reward") or {}).get("functions") or {}
     return {

@@ -18,6 +18,7 @@ from rlcore.report.metrics import trajectory_lines
 from rlcore.report.terminal import Terminal
 from rlcore.train import checkpoint
 from rlcore.train.callbacks import Callbacks, OnStep, StopWhen
+from rlcore.train.event_loop import run_to_end
 from rlcore.train.loaded_run import evaluate_async
 from rlcore.train.origin import Start
 from rlcore.train.python.request import Config, request_of
@@ -126,7 +127,7 @@ def find_checkpoint(path: Path) -> Path:
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
     """The coroutine's result; where this thread runs an event loop already (a notebook), in a separate thread."""
     if not _loop_is_running():
-        return asyncio.run(work)
+        return run_to_end(work)
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[T]]] = []
 
     async def noted() -> T:
@@ -135,7 +136,7 @@ def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
         return await task
 
     with ThreadPoolExecutor(1, thread_name_prefix="rlcore run") as thread:
-        future = thread.submit(asyncio.run, noted())
+        future = thread.submit(run_to_end, noted())
         try:
             return future.result()
         except KeyboardInterrupt:

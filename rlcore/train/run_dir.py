@@ -1,5 +1,6 @@
 """The directory of a run: chosen, refused when it holds a run, locked while the run goes on, removed if none began."""
 
+import asyncio
 import fcntl
 import json
 import logging
@@ -18,7 +19,7 @@ from rlcore.errors import ConfigError, RlcoreError, WorkerError, describe, neare
 from rlcore.errors.redaction import DisplayFormatter
 from rlcore.plan import RunPlan, plan_to_json
 from rlcore.report.files import write_atomically
-from rlcore.report.metrics import METRICS, TRAJECTORIES
+from rlcore.report.metrics import METRICS, TRAJECTORIES, writing_records
 from rlcore.report.status import LOCK, STATUS
 from rlcore.train.signals import Stopped
 
@@ -78,7 +79,13 @@ def open_directory(directory: Path, resume: bool) -> Path:
     if resume and not directory.is_dir():
         found = tuple(path.name for path in sorted(directory.parent.glob("*")) if (path / "config.yaml").exists())
         raise ConfigError(f"--resume: there is no run '{directory}'; {nearest(directory.name, found)}")
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise ConfigError(
+            f"train.dir: the run directory '{directory}' cannot be made ({describe(cause)}); needs a directory that "
+            "can be written to; choose another"
+        ) from cause
     for path in (*(directory / name for name in WRITTEN), *(directory / TRAJECTORIES).glob("*")):
         if path.is_symlink():
             raise ConfigError(
@@ -134,7 +141,9 @@ def _log_has_causes(directory: Path) -> bool:
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the run directory: a second process on it gets a ConfigError. The kernel lets go when the holder dies."""
-    with (directory / LOCK).open("w") as lock:
+    with writing_records(directory / LOCK):
+        file = (directory / LOCK).open("w")
+    with file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
@@ -181,6 +190,8 @@ def _end_in_words(kind: type[BaseException] | None, error: BaseException | None,
     """Log the error that ends a run; a signal that stopped it was logged where it came."""
     if isinstance(error, RlcoreError):
         logging.getLogger("rlcore").error(f"{ENDED}: %s", " ".join(str(error).split()))
+    elif isinstance(error, asyncio.CancelledError):
+        logging.getLogger("rlcore").error("the run was cancelled by code in this process")
     elif error is not None and not isinstance(error, Stopped):
         logging.getLogger("rlcore").critical("the run ended by an error that nothing expects", exc_info=error)
 
@@ -188,8 +199,9 @@ def _end_in_words(kind: type[BaseException] | None, error: BaseException | None,
 def write_plan(directory: Path, plan: RunPlan) -> None:
     """Save config.yaml and plan.json."""
     text = json.dumps(plan_to_json(plan), indent=1) + "\n"
-    write_atomically(directory / "config.yaml", plan.loaded.yaml.encode())
-    write_atomically(directory / "plan.json", text.encode())
+    for name, content in (("config.yaml", plan.loaded.yaml), ("plan.json", text)):
+        with writing_records(directory / name):
+            write_atomically(directory / name, content.encode())
 
 
 def plan_changes(directory: Path, plan: RunPlan) -> list[str]:

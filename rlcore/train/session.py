@@ -18,7 +18,7 @@ from rlcore.errors import ConfigError, PluginError, RewardError, WorkerError
 from rlcore.plan import RunPlan
 from rlcore.report.advice import advice
 from rlcore.report.foreign_output import foreign_output
-from rlcore.report.metrics import MetricsLog, TrajectoryLog, read
+from rlcore.report.metrics import MetricsLog, TrajectoryLog, read, writing_records
 from rlcore.report.terminal import Terminal
 from rlcore.report.token_log import TokenLog
 from rlcore.report.trace import TraceLog
@@ -149,8 +149,10 @@ def fits_evaluation(config: RunConfig, window: int | None) -> CheckPrompt:
 
 def _keep_rewards(plan: RunPlan, run_dir: Path) -> None:
     """Record the code of rewards: bare files are copied, and rewards.json has every hash."""
-    copy_reward_files(plan.rewards, run_dir / "rewards")
-    (run_dir / "rewards.json").write_text(json.dumps(reward_provenance(plan.rewards), indent=1) + "\n")
+    provenance = json.dumps(reward_provenance(plan.rewards), indent=1) + "\n"
+    with writing_records(run_dir / "rewards"):
+        copy_reward_files(plan.rewards, run_dir / "rewards")
+        (run_dir / "rewards.json").write_text(provenance)
 
 
 class Session:

@@ -154,6 +154,13 @@ def test_local_files_need_no_network_and_leave_nothing_in_the_cache(tmp_path: Pa
 
 
 @pytest.mark.fault
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl.gz", "rows"])
+def test_a_file_of_another_kind_is_not_looked_up_on_the_hub(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("[]")
+    with pytest.raises(ConfigError, match=rf"found the file '.*{name}'; needs one that ends in .csv, .jsonl"):
+        load_one(SourceConfig(path=str(tmp_path / name)))
+
+
 def test_a_dataset_that_is_not_there_is_a_configuration_error(tmp_path: Path) -> None:
     program = (
         "from rlcore.config import DataConfig, SourceConfig\nfrom rlcore.data import load_prompts\n"

@@ -3,16 +3,19 @@
 import ast
 import base64
 import contextlib
+import html
 import io
 import json
 import logging
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
@@ -21,6 +24,7 @@ from rich.console import Console
 
 from rlcore.cli.console import table
 from rlcore.cluster.worker_output import MAX_LINE, WorkerOutput
+from rlcore.config import load_config
 from rlcore.errors.redaction import DisplayFormatter, displayable, remember_variable
 from rlcore.report import metrics
 from rlcore.report.terminal import Terminal
@@ -80,6 +84,11 @@ def test_the_log_is_harmless(secret: str) -> None:
     assert_harmless(DisplayFormatter().format(record), secret)
 
 
+def in_base64(value: str, before: str) -> str:
+    """The value inside something longer, as in a header of basic authentication."""
+    return base64.b64encode(f"{before}{value}:x".encode()).decode()
+
+
 @pytest.mark.parametrize(
     "write",
     [
@@ -88,6 +97,9 @@ def test_the_log_is_harmless(secret: str) -> None:
         lambda value: json.dumps(value).replace("/", "\\/"), lambda value: value.replace("/", "\\/"),
         lambda value: base64.b64encode(value.encode()).decode(),
         lambda value: base64.urlsafe_b64encode(value.encode()).decode(),
+        *(partial(in_base64, before=before) for before in ("", "u:", "user:", "a-user:")),
+        html.escape, lambda value: value.encode().hex(), lambda value: value.encode().hex().upper(),
+        lambda value: re.sub("%..", lambda found: found.group().lower(), quote(value, safe="")),
     ],
 )  # fmt: skip
 def test_a_secret_is_redacted_however_it_is_written(
@@ -98,8 +110,20 @@ def test_a_secret_is_redacted_however_it_is_written(
     remember_variable("RLCORE_TEST_TOKEN")
     shown = displayable(f"said {write(value)}.")
     assert "s3cr3t" not in shown
-    assert "czNjcjN0" not in shown
+    for encoded in ("czNjcjN0", in_base64("s3cr3t", "u:")[4:-4], in_base64("s3cr3t", "user:")[8:-4], b"s3cr3t".hex()):
+        assert encoded.lower() not in shown.lower()
     assert "${oc.env:RLCORE_TEST_TOKEN}" in shown
+
+
+def test_variables_that_are_named_like_secrets_are_redacted_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = {"MY_API_KEY": "canary-1234", "HF_TOKEN": "canary-2345", "pgpassword_db": "canary-3456"}
+    plain = {"TOKENIZERS_PARALLELISM": "canary-4567", "KEYBOARD": "canary-5678", "SSH_AUTH_SOCK": "/canary-6789"}
+    for name, value in {**secret, **plain, "SHORT_KEY": "true", "KEY_FILE": "/canary-7890"}.items():
+        monkeypatch.setenv(name, value)
+    load_config([], list(SETTINGS), [])
+    assert "canary" not in displayable(" ".join(secret.values()))
+    for value in (*plain.values(), "true", "/canary-7890"):
+        assert displayable(value) == value
 
 
 def test_a_secret_that_a_cut_would_halve_is_redacted(secret: str, caplog: pytest.LogCaptureFixture) -> None:

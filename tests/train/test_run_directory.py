@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from rlcore.config import load_config
-from rlcore.errors import ConfigError, RewardError, WorkerError
+from rlcore.errors import CheckpointError, ConfigError, RewardError, WorkerError
+from rlcore.plugins.planning import plan_run
+from rlcore.testing.null import SETTINGS
 from rlcore.train.run_dir import (
     LOCK,
     WRITTEN,
@@ -21,6 +23,7 @@ from rlcore.train.run_dir import (
     logging_to,
     open_directory,
     removed_without_results,
+    write_plan,
 )
 
 HOLD = """
@@ -152,7 +155,12 @@ def test_starts_in_one_second_have_directories_of_different_names(tmp_path: Path
     ("error", "made", "left", "stays"),
     [
         (ConfigError("wrong"), True, {"log.txt": "2026-01-01 INFO rlcore: launched\n"}, False),
-        (RewardError("canary"), True, {"log.txt": "2026-01-01 ERROR rlcore: the run ended by an error: canary\n"}, False),
+        (
+            RewardError("canary"),
+            True,
+            {"log.txt": "2026-01-01 ERROR rlcore: the run ended by an error: canary\n"},
+            False,
+        ),
         (RewardError("raised"), True, {"log.txt": "2026-01-01 WARNING rlcore: f raised:\nTraceback\n"}, True),
         (ConfigError("wrong"), True, {"metrics.jsonl": '{"step": 0}\n'}, True),
         (ConfigError("wrong"), False, {"config.yaml": "{}"}, True),
@@ -178,3 +186,16 @@ def test_a_directory_is_unused_until_something_is_in_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert not is_unused(tmp_path)
     assert not is_unused(tmp_path / "file")
+
+
+@pytest.mark.parametrize("place", ["a file", "/dev/null/x", "/proc/x"])
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path, place: str) -> None:
+    (tmp_path / "a file").touch()
+    with pytest.raises(ConfigError, match=r"^train\.dir: the run directory '.*run' cannot be made \(.*choose another$"):
+        open_directory(tmp_path / place / "run", resume=False)
+
+
+def test_a_plan_that_the_disk_does_not_take_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".config.yaml.tmp").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match=r"config\.yaml': records cannot be written: .*No space left"):
+        write_plan(tmp_path, plan_run([], SETTINGS, ["null"]))
