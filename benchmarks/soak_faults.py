@@ -214,7 +214,8 @@ def fill(path: Path) -> None:
     """Make the file system as small as its contents, which grow meanwhile: then it is tried again."""
     for _ in range(FILL_TRIES - 1):
         with contextlib.suppress(subprocess.CalledProcessError):
-            return remount(path, f"size={shutil.disk_usage(path).used}")
+            remount(path, f"size={shutil.disk_usage(path).used}")
+            return
     remount(path, f"size={shutil.disk_usage(path).used}")
 
 

@@ -31,8 +31,8 @@ class RolloutConfig:
     allow_truncation: bool = False
     """Let top_p, top_k and min_p cut off tokens in training. What a token was drawn from is then recorded with the mass
     that was kept, and its loss multiplied by pi_old / mu, which takes a pass; what is cut off is never learned from."""
-    max_tokens: int = option(256, at_least=1)
-    """Tokens of a response, at most."""
+    max_tokens: int = option(512, at_least=1)
+    """Tokens of a response, at most; one that is cut off usually scores 0. Thinking models need thousands."""
     stop: tuple[str, ...] = ()
     """Strings that end a response when its text holds them; special tokens are not part of the text."""
     max_rows: int = option(64, at_least=1)

@@ -9,10 +9,11 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlcore.contracts.requests import ModelShape
 
+Answers = Literal["", "instruct", "thinking"]
 OTHER_NAMES = {
     "hidden_size": ("n_embd",),
     "num_attention_heads": ("n_head", "num_heads"),
@@ -44,6 +45,22 @@ def _hub_cache() -> Path:
     home = os.environ.get("HF_HOME") or f"{home}/huggingface"
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(os.path.expandvars(named or f"{home}/hub")).expanduser()
+
+
+def usual_answers(directory: Path) -> Answers:
+    """'instruct' for a local model with a chat template, 'thinking' where that speaks of thoughts, else empty."""
+    try:
+        file = directory / "chat_template.jinja"
+        if file.is_file():
+            template = file.read_text("utf-8")
+        else:
+            config = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
+            template = str(config.get("chat_template") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    if not template:
+        return ""
+    return "thinking" if "<think>" in template or "enable_thinking" in template else "instruct"
 
 
 def num_parameters(directory: Path) -> int | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlcore.contracts.requests import WorkerRequest
 
+from rlcore.contracts.model_files import Answers
 from rlcore.contracts.requests import ModelFacts, ModelShape
 
 
@@ -29,6 +30,9 @@ class Facts:
     """Number of parameters of `model.path`; None is unknown and said so."""
     shape: ModelShape | None = None
     """Architecture of `model.path`; None is unknown and said so."""
+
+    answers: Answers = ""
+    """How long the answers of `model.path` usually are, by its chat template; empty: unknown."""
 
     def model_of(self, request: WorkerRequest) -> ModelFacts:
         """Facts about the model of a role."""

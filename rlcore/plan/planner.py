@@ -15,6 +15,7 @@ from rlcore.plan.components import check_needs, choose_algorithms, choose_compon
 from rlcore.plan.data_parallel import check_ranks
 from rlcore.plan.device_notes import check_device, device_notes, share_threads
 from rlcore.plan.layout import lay_out, layout_notes, plan_layout
+from rlcore.plan.learning_notes import learning_notes
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
 from rlcore.plan.planner_input import Offers
@@ -93,6 +94,7 @@ def _notes(plan: RunPlan, offers: Offers, unshared: Sequence[str]) -> tuple[str,
         *unshared,
         *_unchecked(config),
         *schedule_notes(config, plan.schedule, plan.batch_sizes),
+        *learning_notes(config, facts),
     )
 
 

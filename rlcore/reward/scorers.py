@@ -20,6 +20,8 @@ QUANTITY = re.compile(
     r"((?<![\w.)])[-\u2212])?(?:\$\s?([-\u2212])?)?(\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)"
 )
 r"""A number as people write it: -3, $1,234.50, -$5, .5. A hyphen after a digit or a word joins: 10-15 ends in 15."""
+NO_ANSWER = FrozenDict[str, Any]({"answer": ""})
+"""Nothing in the response could be read: a vote for nothing, and what a run counts before it says so."""
 
 
 def last_boxed(text: str) -> str | None:
@@ -65,7 +67,7 @@ def exact_match(trajectory: Trajectory) -> Reward:
 def boxed(trajectory: Trajectory) -> Reward:
     r"""1 when the last \boxed{} holds the prompt's answer, else 0; a response without one scores 0."""
     found = last_boxed(trajectory.text())
-    return Reward(0.0) if found is None else _judged(found.strip(), trajectory)
+    return Reward(0.0, info=NO_ANSWER) if found is None else _judged(found.strip(), trajectory)
 
 
 def gsm8k(trajectory: Trajectory) -> Reward:
@@ -83,7 +85,7 @@ def gsm8k(trajectory: Trajectory) -> Reward:
         )
     found = gsm8k_number(trajectory.text())
     if found is None:
-        return Reward(0.0)
+        return Reward(0.0, info=NO_ANSWER)
     return Reward(float(found == wanted), info=FrozenDict({"answer": _plainly(found)}))
 
 
@@ -124,7 +126,7 @@ def math_verify(trajectory: Trajectory) -> Reward:
     if not wanted:
         raise RewardError(f"math-verify cannot read the answer {_wanted(trajectory)!r} of the data")
     found = parse(trajectory.text())
-    answer = FrozenDict({"answer": str(found[0])}) if found else FrozenDict[str, Any]()
+    answer = FrozenDict[str, Any]({"answer": str(found[0])}) if found else NO_ANSWER
     return Reward(float(verify(wanted, found)), info=answer)
 
 

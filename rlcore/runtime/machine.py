@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlcore.config import RunConfig
-from rlcore.contracts.model_files import model_directory, model_shape, num_parameters
+from rlcore.contracts.model_files import model_directory, model_shape, num_parameters, usual_answers
 from rlcore.plan import Facts
 from rlcore.runtime.gpus import find_gpus
 
@@ -15,7 +15,12 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 def gather_facts(config: RunConfig, machine: Facts | None = None) -> Facts:
     """The facts of `machine` (None: this one) with the parameters of `model.path`; unknown is None."""
     directory = model_directory(config.model.path, config.model.revision)
-    return replace(machine or machine_facts(), parameters=num_parameters(directory), shape=model_shape(directory))
+    return replace(
+        machine or machine_facts(),
+        parameters=num_parameters(directory),
+        shape=model_shape(directory),
+        answers=usual_answers(directory),
+    )
 
 
 def machine_facts() -> Facts:

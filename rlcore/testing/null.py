@@ -72,6 +72,7 @@ class NullActor(Busy, ActorWorker):
         super().__init__(context)
         self.settings = _settings(context)
         self.logits_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
+        self.published_V: Float64s = self.logits_V
         self.moment1_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
         self.moment2_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
         self.num_updates = 0
@@ -110,7 +111,23 @@ class NullActor(Busy, ActorWorker):
         if config.max_grad_norm and norm > config.max_grad_norm:
             gradient_V = gradient_V * (config.max_grad_norm / norm)
         self._adam(gradient_V)
-        return {"actor/loss": loss, "actor/grad_norm": norm, "actor/lr": float(config.lr), "actor/skipped": 0.0}
+        metrics = {"actor/loss": loss, "actor/grad_norm": norm, "actor/lr": float(config.lr), "actor/skipped": 0.0}
+        return metrics | self._of_policy(minibatch)
+
+    def _of_policy(self, minibatch: Batch) -> Metrics:
+        """Entropy, KL from the reference, and how far the sampler is from the weights that were published."""
+        temperature, tokens = self.context.config.rollout.temperature, minibatch.tokens
+        logprobs_V, mask_BT = log_softmax(self.logits_V, temperature), tokens.loss_mask_BT
+        metrics = {"policy/entropy": -float((np.exp(logprobs_V) * logprobs_V).sum())}
+        if minibatch.reference_logprobs_BT is not None and mask_BT.any():
+            kl_BT = logprobs_of(self.logits_V, minibatch, temperature) - minibatch.reference_logprobs_BT
+            metrics["policy/kl"] = float(kl_BT[mask_BT].mean())
+        if minibatch.same_weights_BT is not None:
+            mask_BT = mask_BT & minibatch.same_weights_BT
+        if mask_BT.any():
+            differ_BT = logprobs_of(self.published_V, minibatch, temperature) - tokens.rollout_logprobs_BT
+            metrics["policy/rollout_logprob_diff"] = float(np.abs(differ_BT[mask_BT]).mean())
+        return metrics
 
     def _gradient(self, minibatch: Batch) -> tuple[float, Float64s]:
         temperature = self.context.config.rollout.temperature
@@ -150,7 +167,7 @@ class NullActor(Busy, ActorWorker):
         return {"actor/skipped": 1.0}
 
     def publish(self, version: int) -> None:
-        self.version = version
+        self.version, self.published_V = version, self.logits_V
 
     def weights(self, version: int, directory: Path) -> WeightsHandle:
         directory.mkdir(parents=True)
@@ -174,7 +191,7 @@ class NullActor(Busy, ActorWorker):
         (directory / "actor.json").write_text(json.dumps(counters))
 
     def restore(self, directory: Path) -> None:
-        self.logits_V = _load(directory / "model" / "logits_V.npy")
+        self.logits_V = self.published_V = _load(directory / "model" / "logits_V.npy")
         self.moment1_V = _load(directory / "moment1_V.npy")
         self.moment2_V = _load(directory / "moment2_V.npy")
         counters = json.loads((directory / "actor.json").read_text())
@@ -248,7 +265,8 @@ class NullReplica(RolloutWorker):
     async def load_weights(self, handle: WeightsHandle) -> int:
         forgotten = self._settings.forget_version
         if not forgotten or handle.version < forgotten:
-            self._logits_V, self._version = _load(Path(handle.path) / "logits_V.npy"), handle.version
+            loaded_V = self._logits_V if self._settings.keep_weights else _load(Path(handle.path) / "logits_V.npy")
+            self._logits_V, self._version = loaded_V, handle.version
         return handle.version
 
     def _die_at(self, decoded: int) -> None:

@@ -28,3 +28,5 @@ class NullSection:
     die_at_token: int = 0
     """A replica that has decoded that many tokens of a row kills its process, `num_deaths` times in a run; 0: none."""
     num_deaths: int = 1
+    keep_weights: bool = False
+    """Replicas say that they have the weights that they are handed, and sample from those of the start."""

@@ -158,10 +158,10 @@ class StepBatcher:
         self.timeline.end()
         self._measure()
         schedule = self.timeline.metrics(self.taken, self._schedule.stream, self._config.actor.minibatch_prompts)
-        found = self._metrics | (self._measured or {}) | average(self._prepared) | schedule
-        if (step_s := found["time/step_s"]) > 0:
-            found["time/tokens_per_s"] = found.get("data/num_tokens", 0.0) / step_s
-        return found
+        measured, step_s = self._measured or {}, schedule["time/step_s"]
+        num_sampled = measured.get("completion/length_mean", 0.0) * len(self.everything)
+        schedule["time/tokens_per_s"] = num_sampled / step_s if step_s > 0 else 0.0
+        return self._metrics | measured | average(self._prepared) | schedule
 
     def _settle(self) -> None:
         """Everything is sampled and scored: do what can be done while the device is busy with an update."""

@@ -20,7 +20,11 @@ COLLAPSED_ENTROPY, COLLAPSED_LENGTH = 0.05, 0.1
 """Shares of what it was at the beginning."""
 FAR_KL = 3.0
 """Nats per token from the reference."""
+DRIFT = 0.1
+"""Nats per token between sampler and trainer; the first step, which samples with the very weights, is the measure."""
 FAR_RATIO = 100.0
+MOST_CLIPPED = 0.75
+"""Share of the tokens of all updates of a step; nothing is clipped in its first."""
 CLIPPED_TO = 0.01
 """Share of its gradient that a clipped update keeps."""
 SMALL_WEIGHT = 0.02
@@ -95,9 +99,9 @@ class History:
         """True if the test holds in each of so many last steps."""
         return len(self.recent) >= steps and all(test(facts) for facts in self.recent[-steps:])
 
-    def above(self, name: str, bound: float) -> bool:
-        """True if the metric is at least `bound` in each of the last steps."""
-        return self.steady(lambda facts: facts.metrics.get(name, float("-inf")) >= bound)
+    def above(self, name: str, bound: float, steps: int = STEADY) -> bool:
+        """True if the metric is at least `bound` in each of so many last steps."""
+        return self.steady(lambda facts: facts.metrics.get(name, float("-inf")) >= bound, steps)
 
     def setting(self, key: str) -> Any:
         """The value of a dotted key; None where it is not known."""
@@ -269,7 +273,7 @@ def _clipped_loss(history: History) -> Finding | None:
     def clipped(facts: StepFacts) -> float:
         return facts.metrics.get("policy/clip_frac_low", 0.0) + facts.metrics.get("policy/clip_frac_high", 0.0)
 
-    if not history.steady(lambda facts: clipped(facts) >= HALF):
+    if not history.steady(lambda facts: clipped(facts) >= MOST_CLIPPED):
         return None
     return Finding(
         "the loss is clipped to nothing",
@@ -320,12 +324,13 @@ def _draws_from_a_part(history: History) -> bool:
 
 
 def _stale_sampler(history: History) -> Finding | None:
-    start, late = history.start("policy/rollout_logprob_diff"), history.late("policy/rollout_logprob_diff")
-    if start is None or late is None or late < 0.1 or late < 5 * start:
+    name = "policy/rollout_logprob_diff"
+    late, early = history.late(name), [facts.metrics[name] for facts in history.early if name in facts.metrics]
+    if history.start(name) is None or late is None or late < DRIFT or late < 5 * min(early):
         return None
     return Finding(
         "weights do not reach the sampler",
-        f"policy/rollout_logprob_diff rose from {start:.2g} to {late:.2g} per token: sampler and trainer drift apart",
+        f"{name} rose from {min(early):.2g} to {late:.2g} per token: sampler and trainer drift apart",
         "look at the weight sync of rollout.backend, and at the number formats of both engines",
     )
 
@@ -363,14 +368,16 @@ def _kl(history: History) -> Finding | None:
 
 
 def _ratio(history: History) -> Finding | None:
-    if history.above("policy/ratio_max", FAR_RATIO):
+    if history.above("policy/ratio_max", FAR_RATIO, 2):
         value = history.now.metrics["policy/ratio_max"]
         return Finding(
             "ratios explode",
             f"policy/ratio_max is {value:.3g}: an update moves the probability of a token that far within a step",
             f"lower {history.named('actor.lr')} or {history.named('actor.epochs')}",
         )
-    if history.setting("algo.importance.level") == "sequence" or not history.above("policy/importance_max", FAR_RATIO):
+    if history.setting("algo.importance.level") == "sequence" or not history.above(
+        "policy/importance_max", FAR_RATIO, 2
+    ):
         return None
     value = history.now.metrics["policy/importance_max"]
     return Finding(
@@ -397,7 +404,7 @@ def _rounded_away(history: History) -> Finding | None:
 
 
 def half_a_step(dtype: object) -> float | None:
-    """Half the distance of two neighbours of `SMALL_WEIGHT` in a half-precision format: less is rounded away."""
+    """The most that is rounded away: half the distance of two neighbours of `SMALL_WEIGHT` in a half-precision format."""
     bits = HALF_BITS.get(str(dtype))
     return None if bits is None else SMALL_WEIGHT * 2.0 ** -(bits + 1)
 

@@ -11,7 +11,7 @@ from rlcore_view.diagnosis import WINDOW, Finding, History, findings_now
 from rlcore_view.model import Run, Sample
 from rlcore_view.step_facts import METRICS, Outcome, StepFacts, facts_of
 
-STOOD_STILL = "did not move"
+ROSE = "the reward rose"
 UNEXPLAINED = "none of the known causes shows in the data: read completions, take more steps, or raise actor.lr"
 
 
@@ -50,9 +50,9 @@ class Watch:
         if steps < 2 * WINDOW or len(start) < WINDOW or len(end) < WINDOW:
             return ""
         change, noise = fmean(end) - fmean(start), 2 * sqrt((variance(start) + variance(end)) / WINDOW)
-        moved = STOOD_STILL if abs(change) <= noise else "rose" if change > 0 else "fell"
+        moved = "the reward did not move" if abs(change) <= noise else ROSE if change > 0 else "the reward fell"
         return (
-            f"learning: the reward {moved}: {fmean(start):.3g} in the first {WINDOW} steps, {fmean(end):.3g} in the "
+            f"learning: {moved}: {fmean(start):.3g} in the first {WINDOW} steps, {fmean(end):.3g} in the "
             f"last {WINDOW} of {steps}"
         )
 
@@ -60,7 +60,7 @@ class Watch:
         """What to say of learning at the end of a run, a line each."""
         found, learning = self.findings(), self.learning()
         lines = [learning] if learning else []
-        if STOOD_STILL in learning and not found:
+        if learning and ROSE not in learning and not found:
             lines.append(UNEXPLAINED)
         return [*lines, *(str(finding) for finding in found)]
 

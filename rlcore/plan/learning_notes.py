@@ -1,0 +1,40 @@
+"""Notes of a plan on settings with which little is learned."""
+
+from collections.abc import Mapping
+
+from rlcore_view.diagnosis import SMALL_WEIGHT, half_a_step
+
+from rlcore.config import RunConfig
+from rlcore.plan.machine_facts import Facts
+
+FITTING_TOKENS: Mapping[str, int] = {"instruct": 512, "thinking": 4096}
+"""Tokens that most answers fit into, by what `rlcore.contracts.model_files.usual_answers` says of a model."""
+
+
+def learning_notes(config: RunConfig, facts: Facts) -> list[str]:
+    """Notes on a budget that cuts answers off, and on a learning rate that half precision rounds away."""
+    return [*_budget_notes(config, facts), *_rounding_notes(config)]
+
+
+def _budget_notes(config: RunConfig, facts: Facts) -> list[str]:
+    fitting, budget = FITTING_TOKENS.get(facts.answers, 0), config.rollout.max_tokens
+    if budget >= fitting:
+        return []
+    return [
+        f"rollout.max_tokens={budget}: by its chat template model.path is {_kind(facts.answers)}, whose answers often "
+        f"take up to {fitting} tokens; one that is cut off usually scores 0: raise it unless prompts ask for short ones"
+    ]
+
+
+def _kind(answers: str) -> str:
+    return "a thinking model" if answers == "thinking" else "an instruct model"
+
+
+def _rounding_notes(config: RunConfig) -> list[str]:
+    actor, lost = config.actor, half_a_step(config.actor.dtype)
+    if actor.rounding != "nearest" or lost is None or actor.lr >= lost:
+        return []
+    return [
+        f"actor.lr={actor.lr:g} with actor.dtype={actor.dtype} and actor.rounding=nearest: an update moves a weight of "
+        f"{SMALL_WEIGHT:g} by less than the {lost:.1g} that is rounded away; choose actor.rounding=stochastic"
+    ]

@@ -1,0 +1,79 @@
+"""Notes of a plan on settings with which little is learned."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.contracts.model_files import usual_answers
+from rlcore.plan import RunPlan
+from rlcore.plugins.planning import plan_run
+from rlcore.testing.null import SETTINGS
+
+HALF = ("actor.dtype=bfloat16", "actor.rounding=nearest")
+
+
+def write_template(directory: Path, template: str, file: str) -> Path:
+    directory.mkdir()
+    content = template if file.endswith(".jinja") else json.dumps({"chat_template": template})
+    (directory / file).write_text(content)
+    return directory
+
+
+def notes(*overrides: str) -> list[str]:
+    plan: RunPlan = plan_run([], [*SETTINGS, *overrides], ["null"])
+    return [note for note in plan.notes if "max_tokens" in note or "rounded away" in note]
+
+
+@pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("template", "answers", "fitting"),
+    [
+        ("{{ messages }}", "instruct", 512),
+        ("{% if enable_thinking %}", "thinking", 4096),
+        ("<think>", "thinking", 4096),
+    ],
+)
+def test_a_budget_that_the_answers_of_a_model_do_not_fit_is_noted(
+    tmp_path: Path, file: str, template: str, answers: str, fitting: int
+) -> None:
+    model = write_template(tmp_path / "model", template, file)
+    assert usual_answers(model) == answers
+    [note] = notes(f"model.path={model}", f"rollout.max_tokens={fitting - 1}")
+    assert note.startswith(f"rollout.max_tokens={fitting - 1}: by its chat template model.path is a")
+    assert f"up to {fitting} tokens" in note
+    assert notes(f"model.path={model}", f"rollout.max_tokens={fitting}") == []
+
+
+def test_a_model_without_a_template_or_with_a_damaged_one_has_no_note(tmp_path: Path) -> None:
+    assert notes("rollout.max_tokens=1") == []
+    assert usual_answers(tmp_path) == ""
+    assert usual_answers(write_template(tmp_path / "base", "", "tokenizer_config.json")) == ""
+    damaged = tmp_path / "base" / "tokenizer_config.json"
+    values: list[Any] = ["{", "[]", b"\xff"]
+    for value in values:
+        damaged.write_bytes(value if isinstance(value, bytes) else value.encode())
+        assert usual_answers(tmp_path / "base") == ""
+
+
+def test_the_default_budget_fits_an_instruct_model(tmp_path: Path) -> None:
+    model = write_template(tmp_path / "model", "{{ messages }}", "chat_template.jinja")
+    assert notes(f"model.path={model}") == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "noted"),
+    [
+        ((*HALF, "actor.lr=1e-6"), True),
+        ((*HALF, "actor.lr=1e-4"), False),
+        (("actor.dtype=float16", "actor.rounding=nearest", "actor.lr=1e-6"), True),
+        (("actor.dtype=float16", "actor.rounding=nearest", "actor.lr=1e-5"), False),
+        (("actor.dtype=bfloat16", "actor.lr=1e-6"), False),
+        (("actor.lr=1e-6",), False),
+    ],
+)
+def test_a_learning_rate_below_what_half_precision_resolves_is_noted(overrides: tuple[str, ...], noted: bool) -> None:
+    found = notes(*overrides)
+    assert bool(found) == noted
+    assert all("choose actor.rounding=stochastic" in note for note in found)
