@@ -1,4 +1,4 @@
-"""Where a run is, in a sentence: "step 12: 3 of 64 samples wait for reward judge, the oldest for 41 s; actor idle"."""
+"""The state of a run in a sentence: "step 12: 3 of 64 samples wait for reward judge, the oldest for 41 s; actor idle"."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ def duration(seconds: float) -> str:
 
 
 def progress(status: Status) -> str:
-    """How far the step's samples and updates are; empty before there are any."""
+    """Progress of the step's samples and updates; empty before there are any."""
     parts = []
     if status.samples:
         if status.sampled < status.samples:

@@ -65,12 +65,12 @@ class RoleStatus:
     method: str = ""
     """The method of the oldest call; empty without one."""
     since: float = 0.0
-    """When that began."""
+    """Time when that began."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run is. Times are seconds since 1970."""
+    """The state of a run. Times are seconds since 1970."""
 
     state: str
     """running, finished, stopped by a signal, or failed; `running` is also what a killed run leaves."""
@@ -96,7 +96,7 @@ class Status:
     waiting: tuple[WaitingSamples, ...] = ()
     roles: tuple[RoleStatus, ...] = ()
     problem: str = ""
-    """Why the run stopped or failed, in a line."""
+    """Reason why the run stopped or failed, in a line."""
 
 
 def status_of(activity: Activity, began: float, state: str = RUNNING, problem: str = "") -> Status:
@@ -235,7 +235,7 @@ def read_status(run_dir: Path) -> tuple[Status, float] | None:
         return None
     try:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:
-            raise ValueError("it is no file, or too large")
+            raise ValueError("it is not a file, or too large")
         found = json.loads(path.read_bytes())
         if (schema := found["schema"]) != SCHEMA:
             raise ConfigError(f"'{path}': its schema is {shown(schema)}; this rlcore reads {SCHEMA}; use a newer one")

@@ -64,7 +64,7 @@ class PendingGroup:
     already_scored: frozenset[int] = frozenset()
     """Samples whose rewards came with a checkpoint: they are not asked for again."""
     began: float = 0.0
-    """When its sampling began, on the loop's clock."""
+    """Time when its sampling began, on the loop's clock."""
     sampled: bool = False
     """All its trajectories are finished."""
     ready: bool = False

@@ -178,7 +178,7 @@ def begun(directory: Path, seconds: float, **more: object) -> Iterator[subproces
 
 
 def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What `rlcore where` prints."""
+    """The output of `rlcore where`."""
     assert main(["where", *arguments]) == 0
     return capsys.readouterr().out.strip()
 

@@ -38,9 +38,9 @@ class Finding:
 
     name: str
     evidence: str
-    """What the data shows, with numbers, in the last of these steps."""
+    """The finding, with numbers, in the last of these steps."""
     advice: str
-    """What to change or look at."""
+    """The key to change, or the thing to look at."""
     times: int = 1
     """Steps in which it was found."""
     of: int = 1
@@ -431,7 +431,7 @@ OTHERS: Sequence[Rule] = (
 
 
 def findings_now(history: History) -> list[Finding]:
-    """What holds at the last step, most direct cause first."""
+    """Findings that hold at the last step, most direct cause first."""
     reasons = (finding for rule in REASONS if (finding := rule(history)) is not None)
     reason, high = next(reasons, None), history.now.high
     explained = reason is not None and high is not None and high <= 0

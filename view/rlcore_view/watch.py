@@ -57,7 +57,7 @@ class Watch:
         )
 
     def last_words(self) -> list[str]:
-        """What to say of learning at the end of a run, a line each."""
+        """Findings on learning at the end of a run, a line each."""
         found, learning = self.findings(), self.learning()
         lines = [learning] if learning else []
         if learning and ROSE not in learning and not found:
@@ -93,7 +93,7 @@ def _facts(values: Mapping[str, Any]) -> StepFacts:
 
 
 def watched(run: Run) -> Watch:
-    """What a watch of the recorded run says, in the words that the run itself says."""
+    """Findings of a watch of the recorded run, in the words of the run itself."""
     config = run.plan.get("config")
     watch = Watch(config if isinstance(config, Mapping) else None)
     samples, metrics = defaultdict[int, list[Sample]](list), defaultdict[int, dict[str, float | None]](dict)
