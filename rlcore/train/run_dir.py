@@ -55,13 +55,25 @@ def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
 
 def _claimed(directory: Path) -> Path:
     """A directory of that name that did not exist, made; of a name that is taken the next one: NAME-2, NAME-3."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    with _making(directory):
+        directory.parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):
         path = directory if number == 1 else directory.with_name(f"{directory.name}-{number}")
-        with suppress(FileExistsError):
+        with _making(path), suppress(FileExistsError):
             path.mkdir()
             return path
     raise AssertionError("counting does not end")
+
+
+@contextmanager
+def _making(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as cause:
+        raise ConfigError(
+            f"train.dir: the run directory '{directory}' cannot be made ({describe(cause)}); needs a directory that "
+            "can be written to; choose another"
+        ) from cause
 
 
 def open_directory(directory: Path, resume: bool) -> Path:
@@ -79,13 +91,8 @@ def open_directory(directory: Path, resume: bool) -> Path:
     if resume and not directory.is_dir():
         found = tuple(path.name for path in sorted(directory.parent.glob("*")) if (path / "config.yaml").exists())
         raise ConfigError(f"--resume: there is no run '{directory}'; {nearest(directory.name, found)}")
-    try:
+    with _making(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as cause:
-        raise ConfigError(
-            f"train.dir: the run directory '{directory}' cannot be made ({describe(cause)}); needs a directory that "
-            "can be written to; choose another"
-        ) from cause
     for path in (*(directory / name for name in WRITTEN), *(directory / TRAJECTORIES).glob("*")):
         if path.is_symlink():
             raise ConfigError(

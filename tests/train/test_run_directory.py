@@ -193,6 +193,10 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path, place: str)
     (tmp_path / "a file").touch()
     with pytest.raises(ConfigError, match=r"^train\.dir: the run directory '.*run' cannot be made \(.*choose another$"):
         open_directory(tmp_path / place / "run", resume=False)
+    settings = {"model.path": "m", "data.sources.a.path": "a.jsonl", "reward.functions.b.fn": "b.py:b"}
+    loaded = load_config([{**settings, "train.dir": str(tmp_path / place)}], [], [])
+    with pytest.raises(ConfigError, match=r"^train\.dir: the run directory .* cannot be made \("):
+        choose_directory(loaded, resume=False)
 
 
 def test_a_plan_that_the_disk_does_not_take_is_one_line(tmp_path: Path) -> None:
