@@ -21,6 +21,7 @@ from rlcore.plan import RunPlan, plan_to_json
 from rlcore.report.files import write_atomically
 from rlcore.report.metrics import METRICS, TRAJECTORIES, writing_records
 from rlcore.report.status import LOCK, STATUS
+from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.train.signals import Stopped
 
 LOG = "log.txt"
@@ -209,6 +210,14 @@ def write_plan(directory: Path, plan: RunPlan) -> None:
     for name, content in (("config.yaml", plan.loaded.yaml), ("plan.json", text)):
         with writing_records(directory / name):
             write_atomically(directory / name, content.encode())
+
+
+def write_rewards(directory: Path, plan: RunPlan) -> None:
+    """Record the code of rewards: bare files are copied, and rewards.json has every hash."""
+    provenance = json.dumps(reward_provenance(plan.rewards), indent=1) + "\n"
+    with writing_records(directory / "rewards"):
+        copy_reward_files(plan.rewards, directory / "rewards")
+        (directory / "rewards.json").write_text(provenance)
 
 
 def plan_changes(directory: Path, plan: RunPlan) -> list[str]:
