@@ -42,6 +42,8 @@ FILES = FileOperations()
 def write_atomically(path: Path, data: bytes, files: FileOperations = FILES) -> None:
     """Write a file so that a crash leaves the old content or the new, on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.tmp")
+    if os.path.lexists(temporary):  # of a crash; or a link, whose target would be overwritten, or a pipe, which waits
+        files.remove(temporary)
     files.write(temporary, data)
     files.sync(temporary)
     files.rename(temporary, path)

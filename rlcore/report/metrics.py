@@ -48,7 +48,8 @@ class MetricsLog:
         """Drop the records of later steps: a resumed run writes them again."""
         if self._path.exists():
             kept = [line for line in _whole_lines(self._path) if _parse(line, self._path)["step"] <= step]
-            write_atomically(self._path, b"".join(kept))
+            with writing_records(self._path):
+                write_atomically(self._path, b"".join(kept))
 
     def _mend(self) -> None:
         """Cut off a torn last line, once: what is appended would become part of it."""

@@ -21,6 +21,7 @@ from rlcore.plan import RunPlan, plan_to_json
 from rlcore.report.files import write_atomically
 from rlcore.report.metrics import METRICS, TRAJECTORIES, writing_records
 from rlcore.report.status import LOCK, STATUS
+from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.train.signals import Stopped
 
 LOG = "log.txt"
@@ -55,13 +56,25 @@ def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
 
 def _claimed(directory: Path) -> Path:
     """A directory of that name that did not exist, made; of a name that is taken the next one: NAME-2, NAME-3."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    with _making(directory):
+        directory.parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):
         path = directory if number == 1 else directory.with_name(f"{directory.name}-{number}")
-        with suppress(FileExistsError):
+        with _making(path), suppress(FileExistsError):
             path.mkdir()
             return path
     raise AssertionError("counting does not end")
+
+
+@contextmanager
+def _making(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as cause:
+        raise ConfigError(
+            f"train.dir: the run directory '{directory}' cannot be made ({describe(cause)}); needs a directory that "
+            "can be written to; choose another"
+        ) from cause
 
 
 def open_directory(directory: Path, resume: bool) -> Path:
@@ -79,13 +92,8 @@ def open_directory(directory: Path, resume: bool) -> Path:
     if resume and not directory.is_dir():
         found = tuple(path.name for path in sorted(directory.parent.glob("*")) if (path / "config.yaml").exists())
         raise ConfigError(f"--resume: there is no run '{directory}'; {nearest(directory.name, found)}")
-    try:
+    with _making(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as cause:
-        raise ConfigError(
-            f"train.dir: the run directory '{directory}' cannot be made ({describe(cause)}); needs a directory that "
-            "can be written to; choose another"
-        ) from cause
     for path in (*(directory / name for name in WRITTEN), *(directory / TRAJECTORIES).glob("*")):
         if path.is_symlink():
             raise ConfigError(
@@ -202,6 +210,14 @@ def write_plan(directory: Path, plan: RunPlan) -> None:
     for name, content in (("config.yaml", plan.loaded.yaml), ("plan.json", text)):
         with writing_records(directory / name):
             write_atomically(directory / name, content.encode())
+
+
+def write_rewards(directory: Path, plan: RunPlan) -> None:
+    """Record the code of rewards: bare files are copied, and rewards.json has every hash."""
+    provenance = json.dumps(reward_provenance(plan.rewards), indent=1) + "\n"
+    with writing_records(directory / "rewards"):
+        copy_reward_files(plan.rewards, directory / "rewards")
+        (directory / "rewards.json").write_text(provenance)
 
 
 def plan_changes(directory: Path, plan: RunPlan) -> list[str]:

@@ -1,7 +1,6 @@
 """A whole run: directory, data, launch, resume, steps, evaluations, checkpoints, last words."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -18,13 +17,12 @@ from rlcore.errors import ConfigError, PluginError, RewardError, WorkerError
 from rlcore.plan import RunPlan
 from rlcore.report.advice import advice
 from rlcore.report.foreign_output import foreign_output
-from rlcore.report.metrics import MetricsLog, TrajectoryLog, read, writing_records
+from rlcore.report.metrics import MetricsLog, TrajectoryLog, read
 from rlcore.report.terminal import Terminal
 from rlcore.report.token_log import TokenLog
 from rlcore.report.trace import TraceLog
 from rlcore.report.trackers import Trackers, require_installed
 from rlcore.reward.canary import check_canary
-from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.runtime.data_check import check_data
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.train.best import StopRule, check_named
@@ -40,6 +38,7 @@ from rlcore.train.run_dir import (
     plan_changes,
     removed_without_results,
     write_plan,
+    write_rewards,
 )
 from rlcore.train.saving import Saver
 from rlcore.train.signals import Stopped, StopRequest
@@ -147,14 +146,6 @@ def fits_evaluation(config: RunConfig, window: int | None) -> CheckPrompt:
     return fits(window, config.rollout.max_tokens, "rollout.max_tokens")
 
 
-def _keep_rewards(plan: RunPlan, run_dir: Path) -> None:
-    """Record the code of rewards: bare files are copied, and rewards.json has every hash."""
-    provenance = json.dumps(reward_provenance(plan.rewards), indent=1) + "\n"
-    with writing_records(run_dir / "rewards"):
-        copy_reward_files(plan.rewards, run_dir / "rewards")
-        (run_dir / "rewards.json").write_text(provenance)
-
-
 class Session:
     """One run in one process, from the first step it takes to the last."""
 
@@ -218,7 +209,7 @@ class Session:
             num_updates = await self._run.critic.expect(num_updates)
             await trainer.actor.call(ActorWorker.expect, num_updates)
             await self._continue(origin)
-            _keep_rewards(self._run.plan, self._run_dir)
+            write_rewards(self._run_dir, self._run.plan)
             self._terminal.begin(self.total_steps, trainer.progress.step)
             await self._prepare_first_step()
             await self._finish_step()

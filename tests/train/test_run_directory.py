@@ -1,6 +1,7 @@
 """The directory of a run: names, refusal, the lock, and what changed since."""
 
 import logging
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ import pytest
 from rlcore.config import load_config
 from rlcore.errors import CheckpointError, ConfigError, RewardError, WorkerError
 from rlcore.plugins.planning import plan_run
+from rlcore.report.files import FileOperations, write_atomically
+from rlcore.report.metrics import MetricsLog
 from rlcore.testing.null import SETTINGS
 from rlcore.train.run_dir import (
     LOCK,
@@ -193,9 +196,41 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path, place: str)
     (tmp_path / "a file").touch()
     with pytest.raises(ConfigError, match=r"^train\.dir: the run directory '.*run' cannot be made \(.*choose another$"):
         open_directory(tmp_path / place / "run", resume=False)
+    settings = {"model.path": "m", "data.sources.a.path": "a.jsonl", "reward.functions.b.fn": "b.py:b"}
+    loaded = load_config([{**settings, "train.dir": str(tmp_path / place)}], [], [])
+    with pytest.raises(ConfigError, match=r"^train\.dir: the run directory .* cannot be made \("):
+        choose_directory(loaded, resume=False)
 
 
-def test_a_plan_that_the_disk_does_not_take_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / ".config.yaml.tmp").symlink_to("/dev/full")
+def test_a_plan_that_the_disk_does_not_take_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object, path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FileOperations, "write", refuse)
     with pytest.raises(CheckpointError, match=r"config\.yaml': records cannot be written: .*No space left"):
         write_plan(tmp_path, plan_run([], SETTINGS, ["null"]))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["link", "pipe", "leftover"])
+def test_what_has_the_name_of_a_temporary_file_is_replaced_and_not_written_to(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "precious").write_text("kept")
+    temporary = tmp_path / ".plan.json.tmp"
+    if kind == "link":
+        temporary.symlink_to("precious")
+    elif kind == "pipe":
+        os.mkfifo(temporary)
+    else:
+        temporary.write_text("half")
+    write_atomically(tmp_path / "plan.json", b"{}")
+    assert (tmp_path / "plan.json").read_text() == "{}"
+    assert not (tmp_path / "plan.json").is_symlink()
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert not os.path.lexists(temporary)
+
+
+def test_a_directory_in_place_of_a_temporary_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / ".metrics.jsonl.tmp").mkdir()
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl': records cannot be written"):
+        MetricsLog(tmp_path).cut_back(0)
