@@ -96,9 +96,10 @@ def head_chunks(spec: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": found}
 
 
-def run(spec: dict[str, Any]) -> dict[str, Any]:
-    """Steps of a real run: times, tokens per second, differences of log-probs, memory planned and seen over time."""
-    return asyncio.run(_run(spec))
+def runs(spec: dict[str, Any]) -> dict[str, Any]:
+    """By rows at a time, steps of a real run: times, tokens per second, differences of log-probs between sampler and
+    trainer, memory planned and seen over time."""
+    return {str(rows): asyncio.run(_run(spec | {"rows": rows, "groups": max(1, rows // 16)})) for rows in spec["rows"]}
 
 
 async def _run(spec: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +232,7 @@ def _rows_of_a_group(samples: int, prompt: int, length: int) -> Any:
 PARTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "attention": attention,
     "head_chunks": head_chunks,
-    "run": run,
+    "runs": runs,
 }
 
 

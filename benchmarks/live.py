@@ -8,6 +8,7 @@ from typing import Any
 
 from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
+from rlcore.train.callbacks import Callbacks
 from rlcore.train.session import Session, load_data
 from rlcore.train.signals import StopRequest
 from rlcore.train.trainer import Trainer
@@ -23,7 +24,7 @@ async def live(
     prompts, heldout = load_data(plan.config)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         async with launch(plan, run_dir) as run:
-            session = Session(plan, run_dir, run, prompts, heldout, StopRequest(finish_step=False))
+            session = Session(plan, run_dir, run, prompts, heldout, StopRequest(finish_step=False), Callbacks())
             trainer = session._trainer  # `Session.train` takes all steps at once; a benchmark takes them one by one
             try:
                 trainer.start()

@@ -21,6 +21,7 @@ from force_lengths import with_forced_lengths
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+QUIET = {"report_to": [], "logging_strategy": "no", "save_strategy": "no", "disable_tqdm": True}
 COLOCATED = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
 """TRL's settings for vLLM on the trainer's device."""
 
@@ -105,10 +106,7 @@ class TrlSide:
             temperature=1.0,
             shuffle_dataset=False,
             seed=spec["seed"],
-            report_to=[],
-            logging_strategy="no",
-            save_strategy="no",
-            disable_tqdm=True,
+            **QUIET,
             model_init_kwargs={"dtype": spec["dtype"]},
             **(COLOCATED if spec.get("vllm") else {}),
         )
