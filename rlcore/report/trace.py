@@ -5,6 +5,7 @@ docs/run-directory.md describes it. The file is a JSON array at all times: a ste
 
 import json
 from collections.abc import Generator, Iterable, Iterator
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ Event = dict[str, Any]
 
 
 class TraceLog:
-    """Appends the spans of a step. Those on one thread never overlap: each takes the first that is free."""
+    """Appends the spans of a step. Those on one thread never overlap: each takes one that is free."""
 
     def __init__(self, run_dir: Path, unix_offset: float) -> None:
         """`unix_offset`: seconds to add to a span's times for those since 1970."""
@@ -43,21 +44,20 @@ class TraceLog:
                 self._path.replace(self._path.with_name(OLDER_TRACE))
                 self._forget()
             found = list(self._events(step, spans, ended.num_left_out))
-            self._append([redact(json.dumps(event, separators=(",", ":"))) for event in found])
+            self._append(redact(_lines(found)))
 
     def cut_back(self, step: int) -> None:
         """Drop events of later steps, and a torn end: a resumed run writes them again."""
         for path in (self._path.with_name(OLDER_TRACE), self._path):
             if path.is_file():
                 events = [event for event in _read(path) if event["args"].get("step", 0) <= step]
-                lines = [json.dumps(event, separators=(",", ":")) for event in events]
-                write_atomically(path, (_BEGIN + _BETWEEN.join(lines) + _END).encode())
+                write_atomically(path, (_BEGIN + _lines(events) + _END).encode("utf-8", "replace"))
                 self._forget()
                 for event in events:
                     self._remember(event)
 
-    def _append(self, lines: list[str]) -> None:
-        end = (_BETWEEN.join(lines) + _END).encode()
+    def _append(self, lines: str) -> None:
+        end = (lines + _END).encode("utf-8", "replace")
         if not self._path.exists():
             self._path.write_bytes(_BEGIN.encode() + end)
             return
@@ -72,7 +72,8 @@ class TraceLog:
         """Nothing is in the file."""
         self._processes: dict[str, int] = {}
         self._threads: dict[tuple[int, str], int] = {}
-        self._free_from: dict[tuple[int, str], float] = {}
+        self._lanes: dict[tuple[int, str], list[tuple[float, int]]] = {}
+        """Heaps of (when it is free, its number), by process and name of a thread."""
 
     def _remember(self, event: Event) -> None:
         """Use the names that the file has."""
@@ -113,14 +114,11 @@ class TraceLog:
             yield {"name": name, "cat": STEP, "ph": "i", "s": "g", "ts": at, "pid": pid, "tid": tid, "args": args}
 
     def _lane(self, pid: int, thread: str, began: float, ended: float) -> str:
-        """The name of the first thread that is free."""
-        number = 1
-        while True:
-            name = thread if number == 1 else f"{thread} ({number})"
-            if self._free_from.get((pid, name), began) <= began:
-                self._free_from[pid, name] = ended
-                return name
-            number += 1
+        """The name of the thread that has been free for longest, or of a further one."""
+        lanes = self._lanes.setdefault((pid, thread), [])
+        number = heappop(lanes)[1] if lanes and lanes[0][0] <= began else len(lanes) + 1
+        heappush(lanes, (ended, number))
+        return thread if number == 1 else f"{thread} ({number})"
 
     def _process(self, name: str) -> Generator[Event, None, int]:
         """The number of a process, which is named before its first event."""
@@ -138,6 +136,10 @@ class TraceLog:
             tid = self._threads[pid, name] = len(self._threads) + 1
             yield {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
         return self._threads[pid, name]
+
+
+def _lines(events: list[Event]) -> str:
+    return _BETWEEN.join([json.dumps(event, separators=(",", ":")) for event in events])
 
 
 def _place(kind: str, who: str) -> tuple[str, str]:

@@ -102,11 +102,14 @@ def test_a_file_that_is_no_status_is_an_error_of_one_line(tmp_path: Path, text: 
         read_status(tmp_path)
 
 
-def test_a_field_of_another_type_is_an_error_and_an_unknown_one_is_none(tmp_path: Path) -> None:
+def test_a_field_of_another_type_or_a_schema_of_the_future_is_an_error_and_a_new_field_is_none(tmp_path: Path) -> None:
     write_status(tmp_path, status_of(working(), began=time.time()))
     record = json.loads((tmp_path / STATUS).read_text())
     (tmp_path / STATUS).write_text(json.dumps(record | {"new": 1}))
     assert read_status(tmp_path) is not None
+    (tmp_path / STATUS).write_text(json.dumps(record | {"schema": 2}))
+    with pytest.raises(ConfigError, match="its schema is 2; this rlcore reads 1"):
+        read_status(tmp_path)
     (tmp_path / STATUS).write_text(json.dumps(record | {"step": "12"}))
     with pytest.raises(ConfigError, match="step is '12'"):
         read_status(tmp_path)
@@ -118,12 +121,12 @@ def test_a_status_is_written_only_when_something_has_changed(tmp_path: Path, mon
     activity = working()
     with StatusWriter(tmp_path, activity, looks.append).running():
         wait_until(lambda: len(looks) > 5)
-        before = (tmp_path / STATUS).stat().st_ino
+        before = (tmp_path / STATUS).stat().st_mtime_ns
         num_looks = len(looks)
         wait_until(lambda: len(looks) > num_looks + 5)
-        assert (tmp_path / STATUS).stat().st_ino == before
+        assert (tmp_path / STATUS).stat().st_mtime_ns == before
         activity.updated += 1
-        wait_until(lambda: (tmp_path / STATUS).stat().st_ino != before)
+        wait_until(lambda: (tmp_path / STATUS).stat().st_mtime_ns != before)
 
 
 def test_a_disk_that_is_full_ends_no_run_and_is_said_once(
@@ -139,7 +142,7 @@ def test_a_disk_that_is_full_ends_no_run_and_is_said_once(
 def test_outside_a_run_work_is_told_to_nothing_that_is_read() -> None:
     activity = current_activity()
     activity.end(activity.begin(REWARD, "judge"))
-    assert activity.take() == ([], 0)
+    assert activity.take().spans() == []
 
 
 SLOW_REWARD = """
