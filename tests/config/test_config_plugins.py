@@ -110,7 +110,7 @@ def test_adapters_have_a_learning_rate_of_their_own_by_default() -> None:
 def test_the_presets_differ_as_their_papers_do() -> None:
     algo = {name: load(f"algo.preset={name}").config.algo for name in PRESETS}
     assert algo["ppo"].advantage == "gae"
-    assert (algo["dr_grpo"].aggregation, algo["dr_grpo"].aggregation_constant) == ("token_sum_constant", 256.0)
+    assert (algo["dr_grpo"].aggregation, algo["dr_grpo"].aggregation_constant) == ("token_sum_constant", 512.0)
     assert (algo["dapo"].dynamic_sampling, algo["dapo"].overlong, algo["dapo"].clip_high) == (True, "penalty", 0.28)
     assert algo["rloo"].aggregation == "seq_mean_token_sum"
     assert algo["reinforce_pp"].advantage == "reinforce_pp"

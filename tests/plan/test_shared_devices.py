@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rlcore_view import StepFacts, Watch
 
 from rlcore import PlanError
 from rlcore.cluster.worker_context import cluster_context, context_of
@@ -15,7 +16,7 @@ from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
-from rlcore.train.trainer import Trainer
+from rlcore.types import plain
 
 VLLM = ("rollout.backend=vllm", "plugins.vllm={}")
 
@@ -42,17 +43,11 @@ def test_a_copy_of_the_weights_that_samples_another_policy_is_told_of_whatever_i
     hooks, loaded = configure(
         [], [*SETTINGS, f"rollout.backend={backend}", f"rollout.warn_logprob_diff={limit}"], ["null"]
     )
-    plan, warnings = make_plan(loaded, hooks, Facts(cpus=2)), list[str]()
-    trainer: Any = SimpleNamespace(
-        config=plan.config,
-        run=SimpleNamespace(plan=plan),
-        progress=SimpleNamespace(step=3),
-        sinks=SimpleNamespace(terminal=SimpleNamespace(warn=warnings.append)),
-    )
-    Trainer._check_sampler(trainer, {"policy/rollout_logprob_diff": difference})
+    plan = make_plan(loaded, hooks, Facts(cpus=2))
+    found = Watch(plain(plan.loaded.saved)).step(StepFacts(3, {"policy/rollout_logprob_diff": difference}))
     assert [
-        f"step 3: log-probs of rollout.backend={backend} and of the actor differ by 0.06 per token" in line
-        for line in warnings
+        f"log-probs of rollout.backend={backend} and of the actor differ by 0.06 per token" in finding.evidence
+        for finding in found
     ] == [True] * warned
 
 

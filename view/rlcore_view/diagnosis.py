@@ -404,7 +404,7 @@ def _rounded_away(history: History) -> Finding | None:
 
 
 def half_a_step(dtype: object) -> float | None:
-    """The most that is rounded away: half the distance of two neighbours of `SMALL_WEIGHT` in a half-precision format."""
+    """The most of `SMALL_WEIGHT` that is rounded away, half the distance of its neighbours; None in full precision."""
     bits = HALF_BITS.get(str(dtype))
     return None if bits is None else SMALL_WEIGHT * 2.0 ** -(bits + 1)
 
