@@ -33,6 +33,8 @@ def run(arguments: Sequence[str]) -> int:
         "--from-start", action="store_true", help="with --resume: begin with step 1 if no checkpoint can be used"
     )
     parser.add_argument("--dry-run", action="store_true", help="show the plan and stop")
+    if {"-h", "--help"} & set(arguments):
+        parser.add_keys_that_matter()
     parsed = parser.parse(arguments)
     settings = settings_of(parsed)
     if parsed.from_start and not parsed.resume:
