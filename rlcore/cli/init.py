@@ -115,11 +115,11 @@ def _try(directory: Path) -> None:
     if test is None or test.code:
         last = (test.errors.strip().splitlines() if test else []) or [f"it was not done after {CHECK_S} s"]
         raise ConfigError(f"init: the test of '{directory / 'reward.py'}' failed: {last[-1]}")
-    from rlcore.cli.plan import show
+    from rlcore.cli.plan import show_with_data
     from rlcore.plugins.planning import plan_run
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            show(plan_run([directory / "config.yaml"], []), origins=False)
+            show_with_data(plan_run([directory / "config.yaml"], []), origins=False)
     except RlcoreError as error:
         raise ConfigError(f"init: wrote '{directory}', whose plan is refused: {error}") from error

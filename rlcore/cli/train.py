@@ -49,9 +49,9 @@ def _train(parsed: argparse.Namespace, settings: Settings) -> int:
 
     plan = plan_run(settings.files, settings.overrides, settings.plugins)
     if parsed.dry_run:
-        from rlcore.cli.plan import show
+        from rlcore.cli.plan import show_with_data
 
-        show(plan, origins=False)
+        show_with_data(plan, origins=False)
         return 0
 
     _note_slow_steps(plan)
