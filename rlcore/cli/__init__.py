@@ -17,9 +17,10 @@ from rlcore.cli.endings import refuse_early_ends
 from rlcore.errors import ConfigError, RlcoreError, boundary, describe, nearest
 
 COMMANDS = {
+    "init": "write a project: data, a reward with its test, a configuration",
     "train": "train as a configuration says, or continue a run",
     "plan": "show what a run would consist of; starts nothing",
-    "config": "show every value of a configuration and where it comes from",
+    "config": "show every value of a configuration and where it comes from, or explain a key",
     "resume": "continue a run by its own configuration",
     "eval": "evaluate a model or a checkpoint on held-out prompts",
     "chat": "talk to the weights of a run",
@@ -27,9 +28,11 @@ COMMANDS = {
     "export": "write a checkpoint as a model directory for others",
     "where": "say what runs do at the moment, and what their samples wait for",
     "view": "show a run as one HTML file, find samples in it, say why nothing is learned",
+    "runs": "list runs: state, step, last metrics, disk",
     "plugins": "list what is installed and what it offers, or check it",
 }
-"""Each is the module `rlcore.cli.<name>` with `run(arguments) -> exit code`."""
+"""Each is the module `rlcore.cli.<name>`, or that of MODULES, with `run(arguments) -> exit code`."""
+MODULES = {"runs": "run_list"}
 
 ERROR, INTERRUPTED, BUG = 2, 130, 1
 
@@ -101,7 +104,7 @@ def _command(arguments: list[str]) -> int:
         os.getcwd()
     except OSError as cause:
         raise ConfigError(f"the working directory is gone ({describe(cause)}); needs one; change to another") from cause
-    code: int = import_module(f"rlcore.cli.{name}").run(rest)
+    code: int = import_module(f"rlcore.cli.{MODULES.get(name, name)}").run(rest)
     return code
 
 

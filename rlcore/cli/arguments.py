@@ -42,6 +42,18 @@ class Parser(argparse.ArgumentParser):
             help="enable a plugin, by name or as a .py file; short for plugins.NAME={}",
         )
 
+    def add_keys_that_matter(self) -> None:
+        """Name the keys of a first run, with their defaults, at the end of the help."""
+        from rlcore.config.explain import KEYS_THAT_MATTER, summary
+
+        rows = [(key, *summary(key)) for key in KEYS_THAT_MATTER]
+        width = max(len(f"{key}={default}") for key, default, _ in rows)
+        lines = [f"  {f'{key}={default}':<{width}}  {meaning}" for key, default, meaning in rows]
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
+        self.epilog = "\n".join(
+            ["keys that matter, with their defaults (`rlcore config KEY` explains any of them):", *lines]
+        )
+
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The parsed arguments; options may stand between positionals."""
         return self.parse_intermixed_args(list(arguments))

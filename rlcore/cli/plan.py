@@ -1,7 +1,7 @@
 """`rlcore plan`: what a run would consist of, decided and printed before anything starts."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rlcore.cli.arguments import Parser, settings_of
@@ -46,24 +46,35 @@ def run(arguments: Sequence[str]) -> int:
         origins = {"origins": {key: by for key, _, by in _origins(plan)}} if parsed.origins else {}
         answer(json.dumps(plan_to_json(plan) | origins, indent=1))
     else:
-        show(plan, parsed.origins)
+        show_with_data(plan, parsed.origins)
     return 0
 
 
 def show(plan: "RunPlan", origins: bool) -> None:
+    """Print the plan as tables."""
+    _print(_tables(plan, origins), plan.notes)
+
+
+def show_with_data(plan: "RunPlan", origins: bool) -> None:
     """Print the plan as tables, with what its data holds. ConfigError for data that training would refuse."""
-    from rlcore.cli.console import say, stdout
     from rlcore.plan.step_time import expected_step_time, slow_step_note
     from rlcore.runtime.data_preview import preview_data
 
     data = preview_data(plan)
     time = expected_step_time(plan, data.longest_tokens)
+    tables = (*_tables(plan, origins), _data(data), _expected(plan, data, time))
+    _print(tables, (*plan.notes, *data.notes, slow_step_note(plan, time)))
+
+
+def _print(tables: "Iterable[Table]", notes: Sequence[str]) -> None:
+    from rlcore.cli.console import say, stdout
+
     console = stdout()
-    for table in (*_tables(plan, origins), _data(data), _expected(plan, data, time)):
+    for table in tables:
         if table.row_count:
             console.print(table)
             console.print()
-    for note in (*plan.notes, *data.notes, slow_step_note(plan, time)):
+    for note in notes:
         if note:
             say(console, f"note: {note}")
 

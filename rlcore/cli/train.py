@@ -33,6 +33,8 @@ def run(arguments: Sequence[str]) -> int:
         "--from-start", action="store_true", help="with --resume: begin with step 1 if no checkpoint can be used"
     )
     parser.add_argument("--dry-run", action="store_true", help="show the plan and stop")
+    if {"-h", "--help"} & set(arguments):
+        parser.add_keys_that_matter()
     parsed = parser.parse(arguments)
     settings = settings_of(parsed)
     if parsed.from_start and not parsed.resume:
@@ -47,9 +49,9 @@ def _train(parsed: argparse.Namespace, settings: Settings) -> int:
 
     plan = plan_run(settings.files, settings.overrides, settings.plugins)
     if parsed.dry_run:
-        from rlcore.cli.plan import show
+        from rlcore.cli.plan import show_with_data
 
-        show(plan, origins=False)
+        show_with_data(plan, origins=False)
         return 0
 
     _note_slow_steps(plan)

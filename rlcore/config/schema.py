@@ -57,6 +57,8 @@ def wanted(hint: Any) -> str:
         return f"one of {', '.join(member.name for member in hint)}"
     if get_origin(hint) in (tuple, list):
         return f"a list like [x, y], each of them {wanted(get_args(hint)[0])}"
+    if get_origin(hint) is dict:
+        return "keys with values below it, such as {x: 1}"
     members = _members(hint)
     return " or ".join(wanted(member) for member in members) if len(members) > 1 else _WORDS.get(hint, "another type")
 

@@ -37,7 +37,7 @@ class SourceConfig:
     """One source of prompts."""
 
     path: str = ""
-    """A local .jsonl, .parquet or .csv file, or a name for `datasets.load_dataset`."""
+    """A local .jsonl, .json, .parquet or .csv file, or a name for `datasets.load_dataset`: docs/data.md."""
     task: str = ""
     """A `reasoning_gym` task such as chain_sum, instead of `path`."""
     split: str = "train"
@@ -57,9 +57,11 @@ class SourceConfig:
     limit: int = option(0, at_least=0)
     """Use the first N rows only; 0: all."""
     prompt_column: str = ""
-    """Column of the prompt, a string or messages; empty: prompt, messages or question, whichever exists."""
+    """Column of the prompt, a string or messages; empty: prompt, messages or question, whichever exists. A dotted name
+    is a path into a column of objects."""
     answer_column: str = ""
-    """Column of the answer; empty: answer, solution or ground_truth, whichever exists."""
+    """Column of the answer, such as reward_model.ground_truth; empty: answer, solution, ground_truth or verl's
+    reward_model.ground_truth, whichever exists."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the reasoning_gym task or of `load_dataset`."""
 

@@ -54,3 +54,10 @@ def rollout_on_gpus() -> tuple[tuple[str, str, str], ...]:
     """(plugin, rollout backend, library that it needs) of those that are made for GPUs, the best first."""
     found = [package for package in _catalog()["package"] if "rollout_on_gpus" in package]
     return tuple((package["plugin"], package["rollout_on_gpus"], package["library"]) for package in found)
+
+
+def library_of(plugin: str) -> str:
+    """The heavy library that a first-party plugin is about; '' for any other plugin."""
+    return next(
+        (str(package.get("library", "")) for package in _catalog()["package"] if package["plugin"] == plugin), ""
+    )

@@ -1,7 +1,9 @@
 """Reads the data of a plan, as far as that takes a moment: rows, columns, steps per epoch, the longest prompt."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlcore.config import SourceConfig
@@ -11,6 +13,7 @@ from rlcore.data.conversation import text_of
 from rlcore.data.rows import JSON, JSON_LINES, check_path
 from rlcore.data.tokenizer import BYTES, require_directory
 from rlcore.plan import RunPlan
+from rlcore.plan.catalog import install_hint, library_of
 from rlcore.runtime.data_check import check_data
 from rlcore.types import Prompt
 
@@ -76,8 +79,18 @@ def preview_data(plan: RunPlan) -> DataPreview:
         sources=(*_previews(plan, "data.sources", prompts), *_previews(plan, "eval.sources", heldout)),
         unread=tuple(unread),
         steps_per_epoch=num_prompts // config.train.prompts_per_step if whole else None,
-        notes=tuple(check_data(plan, prompts, heldout)) if whole else (),
+        notes=(*missing_libraries(plan), *(check_data(plan, prompts, heldout) if whole else ())),
     )
+
+
+def missing_libraries(plan: RunPlan) -> list[str]:
+    """Notes on enabled plugins whose library this Python does not have, with the command that installs it."""
+    return [
+        f"{library} is not installed in this Python, and the workers of plugin '{provider.plugin}' need it: "
+        f"{install_hint(provider.plugin)}"
+        for provider in plan.plugins
+        if (library := library_of(provider.plugin)) and library not in sys.modules and find_spec(library) is None
+    ]
 
 
 def _is_quick(source: SourceConfig, who: str) -> bool:

@@ -124,25 +124,20 @@ def removed_without_results(directory: Path, made: bool) -> Iterator[None]:
     `made`: this start has made all that is in it; else it stays. It stays, too, where a worker failed or a bug showed:
     that may have been hours later, with the terminal gone.
     """
-    keeps = made is False
     try:
         yield
-    except RlcoreError as error:
-        keeps = keeps or isinstance(error, WorkerError) or _log_has_causes(directory)
-        raise
-    except Exception:
-        keeps = True
-        raise
     finally:
-        if not keeps and not has_results(directory):
+        error = sys.exception()
+        is_told = error is None or (isinstance(error, RlcoreError) and not isinstance(error, WorkerError))
+        if made and is_told and not has_results(directory) and not (error and _log_has_causes(directory)):
             shutil.rmtree(directory, ignore_errors=True)
 
 
 def _log_has_causes(directory: Path) -> bool:
     with suppress(OSError):
         lines = (directory / LOG).read_text("utf-8", "replace").splitlines()
-        told = [line for line in lines if ENDED not in line]
-        return any(level in line for line in told for level in (" WARNING ", " ERROR ", " CRITICAL "))
+        others = [line for line in lines if ENDED not in line]
+        return any(level in line for line in others for level in (" WARNING ", " ERROR ", " CRITICAL "))
     return False
 
 

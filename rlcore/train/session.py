@@ -40,7 +40,7 @@ from rlcore.train.run_dir import (
     write_plan,
     write_rewards,
 )
-from rlcore.train.saving import Saver
+from rlcore.train.saving import Saver, how_to_load
 from rlcore.train.signals import Stopped, StopRequest
 from rlcore.train.trainer import Progress, Sinks, Trainer
 from rlcore.train.window import CheckPrompt, fits, window_of
@@ -329,15 +329,3 @@ class Session:
             say(f"checkpoint: {result.checkpoint}")
             for line in how_to_load(result.checkpoint):
                 say(line)
-
-
-def how_to_load(path: Path) -> list[str]:
-    """What opens the model of a checkpoint; empty where it is not one of transformers."""
-    if (path / "model" / "config.json").is_file():
-        return [f'load it with: AutoModelForCausalLM.from_pretrained("{path / "model"}")']
-    if (path / "adapter").is_dir():
-        return [
-            f"write the whole model with: rlcore export {path} DIRECTORY",
-            f'load the adapter with: peft.AutoPeftModelForCausalLM.from_pretrained("{path / "adapter"}")',
-        ]
-    return []

@@ -10,6 +10,7 @@ import pytest
 from rlcore.data import load_prompts
 from rlcore.errors import ConfigError
 from rlcore.plugins.planning import plan_run
+from rlcore.runtime import data_preview
 from rlcore.runtime.data_check import check_data
 from rlcore.testing.runs import run_settings
 
@@ -107,3 +108,11 @@ def test_prompts_that_end_with_the_assistants_message_are_noted(tmp_path: Path) 
 def test_rows_that_repeat_within_a_step_are_noted(tmp_path: Path) -> None:
     [note] = notes(tmp_path, PLAIN, "train.prompts_per_step=5")
     assert "the sources hold 4 prompts" in note
+
+
+def test_a_plan_notes_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(data_preview, "library_of", lambda plugin: "surely_not_here" if plugin == "null" else "")
+    monkeypatch.setattr(data_preview, "install_hint", lambda plugin: "`pip install it`")
+    [note] = data_preview.missing_libraries(plan_run([run_settings(tmp_path, 4)], [], ["null"]))
+    assert note.startswith("surely_not_here is not installed in this Python")
+    assert note.endswith("`pip install it`")

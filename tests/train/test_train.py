@@ -14,7 +14,7 @@ from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.train import Start, Stopped, TrainResult, checkpoint, run_training, train
-from rlcore.train.session import how_to_load
+from rlcore.train.saving import how_to_load
 
 REWARDS = """
 def fails_for_two(completions, **columns):

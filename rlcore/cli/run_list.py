@@ -1,0 +1,158 @@
+"""`rlcore runs`: lists runs with state, step, last metrics and disk; removes starts that nothing came of."""
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlcore.cli.arguments import Parser
+from rlcore.cli.console import answer
+from rlcore.errors import ConfigError, RlcoreError
+from rlcore.report.metrics import METRICS, TRAJECTORIES, read
+from rlcore.report.status import LOCK, RUNNING, is_held, read_status
+
+SHOWN = {"reward/mean": "reward", "completion/length_mean": "length"}
+"""Metrics of the last step that the list shows, with their headings."""
+NOT_BEGUN = "not begun"
+MARKS = ("plan.json", LOCK)
+"""A directory without config.yaml and one of these was not written by a start."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run."""
+
+    name: str
+    path: str
+    state: str
+    """running, finished, stopped, failed, killed, or not begun: no step, evaluation or checkpoint."""
+    step: int
+    steps: int
+    """The last step of the run; 0: not known."""
+    metrics: dict[str, float]
+    """Of the last record that has them."""
+    evaluation: dict[str, float]
+    """Mean rewards of held-out prompts, of the last evaluation."""
+    disk_bytes: int
+    changed: float
+    """When metrics or log last changed, in seconds since 1970."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the list, the newest run last; or remove the starts that nothing came of."""
+    parser = Parser("runs", "List the runs below a directory: state, step, last metrics, disk.")
+    parser.add_argument("directory", nargs="?", type=Path, default=Path("runs"), help="train.dir; default: runs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--prune-failed",
+        action="store_true",
+        help="remove starts that nothing came of: no step, no evaluation, no checkpoint, and no process on them",
+    )
+    parsed = parser.parse(arguments)
+    rows = list_runs(parsed.directory)
+    if parsed.prune_failed:
+        for row in rows:
+            if row.state == NOT_BEGUN and not is_held(Path(row.path)):
+                shutil.rmtree(row.path)
+                answer(f"removed {row.path}")
+        rows = [row for row in rows if row.state != NOT_BEGUN]
+    if parsed.json:
+        answer(json.dumps([asdict(row) for row in rows], indent=1))
+    else:
+        _show(rows)
+    return 0
+
+
+def list_runs(directory: Path) -> list[RunRow]:
+    """The runs in the directory, the one that changed last at the end; ConfigError where there is no such directory."""
+    if not directory.is_dir():
+        raise ConfigError(f"runs: there is no directory '{directory}'; name the train.dir of your runs")
+    found = [path for path in directory.iterdir() if not path.is_symlink() and _is_run(path)]
+    return sorted((_row(path) for path in found), key=lambda row: row.changed)
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and (path / LOCK).is_file() and any((path / mark).is_file() for mark in MARKS)
+
+
+def _row(path: Path) -> RunRow:
+    records = []
+    with suppress(RlcoreError):  # a damaged line is for who reads the run
+        records = read(path)
+    last = {name: value for record in records for name, value in record.items()}
+    step = max((int(record["step"]) for record in records), default=0)
+    state, steps = _state(path, step)
+    return RunRow(
+        name=path.name,
+        path=str(path),
+        state=state,
+        step=step,
+        steps=steps,
+        metrics={name: last[name] for name in SHOWN if name in last and math.isfinite(last[name])},
+        evaluation={
+            name.removeprefix("eval/").removesuffix("/mean"): value
+            for name, value in last.items()
+            if name.startswith("eval/") and name.endswith("/mean") and math.isfinite(value)
+        },
+        disk_bytes=_disk_bytes(path),
+        changed=max(_changed(path / name) for name in (".", METRICS, "log.txt")),
+    )
+
+
+def _state(path: Path, step: int) -> tuple[str, int]:
+    """(state, last step of the run)."""
+    known = None
+    with suppress(RlcoreError):
+        known = read_status(path)
+    steps = known[0].steps if known else 0
+    if is_held(path):
+        return RUNNING, steps
+    if step == 0 and not _has_results(path):
+        return NOT_BEGUN, steps
+    if known is None:
+        return "unknown", steps
+    return ("killed" if known[0].state == RUNNING else known[0].state), steps
+
+
+def _has_results(path: Path) -> bool:
+    records = path / METRICS
+    kept = [inner for name in (TRAJECTORIES, "checkpoints") for inner in (path / name).glob("*")]
+    return bool(kept) or (records.is_file() and records.stat().st_size > 0)
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0.0
+
+
+def _disk_bytes(path: Path) -> int:
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):  # a run that goes on removes what it has written
+                total += os.lstat(os.path.join(directory, name)).st_size
+    return total
+
+
+def _show(rows: Sequence[RunRow]) -> None:
+    from rlcore.cli.console import stdout, table
+    from rlcore.report.standing import duration
+
+    lines = [
+        (
+            row.name,
+            row.state,
+            f"{row.step}/{row.steps}" if row.steps else str(row.step),
+            *(f"{row.metrics[name]:.4g}" if name in row.metrics else "-" for name in SHOWN),
+            ", ".join(f"{name} {value:.3f}" for name, value in row.evaluation.items()) or "-",
+            f"{row.disk_bytes / 2**20:.1f} MiB",
+            f"{duration(time.time() - row.changed)} ago",
+        )
+        for row in rows
+    ]
+    headings = ("run", "state", "step", *SHOWN.values(), "held out", "disk", "changed")
+    stdout().print(table("runs", headings, lines))

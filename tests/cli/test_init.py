@@ -1,0 +1,89 @@
+"""`rlcore init`: what it writes trains, its commands were run, and a name that cannot serve is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcore.cli import main
+from rlcore.data import load_prompts, refuse_overlap
+from rlcore.plugins.planning import plan_run
+from rlcore.train import train
+
+NULL = (
+    "model.tokenizer=bytes", "actor.backend=null", "rollout.backend=null", "train.max_steps=2", "eval.every_steps=1",
+    "eval.max_tokens=2", "reward.functions.correct.children=1",
+)  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A project in the working directory, with what `init` printed in out.txt."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "spelling", "--model", "Some/model"]) == 0
+    (tmp_path / "out.txt").write_text(capsys.readouterr().out)
+    return tmp_path / "spelling"
+
+
+def test_the_project_has_data_a_reward_with_its_test_and_a_configuration(project: Path) -> None:
+    assert {path.name for path in project.iterdir() if path.is_file()} == {
+        "train.jsonl", "held.jsonl", "reward.py", "test_reward.py", "config.yaml",
+    }  # fmt: skip
+    assert "@" not in "".join(path.read_text() for path in project.iterdir() if path.is_file())
+    config = plan_run([project / "config.yaml"], []).config
+    refuse_overlap(load_prompts(config.data.sources, config.data), load_prompts(config.eval.sources, config.data))
+    assert config.model.path == "Some/model"
+    keys = [line for line in (project / "config.yaml").read_text().splitlines() if "#" in line[1:]]
+    assert 10 <= len(keys) <= 16
+
+
+def test_the_printed_commands_do_what_they_say(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (project.parent / "out.txt").read_text().splitlines()
+    test, plan, run = (line.strip() for line in lines[-3:])
+    done = subprocess.run([sys.executable, test.split()[1]], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "the reward's test passed\n"
+    assert main(plan.split()[1:]) == 0
+    assert "data.sources.train" in capsys.readouterr().out
+    assert run == "rlcore train spelling/config.yaml"
+
+
+def test_what_it_writes_trains_with_its_canary(project: Path) -> None:
+    result = train(project / "config.yaml", *NULL, plugins=["null"])
+    assert (result.steps, len(result.evaluations)) == (2, 3)
+
+
+def test_a_reward_whose_test_fails_is_not_handed_out(project: Path) -> None:
+    (project / "reward.py").write_text((project / "reward.py").read_text().replace("return 1.0", "return 0.5"))
+    done = subprocess.run([sys.executable, project / "test_reward.py"], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("taken", "'taken' exists; choose another name"),
+        ("json", "is a module of the standard library"),
+        ("rlcore", "is a module of rlcore"),
+        ("3d", "is not a Python identifier"),
+        ("my-task", "is not a Python identifier"),
+        ("class", "is not a Python identifier"),
+        ("gone/task", "there is no directory 'gone'"),
+    ],
+)
+def test_a_name_that_cannot_serve_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").touch()
+    assert main(["init", name]) == 2
+    assert words in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_the_sizes_suit_the_machine(project: Path) -> None:
+    text = (project / "config.yaml").read_text()
+    assert "max_tokens: 16 " in text or "max_tokens: 64 " in text
+    rows = [json.loads(line) for line in (project / "train.jsonl").read_text().splitlines()]
+    assert len(rows) >= plan_run([project / "config.yaml"], []).config.train.prompts_per_step
