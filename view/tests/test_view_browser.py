@@ -350,6 +350,14 @@ def test_an_expression_finds_what_the_command_finds(
     assert count == found == sum(map(query.parse(where), run.samples))
 
 
+@pytest.mark.parametrize(
+    ("where", "found"), [("reward < 1", 0), ("reward > -1", 0), ("-reward < 1", 0), ("step < 2", 1)]
+)
+def test_a_comparison_with_a_number_that_is_missing_is_false(browser: Any, show: Show, where: str, found: int) -> None:
+    show(run_of([sample(1, 0, 0, None)]), f"#/samples?where={where.replace(' ', '+')}")
+    assert f"{found} of 1 samples" in text_of(browser)
+
+
 def test_a_page_of_ten_thousand_samples_opens(browser: Any, show: Show, tmp_path: Path) -> None:
     samples = [
         sample(
