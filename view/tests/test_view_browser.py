@@ -281,8 +281,8 @@ def test_the_timeline_has_a_bar_per_event_coloured_by_version(browser: Any, show
         "return [...document.querySelectorAll('.track')].map((track) => [track.querySelector('.name').textContent,"
         " [...track.querySelectorAll('i')].map((bar) => [bar.title, bar.style.left, bar.style.background])])"
     )
-    assert [(name, len(found)) for name, found in bars] == [("all/0", 3), ("actor", 1)]
-    [[first, left, colour], [_, later, other], [judge, *_]] = bars[0][1]
+    assert [(name, len(found)) for name, found in bars] == [("actor", 1), ("all/0", 3)]
+    [[first, left, colour], [_, later, other], [judge, *_]] = bars[1][1]
     assert (first, left, later) == ("generate: 2 s from 0 s, weights of version 0", "0%", "20%")
     assert judge == "judge: 1 s from 4 s"
     assert colour != other

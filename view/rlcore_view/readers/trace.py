@@ -76,8 +76,8 @@ def _event(record: Mapping[str, Any], rows: Mapping[tuple[Any, Any], str]) -> Ev
     start, length = number_or_none(record.get("ts")), number_or_none(record.get("dur"))
     if record.get("ph") != "X" or start is None or length is None:
         return None
-    given, name, kind = record.get("args"), str(record.get("name", "")), str(record.get("cat", ""))
-    args: Mapping[str, Any] = given if isinstance(given, dict) else {}
+    raw_args, name, kind = record.get("args"), str(record.get("name", "")), str(record.get("cat", ""))
+    args: Mapping[str, Any] = raw_args if isinstance(raw_args, dict) else {}
     step, version, sample = number_or_none(args.get("step")), number_or_none(args.get("version")), _identity(args)
     alone = sample is not None and kind in _OF_A_SAMPLE and number_or_none(args.get("samples")) in (None, 1)
     thread = rows.get((record.get("pid"), record.get("tid")), f"{record.get('pid')}/{record.get('tid')}")
