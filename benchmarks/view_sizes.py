@@ -99,14 +99,14 @@ def measured(place: Path, samples: int, max_mb: float) -> dict[str, Any]:
         text=lambda: " ".join(words.choices(WORDS, k=60))[:LETTERS].ljust(LETTERS, "."),
     )
     page = place / "page.html"
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", MEASURE, str(run), str(page), str(max_mb)], check=True, capture_output=True, text=True
     )
     opened = open_times(page)
     return {
         "samples": steps * GROUPS * GROUP_SIZE,
         "steps": steps,
-        **json.loads(told.stdout),
+        **json.loads(output.stdout),
         "page_mb": round(page.stat().st_size / 1e6, 2),
         **opened,
     }

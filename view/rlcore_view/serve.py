@@ -106,13 +106,14 @@ def _handler(editions: Editions, word: str, hosts: Set[str]) -> type[BaseHTTPReq
 
         def do_GET(self) -> None:
             address = urlsplit(self.path)
+            prefix, slash, rest = address.path.removeprefix("/").partition("/")
             if self.headers.get("Host") not in hosts:
                 self._answer(HTTPStatus.FORBIDDEN, "text/plain", "ask for 127.0.0.1")
-            elif not hmac.compare_digest(address.path.split("/")[1].encode(), word.encode()):
+            elif not hmac.compare_digest(prefix.encode(), word.encode()):
                 self._answer(HTTPStatus.NOT_FOUND, "text/plain", "not here")
-            elif address.path == f"/{word}/":
+            elif slash and not rest:
                 self._answer(HTTPStatus.OK, "text/html", editions.page())
-            elif address.path == f"/{word}/news":
+            elif rest == "news":
                 news = editions.news(parse_qs(address.query).get("seen", [""])[0])
                 status = HTTPStatus.NO_CONTENT if news is None else HTTPStatus.OK
                 self._answer(status, "application/json", news or "")

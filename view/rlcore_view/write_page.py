@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore_view.compare import changes, families, settings
-from rlcore_view.model import Run, Sample
+from rlcore_view.model import Event, Run, Sample
 from rlcore_view.redaction import redact
 from rlcore_view.token_files import WITHHELD
 from rlcore_view.watch import diagnose
@@ -80,6 +80,14 @@ def page(runs: Run | Sequence[Run], max_mb: float = 100.0, edition: str = "") ->
     )
 
 
+def _version(run: Run, event: Event, index: int | None) -> int | None:
+    """The version of the weights that sampled: the event's, or the first of its sample's."""
+    if event.version is not None or index is None or event.kind != "sampled":
+        return event.version
+    versions = run.samples[index].versions
+    return int(versions[0][1]) if versions else None
+
+
 def _policy(script: str, live: bool) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     asks = "connect-src 'self'; " if live else ""
@@ -122,10 +130,11 @@ def _events(run: Run) -> dict[str, Any]:
                 round(event.start_s - begin, 6),
                 round(event.length_s, 6),
                 event.step,
-                event.version,
-                samples.get((event.step, *event.sample)) if event.sample and event.step is not None else None,
+                _version(run, event, index),
+                index,
             ]
             for event in run.events
+            for index in [samples.get((event.step, *event.sample)) if event.sample and event.step is not None else None]
         ],
     }
 

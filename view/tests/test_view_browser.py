@@ -281,8 +281,8 @@ def test_the_timeline_has_a_bar_per_event_coloured_by_version(browser: Any, show
         "return [...document.querySelectorAll('.track')].map((track) => [track.querySelector('.name').textContent,"
         " [...track.querySelectorAll('i')].map((bar) => [bar.title, bar.style.left, bar.style.background])])"
     )
-    assert [(name, len(found)) for name, found in bars] == [("all/0", 3), ("actor", 1)]
-    [[first, left, colour], [_, later, other], [judge, *_]] = bars[0][1]
+    assert [(name, len(found)) for name, found in bars] == [("actor", 1), ("all/0", 3)]
+    [[first, left, colour], [_, later, other], [judge, *_]] = bars[1][1]
     assert (first, left, later) == ("generate: 2 s from 0 s, weights of version 0", "0%", "20%")
     assert judge == "judge: 1 s from 4 s"
     assert colour != other
@@ -348,6 +348,14 @@ def test_an_expression_finds_what_the_command_finds(
         "const test = filterOf(arguments[0]); return indicesWhere((at) => test(run, at)).length", where
     )
     assert count == found == sum(map(query.parse(where), run.samples))
+
+
+@pytest.mark.parametrize(
+    ("where", "found"), [("reward < 1", 0), ("reward > -1", 0), ("-reward < 1", 0), ("step < 2", 1)]
+)
+def test_a_comparison_with_a_number_that_is_missing_is_false(browser: Any, show: Show, where: str, found: int) -> None:
+    show(run_of([sample(1, 0, 0, None)]), f"#/samples?where={where.replace(' ', '+')}")
+    assert f"{found} of 1 samples" in text_of(browser)
 
 
 def test_a_page_of_ten_thousand_samples_opens(browser: Any, show: Show, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 // Timeline: a row per sample or worker, a bar per thing that took time, colours by kind and by version of the weights.
 
-const KIND_COLOURS = { generate: "#3b7dd8", sample: "#3b7dd8", tool: "#d97706", reward: "#0d9668", train: "#7c5cd6", call: "#7c5cd6", phase: "#5f7a8a", step: "#9aa6b5", weights: "#c43d6f" };
+const KIND_COLOURS = { generate: "#3b7dd8", sampled: "#3b7dd8", scored: "#9bd3c1", tool: "#d97706", reward: "#0d9668", train: "#7c5cd6", call: "#3f4b5e", phase: "#5f7a8a", step: "#9aa6b5", weights: "#c43d6f" };
 const MOST_BARS_IN_ROW = 400;
 
 async function timelinePage(query) {
@@ -31,8 +31,9 @@ function barRows(names, events) {
     byRow.get(event[0]).push(event);
   }
   const whole = end - begin || 1;
-  const listed = [...byRow];
-  const kinds = new Map(events.map((event) => [event[2], colourOf(event)]));
+  const isSamples = ([, found]) => found.some((event) => event[7] !== null);
+  const listed = [...[...byRow].filter((row) => !isSamples(row)), ...[...byRow].filter(isSamples)];
+  const kinds = new Map(events.map((event) => [isNumber(event[6]) ? `${event[2]}, version ${event[6]}` : event[2], colourOf(event)]));
   const line = (at) => {
     const [row, found] = listed[at];
     const bars = found.length > MOST_BARS_IN_ROW ? [...found].sort((a, b) => b[4] - a[4]).slice(0, MOST_BARS_IN_ROW) : found;
@@ -43,12 +44,12 @@ function barRows(names, events) {
         title: `${event[1]}: ${numberText(event[4])} s from ${numberText(event[3] - begin)} s${isNumber(event[6]) ? `, weights of version ${event[6]}` : ""}`,
         style: { left: `${(100 * (event[3] - begin)) / whole}%`, width: `max(2px, ${(100 * event[4]) / whole}%)`, background: colourOf(event) } }))));
   };
-  return element("div", {}, legend([...kinds].sort()), element("p", { class: "hint" }, `${numberText(whole)} s, ${listed.length} rows, ${events.length} events`), growingList(listed.length, line, 100));
+  return element("div", {}, legend([...kinds].sort().slice(0, 24)), element("p", { class: "hint" }, `${numberText(whole)} s, ${listed.length} rows, ${events.length} events`), growingList(listed.length, line, 100));
 }
 
 // Sampling has a colour per version of the weights; every other kind its own.
 function colourOf(event) {
-  if (isNumber(event[6]) && ["generate", "sample"].includes(event[2])) return versionColour(event[6]);
+  if (isNumber(event[6]) && ["generate", "sampled"].includes(event[2])) return versionColour(event[6]);
   return KIND_COLOURS[event[2]] || COLOURS[[...event[2]].reduce((sum, letter) => sum + letter.charCodeAt(0), 0) % COLOURS.length];
 }
 

@@ -16,11 +16,25 @@ function wordDifferences(before, after) {
   while (end < a.length - begin && end < b.length - begin && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
   const [inA, inB] = [a.slice(begin, a.length - end), b.slice(begin, b.length - end)];
   const parts = [["same", b.slice(0, begin).join("")], ...middleDifferences(inA, inB), ["same", b.slice(b.length - end).join("")]];
-  return parts.filter(([, text]) => text).reduce((joined, [kind, text]) => {
-    if (joined.at(-1)?.[0] === kind) joined.at(-1)[1] += text;
-    else joined.push([kind, text]);
-    return joined;
-  }, []);
+  return joinedDifferences(parts.filter(([, text]) => text));
+}
+
+// Neighbours joined; white space between two differences belongs to both, and what is gone stands before what is new.
+function joinedDifferences(parts) {
+  const joined = [];
+  let [gone, come] = ["", ""];
+  const flush = () => { if (gone) joined.push(["gone", gone]); if (come) joined.push(["new", come]); [gone, come] = ["", ""]; };
+  parts.forEach(([kind, text], at) => {
+    const between = kind === "same" && (gone || come) && !text.trim() && at + 1 < parts.length && parts[at + 1][0] !== "same";
+    if (kind === "gone" || between) gone += text;
+    if (kind === "new" || between) come += text;
+    if (kind !== "same" || between) return;
+    flush();
+    if (joined.at(-1)?.[0] === "same") joined.at(-1)[1] += text;
+    else joined.push(["same", text]);
+  });
+  flush();
+  return joined;
 }
 
 // By the longest common subsequence.

@@ -8,7 +8,9 @@ from typing import Any
 from rlcore_view.json_lines import number_or_none
 from rlcore_view.model import Event
 
+SCHEMA = 1
 MOST_EVENTS = 200_000
+_OF_A_SAMPLE = frozenset({"sample", "reward", "tool", "generate"})
 _MICROSECONDS = 1e6
 
 
@@ -20,6 +22,9 @@ def events_of(run: Path, notes: list[str]) -> list[Event]:
             records = list(_records(path.read_text("utf-8", "replace")))
         except (OSError, ValueError, RecursionError) as error:
             notes.append(f"'{path.name}' cannot be read, so its part of the timeline is missing: {str(error)[:120]}")
+            continue
+        if (schema := _schema(records)) != SCHEMA:
+            notes.append(f"'{path.name}': its schema is {schema}; this rlcore-view reads {SCHEMA}; install a newer one")
             continue
         rows = _rows(records)
         found += [event for record in records if (event := _event(record, rows)) is not None]
@@ -33,10 +38,10 @@ def _records(text: str) -> Iterator[Mapping[str, Any]]:
     """The objects of an array, of `traceEvents`, or of an array that a run has not closed yet."""
     try:
         whole = json.loads(text)
-        listed: Sequence[Any] = whole.get("traceEvents", [whole]) if isinstance(whole, dict) else whole
+        listed: Any = whole.get("traceEvents", [whole]) if isinstance(whole, dict) else whole
     except ValueError:
         listed = [_object(line) for line in text.lstrip().removeprefix("[").splitlines()]
-    yield from (record for record in listed if isinstance(record, dict))
+    yield from (record for record in listed if isinstance(record, dict)) if isinstance(listed, list) else ()
 
 
 def _object(line: str) -> Any:
@@ -44,6 +49,12 @@ def _object(line: str) -> Any:
         return json.loads(line.strip().rstrip(",").strip() or "null")
     except ValueError:
         return None  # the torn last line, or a bracket
+
+
+def _schema(records: Sequence[Mapping[str, Any]]) -> Any:
+    """The schema that the name of the first process states; the known one where none is stated."""
+    stated = [(record.get("args") or {}).get("schema") for record in records if record.get("name") == "process_name"]
+    return next((schema for schema in stated if schema is not None), SCHEMA)
 
 
 def _rows(records: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], str]:
@@ -65,25 +76,27 @@ def _event(record: Mapping[str, Any], rows: Mapping[tuple[Any, Any], str]) -> Ev
     start, length = number_or_none(record.get("ts")), number_or_none(record.get("dur"))
     if record.get("ph") != "X" or start is None or length is None:
         return None
-    given = record.get("args")
-    args = given if isinstance(given, dict) else {}
-    step, version, sample = number_or_none(args.get("step")), number_or_none(args.get("version")), args.get("sample")
+    raw_args, name, kind = record.get("args"), str(record.get("name", "")), str(record.get("cat", ""))
+    args: Mapping[str, Any] = raw_args if isinstance(raw_args, dict) else {}
+    step, version, sample = number_or_none(args.get("step")), number_or_none(args.get("version")), _identity(args)
+    alone = sample is not None and kind in _OF_A_SAMPLE and number_or_none(args.get("samples")) in (None, 1)
     thread = rows.get((record.get("pid"), record.get("tid")), f"{record.get('pid')}/{record.get('tid')}")
     return Event(
-        name=str(record.get("name", "")),
-        kind=str(record.get("cat", "")),
+        name=name,
+        kind=name if kind == "sample" else kind,
         start_s=start / _MICROSECONDS,
         length_s=length / _MICROSECONDS,
-        row=str(sample) if sample is not None else thread,
+        row=f"{sample[0]} sample {sample[2]}" if alone and sample else thread,
         step=None if step is None else int(step),
-        sample=_identity(sample),
+        sample=sample if alone else None,
         version=None if version is None else int(version),
     )
 
 
-def _identity(sample: Any) -> tuple[str, int, int, int] | None:
-    """Prompt, epoch, sample and segment, of a list or of a text with slashes; None for another kind of name."""
-    parts = list(sample) if isinstance(sample, list) else str(sample).rsplit("/", 3)
-    if len(parts) != 4 or not all(str(part).isdigit() for part in parts[1:]):
+def _identity(args: Mapping[str, Any]) -> tuple[str, int, int, int] | None:
+    """Prompt, epoch, sample and segment; None where the event does not name a sample."""
+    numbers = [number_or_none(args.get(name, 0)) for name in ("epoch", "sample", "segment")]
+    if "prompt" not in args or "sample" not in args or None in numbers:
         return None
-    return str(parts[0]), int(parts[1]), int(parts[2]), int(parts[3])
+    epoch, sample, segment = (int(number or 0) for number in numbers)
+    return str(args["prompt"]), epoch, sample, segment
