@@ -19,12 +19,12 @@ def sample_rows(scored: Sequence[tuple[ScoredTrajectory, float | None]]) -> Rows
     """The samples with their advantages (None of one that is not trained on), without secrets."""
     return [
         [
-            _text(one.trajectory.prompt.messages[-1].get("content", "")),
-            _text(one.trajectory.text()),
-            float(one.reward.score),
+            _text(row.trajectory.prompt.messages[-1].get("content", "")),
+            _text(row.trajectory.text()),
+            float(row.reward.score),
             advantage,
         ]
-        for one, advantage in scored
+        for row, advantage in scored
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import WorkerError
-from rlcore.train.conversing import Conversation
+from rlcore.train.conversing import Chat
 from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Sampling
 
 
@@ -26,8 +26,8 @@ class Echo:
         yield Completion(requests[0].id, 0, ids, logprobs, FinishReason.STOP, 0, error=self._error)
 
 
-def talk(generator: Echo, window: int | None = None, system: str = "") -> Conversation:
-    return Conversation(generator, ByteTokens(), Sampling(max_tokens=4), 1, window, system)
+def talk(generator: Echo, window: int | None = None, system: str = "") -> Chat:
+    return Chat(generator, ByteTokens(), Sampling(max_tokens=4), 1, window, system)
 
 
 def test_each_turn_has_those_before_it_until_a_reset() -> None:
