@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `l
     from rlcore.errors import RlcoreError as RlcoreError
     from rlcore.errors import WorkerError as WorkerError
     from rlcore.plan import RunPlan as RunPlan
+    from rlcore.plugins.planning import plan_run as plan_run
     from rlcore.reward.functions import FunctionRewards as FunctionRewards
     from rlcore.reward.functions import GroupFunction as GroupFunction
     from rlcore.train import TrainResult as TrainResult

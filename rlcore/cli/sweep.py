@@ -42,8 +42,8 @@ def run(arguments: Sequence[str]) -> int:
     name = parsed.name or f"{stem}-sweep"
     plan = plan_run(settings.files, [*settings.overrides, *cells[0].overrides, f"train.name={name}"], settings.plugins)
     plugins = [word for plugin in settings.plugins for word in ("--plugin", plugin)]
-    given = [*(str(file.absolute()) for file in settings.files), *settings.overrides, *plugins]
-    sweep = Sweep(run_directory(plan.config.train, (), datetime.now(UTC)).absolute(), given, cells)
+    shared = [*(str(file.absolute()) for file in settings.files), *settings.overrides, *plugins]
+    sweep = Sweep(run_directory(plan.config.train, (), datetime.now(UTC)).absolute(), shared, cells)
     if not parsed.json:
         show(plan, origins=False)
         answer(f"\n{len(cells)} runs in {sweep.directory}; the plan is that of {cells[0].name}")

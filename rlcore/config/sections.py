@@ -187,7 +187,7 @@ class TrainConfig:
     prompts_per_step: int = option(8, at_least=1)
     """Groups of a step; a step has this many times `rollout.samples_per_prompt` samples."""
     log_completions_every: int = option(10, at_least=0)
-    """Steps between tables of completions on the terminal; 0: never."""
+    """Steps between tables of completions on the terminal and in trackers; 0: never."""
     log_completions: int = option(2, used_when="log_completions_every != 0", at_least=1)
     """Rows of such a table."""
     record_tokens: Literal["all", "sampled", "none"] = "sampled"

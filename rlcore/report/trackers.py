@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from rlcore.config import TrackConfig
 from rlcore.errors import ConfigError, RlcoreError, boundary
+from rlcore.report.tracked_samples import Rows, log_samples
 
 START_S = 60.0
 """Seconds a tracker may take to start."""
@@ -64,6 +65,8 @@ class Trackers:
         self._warn, self._make, self._find = warn, make or make_tracker, find
         self._trackers: dict[str, Tracker] = {}
         self._thread: _DaemonThread | None = None
+        self._without_samples: set[str] = set()
+        """Trackers that failed to take samples."""
 
     def start(self) -> None:
         """Starts every tracker and gives it the configuration; ConfigError if one is not installed or fails."""
@@ -83,6 +86,11 @@ class Trackers:
         if self._thread is not None:
             values = dict(metrics)
             self._thread.submit(lambda: self._log(step, values))
+
+    def log_samples(self, step: int, rows: Rows) -> None:
+        """Hand samples over to the trackers that show text; returns at once."""
+        if self._thread is not None and rows:
+            self._thread.submit(lambda: self._log_samples(step, rows))
 
     def close(self, limit_s: float = CLOSE_S) -> None:
         """Finish every tracker, or leave behind what takes longer; more than once is harmless."""
@@ -122,6 +130,16 @@ class Trackers:
             if problems:
                 del self._trackers[name]
                 self._warn(f"{problems[0]}; it is switched off, metrics.jsonl has everything")
+
+    def _log_samples(self, step: int, rows: Rows) -> None:
+        for name, tracker in list(self._trackers.items()):
+            if name in self._without_samples:
+                continue
+            with _caught(f"tracker {name}: samples", RlcoreError) as problems, _accelerate_state():
+                log_samples(name, tracker, step, rows)
+            if problems:
+                self._without_samples.add(name)
+                self._warn(f"{problems[0]}; it gets metrics alone, trajectories/ has all samples")
 
     def _finish(self) -> None:
         for name, tracker in list(self._trackers.items()):

@@ -16,7 +16,7 @@ RESET, EXIT = "/reset", "/exit"
 
 
 @dataclass
-class Conversation:
+class Chat:
     """Messages so far, and who answers them."""
 
     generator: Generator
@@ -32,14 +32,14 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Begin again: what was said is forgotten."""
+        """Begin again: its messages are forgotten."""
         first = FrozenDict({"role": "system", "content": self.system})
         self._messages: list[Message] = [first] if self.system else []
 
     async def answer(self, text: str) -> str:
         """The policy's answer to the user's next message. WorkerError when the conversation exceeds the window."""
-        asked = [*self._messages, FrozenDict({"role": "user", "content": text})]
-        ids = self.tokens.encode_prompt(asked)
+        messages = [*self._messages, FrozenDict({"role": "user", "content": text})]
+        ids = self.tokens.encode_prompt(messages)
         room = self.context_length
         if room is not None and len(ids) + self.sampling.max_tokens > room:
             raise WorkerError(
@@ -51,9 +51,9 @@ class Conversation:
         answers = [completion async for completion in self.generator.generate([request], Lane.EVAL)]
         if answers[0].error:
             raise WorkerError(f"chat: {answers[0].error}; begin again with {RESET}")
-        said = self.tokens.decode(answers[0].token_ids.tolist())
-        self._messages = [*asked, FrozenDict({"role": "assistant", "content": said})]
-        return said
+        answer = self.tokens.decode(answers[0].token_ids.tolist())
+        self._messages = [*messages, FrozenDict({"role": "assistant", "content": answer})]
+        return answer
 
 
 async def converse(
@@ -64,7 +64,7 @@ async def converse(
     `say` gets the answers, and in one line what cannot be answered.
     """
     async with loaded_run(plan, weights) as run:
-        talk = Conversation(run.generator, run.tokens, sampling, plan.config.train.seed, run.context_length, system)
+        talk = Chat(run.generator, run.tokens, sampling, plan.config.train.seed, run.context_length, system)
         async for line in _lines(read):
             if line == RESET:
                 talk.reset()

@@ -14,8 +14,8 @@ from rlcore.report.terminal import Terminal
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.train import checkpoint
 from rlcore.train.evaluate import EvalResult, evaluate
-from rlcore.train.session import fits_evaluation, fitting
-from rlcore.train.window import window_of
+from rlcore.train.session import fitting
+from rlcore.train.window import fits_evaluation, window_of
 
 
 @asynccontextmanager

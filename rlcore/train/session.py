@@ -43,7 +43,7 @@ from rlcore.train.run_dir import (
 from rlcore.train.saving import Saver, how_to_load
 from rlcore.train.signals import Stopped, StopRequest
 from rlcore.train.trainer import Progress, Sinks, Trainer
-from rlcore.train.window import CheckPrompt, fits, window_of
+from rlcore.train.window import CheckPrompt, fits, fits_evaluation, window_of
 from rlcore.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -138,12 +138,6 @@ def fitting(
                 f"{config.data.max_prompt_tokens}; raise it or choose another source"
             )
     return fit
-
-
-def fits_evaluation(config: RunConfig, window: int | None) -> CheckPrompt:
-    if config.eval.max_tokens:
-        return fits(window, config.eval.max_tokens, "eval.max_tokens")
-    return fits(window, config.rollout.max_tokens, "rollout.max_tokens")
 
 
 class Session:

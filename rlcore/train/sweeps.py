@@ -8,16 +8,13 @@ import itertools
 import json
 import math
 import re
-import signal
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlcore.cluster.own_command import run_own_command
 from rlcore.config.names import check_name
 from rlcore.errors import ConfigError, describe
 from rlcore.report.files import write_atomically
@@ -176,12 +173,8 @@ class Sweep:
         begun = has_results(run_dir)
         place = (f"train.dir={json.dumps(str(self.directory))}", f"train.name={cell.name}")
         resume = ["--resume", *(() if checkpoint.survey(run_dir).newest else ("--from-start",))] if begun else []
-        command = [sys.executable, "-m", "rlcore", "train", *self._arguments, *cell.overrides, *place, *resume]
         path = self.directory / f"{cell.name}.out"
-        with path.open("ab") as output:
-            child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-            returned = _end_of(child)
-        code = 128 - returned if returned < 0 else returned
+        code = run_own_command(["train", *self._arguments, *cell.overrides, *place, *resume], path)
         lines = path.read_text("utf-8", "replace").splitlines()
         errors = [line.removeprefix("rlcore: ") for line in lines if line.startswith("rlcore: ")]
         return code, (errors or [f"ended with exit code {code}"])[-1] if code else ""
@@ -201,14 +194,3 @@ class Sweep:
     def _write(self) -> None:
         saved = {"arguments": self._arguments, "cells": [asdict(cell) for cell in self.cells]}
         write_atomically(self.directory / SWEEP, (json.dumps(saved, indent=1) + "\n").encode())
-
-
-def _end_of(child: "subprocess.Popen[bytes]") -> int:
-    """The exit code. Ctrl-C reaches the run as well, which saves what it has; SIGTERM is passed on to it."""
-    before = signal.signal(signal.SIGTERM, lambda signum, frame: child.send_signal(signum))
-    try:
-        while True:
-            with suppress(KeyboardInterrupt):
-                return child.wait()
-    finally:
-        signal.signal(signal.SIGTERM, before)

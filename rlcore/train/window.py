@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from rlcore.agents.single_turn import SingleTurn
+from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
 from rlcore.runtime.launch import Runtime
 from rlcore.types import Prompt
@@ -33,3 +34,10 @@ def fits(window: int | None, max_tokens: int, knob: str) -> CheckPrompt:
             )
 
     return check
+
+
+def fits_evaluation(config: RunConfig, window: int | None) -> CheckPrompt:
+    """The check for held-out prompts."""
+    if config.eval.max_tokens:
+        return fits(window, config.eval.max_tokens, "eval.max_tokens")
+    return fits(window, config.rollout.max_tokens, "rollout.max_tokens")

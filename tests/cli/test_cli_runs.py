@@ -1,0 +1,113 @@
+"""Commands on a run that exists: resume, chat, eval, export."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlcore
+from rlcore.cli import main
+from rlcore.testing.runs import run_settings
+from rlcore.train import exported
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    heldout = directory / "heldout.jsonl"
+    heldout.write_text('{"prompt": "held out"}\n')
+    settings: dict[str, Any] = {"eval.sources.heldout.path": str(heldout), "train.name": "run"}
+    return rlcore.train(run_settings(directory, 20, **settings), plugins="null").run_dir
+
+
+def failing(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("rlcore: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("command", ["resume", "chat"])
+def test_what_is_no_run_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not a run: there is no config.yaml in it" in failing(capsys, command, str(tmp_path))
+    assert "is not a run: there is no such directory" in failing(capsys, command, str(tmp_path / "nothing"))
+
+
+def test_a_chat_on_a_run_without_a_checkpoint_is_one_line(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_bytes((run_dir / "config.yaml").read_bytes())
+    assert "no checkpoint is there" in failing(capsys, "chat", str(tmp_path / "run"))
+
+
+def test_a_chat_answers_each_line_of_a_pipe(run_dir: Path) -> None:
+    command = [sys.executable, "-m", "rlcore", "chat", str(run_dir), "--temperature", "0", "--max-tokens", "4"]
+    lines = "hello\n\n/reset\nhello\nhello\n/exit\nnever\n"
+    done = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    answers = done.stdout.decode().split("(the conversation begins again)\n")
+    first = answers[0]
+    assert first.strip()
+    assert answers[1].startswith(first), "after /reset the answer is that of the first line"
+    assert len(answers) == 2
+
+
+def test_resume_reads_the_runs_own_configuration(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", str(run_dir), "train.max_steps=3"]) == 0
+    assert "continuing after step 2" in capsys.readouterr().out
+    assert (run_dir / "checkpoints" / "step_3").is_dir()
+
+
+def test_eval_of_a_run_keeps_its_samples(run_dir: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["eval", "--checkpoint", str(run_dir)]) == 0
+    path = Path(capsys.readouterr().out.rpartition("samples: ")[2].strip())
+    assert path.parent == run_dir / "evaluations"
+    assert len(path.read_text().splitlines()) == 1
+    assert main(["eval", "--checkpoint", str(run_dir), "--samples", str(tmp_path / "s.jsonl")]) == 0
+    assert (tmp_path / "s.jsonl").read_bytes() == path.read_bytes()
+
+
+def test_a_push_without_a_token_or_with_a_wrong_name_writes_nothing(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    out = tmp_path / "out"
+    assert "no token for the Hub" in failing(capsys, "export", str(run_dir), str(out), "--push", "me/model")
+    assert "cannot be a name" in failing(capsys, "export", str(run_dir), str(out), "--push", "../model")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "huggingface_hub is not installed" in failing(capsys, "export", str(run_dir), str(out), "--push", "me/model")
+    assert not out.exists()
+
+
+def test_a_push_uploads_the_directory_that_was_written(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, Any]] = []
+
+    class Hub:
+        def create_repo(self, name: str, **settings: Any) -> str:
+            calls.append((name, settings))
+            return f"https://hub/{name}"
+
+        def upload_folder(self, **settings: Any) -> None:
+            calls.append(("upload", settings))
+            if settings["folder_path"].endswith("fails"):
+                raise OSError("no route")
+
+    def write(source: Path, out: Path, form: str) -> Path:
+        out.mkdir()
+        return out
+
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(exported, "export_model", write)
+    assert main(["export", str(run_dir), str(tmp_path / "out"), "--push", "me/model"]) == 0
+    assert "uploaded it to https://hub/me/model" in capsys.readouterr().out
+    assert calls[0] == ("me/model", {"private": True, "exist_ok": True})
+    assert (calls[1][1]["repo_id"], calls[1][1]["folder_path"]) == ("me/model", str(tmp_path / "out"))
+    err = failing(capsys, "export", str(run_dir), str(tmp_path / "fails"), "--push", "me/model")
+    assert "is written, the upload to 'me/model' failed: OSError: no route" in err

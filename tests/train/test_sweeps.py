@@ -1,0 +1,118 @@
+"""Sweeps: cells, their order and names, failures, interruptions, and the table."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlcore.cli import main
+from rlcore.errors import ConfigError
+from rlcore.testing import write_prompts
+from rlcore.train.sweeps import Group, Sweep, cells_of, parse_seeds, parse_values
+
+
+def test_seeds_are_a_range_with_both_ends_or_a_list() -> None:
+    assert parse_seeds("0..3") == (0, 1, 2, 3)
+    assert parse_seeds("7,0") == (7, 0)
+    for text in ("", "3..1", "1,1", "a", "1..", "-1"):
+        with pytest.raises(ConfigError, match="--seeds: found"):
+            parse_seeds(text)
+
+
+def test_values_are_split_at_commas_outside_of_brackets() -> None:
+    assert parse_values("actor.lr=1e-5,3e-5") == ("actor.lr", ("1e-5", "3e-5"))
+    assert parse_values("rollout.stop=[a,b],[]") == ("rollout.stop", ("[a,b]", "[]"))
+    for text in ("actor.lr", "=1", "actor.lr=", "actor.lr=1,1"):
+        with pytest.raises(ConfigError, match="--set: found"):
+            parse_values(text)
+
+
+def test_cells_are_combinations_with_names_that_differ() -> None:
+    cells = cells_of((0, 1), (parse_values("actor.lr=1e-5,3e-5"), parse_values("algo.preset=grpo,rloo")))
+    assert len({cell.name for cell in cells}) == 8
+    assert cells[1].name == "lr-1e-5_preset-grpo_seed-1"
+    assert cells[1].overrides == ("actor.lr=1e-5", "algo.preset=grpo", "train.seed=1")
+    assert len({cell.group for cell in cells}) == 4
+    with pytest.raises(ConfigError, match="would be named"):
+        cells_of((0,), (parse_values("rollout.stop=[a],(a)"),))
+    with pytest.raises(ConfigError, match=r"actor.lr is set twice"):
+        cells_of((0,), (parse_values("actor.lr=1"), parse_values("actor.lr=2")))
+
+
+def test_a_group_has_mean_and_spread_of_what_is_there() -> None:
+    assert (Group("g", (1.0, 3.0), 0).mean, Group("g", (1.0, 3.0), 0).spread) == (2.0, math.sqrt(2))
+    assert math.isnan(Group("g", (), 2).mean)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(
+        f"""
+        model: {{path: none, tokenizer: bytes}}
+        data: {{sources: {{all: {{path: {write_prompts(tmp_path / "p.jsonl", 8)}}}}}}}
+        rollout: {{backend: 'null', samples_per_prompt: 2, max_tokens: 4}}
+        reward: {{functions: {{letters: {{fn: count_letter, children: 1}}}}}}
+        actor: {{backend: 'null'}}
+        train: {{prompts_per_step: 2, max_steps: 2, dir: {tmp_path / "runs"}}}
+        plugins: {{'null': {{}}}}
+        """
+    )
+    return file
+
+
+def test_half_of_the_runs_fail_and_the_rest_goes_on_and_again_only_those_are_tried(
+    config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sweep", str(config), "--seeds", "0..1", "--set", "actor.lr=0.1,-5", "--name", "lrs"]
+    assert main(command) == 2
+    out, err = capfd.readouterr()
+    assert out.count("\nroles ") == 1, "one plan is shown"
+    assert "4/4 lr--5_seed-1: actor.lr: found -5.0" in out
+    assert err.startswith("rlcore: sweep: 2 of 4 runs failed, first lr--5_seed-0: actor.lr: found -5.0")
+    assert err.count("\n") == 1
+    rows = [line.split() for line in out.splitlines() if line.startswith("actor.lr=")]
+    assert [row[:3] for row in rows] == [["actor.lr=0.1", "2", "0"], ["actor.lr=-5", "0", "2"]]
+    runs = config.parent / "runs" / "lrs"
+    before = (runs / "lr-0.1_seed-0" / "metrics.jsonl").read_bytes()
+    assert main([*command[:5], "actor.lr=0.1", *command[6:], "--json", "--metric", "reward/mean"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["metric"], len(found["groups"][0]["runs"])) == ("reward/mean", 2)
+    assert (runs / "lr-0.1_seed-0" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_sweep_of_other_settings_needs_another_name(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, ["a.yaml"], cells_of((0,), ()))
+    sweep._write()
+    with pytest.raises(ConfigError, match=r"is a sweep of other settings \(a.yaml\); choose another name"):
+        Sweep(tmp_path, ["b.yaml"], cells_of((0,), ()))
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Sweep(tmp_path, ["a.yaml"], cells_of((0,), ()))
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(config: Path) -> None:
+    runs = config.parent / "runs" / "tiny-sweep"
+    command = [sys.executable, "-m", "rlcore", "sweep", str(config), "--seeds", "0..1", "train.max_steps=60"]
+    with subprocess.Popen(
+        [*command, "checkpoint.every_steps=1"], stdout=-1, stderr=-1, start_new_session=True
+    ) as first:
+        deadline = time.monotonic() + 60
+        while not (runs / "seed-0" / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(first.pid, signal.SIGINT)
+        _, err = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert b"the same command goes on with it" in err
+    assert not (runs / "seed-1").exists()
+    taken = len((runs / "seed-0" / "metrics.jsonl").read_text().splitlines())
+    assert 0 < taken < 60
+    assert subprocess.run(command, capture_output=True, timeout=200, check=False).returncode == 0
+    assert len((runs / "seed-0" / "metrics.jsonl").read_text().splitlines()) == 60
+    assert "continuing after step" in (runs / "seed-0.out").read_text()
