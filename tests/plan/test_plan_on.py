@@ -13,6 +13,7 @@ from rlcore.plan import machine_plan
 from rlcore.plan.machine_cards import CARDS, Card, Machine, facts_of, machine_of
 from rlcore.plan.machine_plan import PHASES
 from rlcore.plan.step_times import StepEstimate, StepLayout, StepSize, estimate_step
+from rlcore.testing import write_prompts
 
 GIB = 2**30
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
@@ -36,7 +37,7 @@ def settings(tmp_path: Path) -> list[str]:
     return [
         f"model.path={tmp_path / 'model'}",
         "model.tokenizer=bytes",
-        "data.sources.all.path=prompts.jsonl",
+        f"data.sources.all.path={write_prompts(tmp_path / 'prompts.jsonl', 64, '{index}')}",
         "reward.functions.exact_match.fn=exact_match",
         "data.max_prompt_tokens=1024",
         "rollout.max_tokens=8192",
