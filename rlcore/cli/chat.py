@@ -44,5 +44,5 @@ def run(arguments: Sequence[str]) -> int:
 def _read() -> str:
     """The next line of standard input; empty at its end."""
     if sys.stdin.isatty():
-        print("> ", end="", file=sys.stderr, flush=True)
+        complain("> ", end="")
     return sys.stdin.readline()

@@ -48,10 +48,10 @@ def answer(text: str) -> None:
     print(displayable(text))
 
 
-def complain(text: str) -> None:
-    """Writes an error to standard error; does nothing when that is closed."""
+def complain(text: str, end: str = "\n") -> None:
+    """Writes an error or a prompt to standard error; does nothing when that is closed."""
     with contextlib.suppress(OSError, ValueError):
-        print(displayable(text), file=sys.stderr, flush=True)
+        print(displayable(text), end=end, file=sys.stderr, flush=True)
 
 
 def drop_impossible_sizes() -> None:

@@ -21,9 +21,9 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
 
 def _redacted(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _redacted(item) for key, item in value.items()}
+        return {key: _redacted(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_redacted(item) for item in value]
+        return [_redacted(inner) for inner in value]
     return redact(value) if isinstance(value, str) else value
 
 

@@ -63,16 +63,16 @@ async def failing_inside(completions, **columns):
 def echoed(number: int, call: ServiceCall) -> ServiceAnswer:
     """An answer that holds what was sent, in one of the places that an answer has."""
     token = CANARIES["SERVICE_TOKEN"]
-    said = json.dumps(dict(call.headers)) + str(vars(call))[:3000]
-    cut = "x" * (number * 7 % 220) + said
+    sent = json.dumps(dict(call.headers)) + str(vars(call))[:3000]
+    cut = "x" * (number * 7 % 220) + sent
     encoded = base64.b64encode(f"user:{token}".encode()).decode()
     return (
         ServiceAnswer({"score": 1, "info": {"headers": dict(call.headers), "call": str(vars(call))}}),
-        ServiceAnswer(said.encode(), 500),
-        ServiceAnswer({"error": said}, 404),
+        ServiceAnswer(sent.encode(), 500),
+        ServiceAnswer({"error": sent}, 404),
         ServiceAnswer(cut.encode(), content_type="text/html"),
         ServiceAnswer({"score": cut}),
-        ServiceAnswer({said: 1}),
+        ServiceAnswer({sent: 1}),
         ServiceAnswer({}, 401, {"WWW-Authenticate": f'Basic realm="{token}"', "Location": f"file:///etc?{token}"}),
         ServiceAnswer({"score": 1, "info": {"base64": encoded, "quoted": quote(token, safe="")}}),
         ServiceAnswer({}, 302, {"Location": f"http://127.0.0.1:1/?{token}"}),

@@ -34,7 +34,7 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 def test_the_page_of_the_docs_is_made_of_the_declarations() -> None:
-    command = "python -m rlcore.report.metric_names plugins/*/*/metrics.toml > docs/metrics.md"
+    command = "python -m rlcore.report.metric_names docs/metrics.md plugins/*/*/metrics.toml"
     assert (ROOT / "docs" / "metrics.md").read_text() == page(declared(FILES)), f"make it again: {command}"
 
 

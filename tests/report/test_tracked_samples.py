@@ -19,7 +19,7 @@ ROWS = [["say |a|\n<b>", "a & b", 0.5, None], ["second", "c", 1.0, -0.25]]
 
 
 class Recorder:
-    """Keeps what a tracker is told."""
+    """Keeps what a tracker is logged."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -62,10 +62,10 @@ def test_wandb_gets_a_table() -> None:
 
 
 def test_mlflow_gets_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(log_table=lambda *arguments: told.append(arguments)))
+    logged: list[Any] = []
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(log_table=lambda *arguments: logged.append(arguments)))
     log_samples("mlflow", Recorder(), 3, ROWS)
-    ((columns, file),) = told
+    ((columns, file),) = logged
     assert (columns["step"], columns["reward"], file) == ([3, 3], [0.5, 1.0], "samples.json")
 
 
