@@ -11,7 +11,8 @@ CORE = Path(__file__).with_name("metrics.toml")
 HEAD = """# Metrics
 
 For users who look at curves. Each line of `metrics.jsonl` and each tracker has these names. This page is made from the
-declarations of the core and its plugins: `python -m rlcore.report.metric_names docs/metrics.md plugins/*/*/metrics.toml`.
+declarations of the core and its plugins:
+`python -m rlcore.report.metric_names docs/metrics.md plugins/*/*/metrics.toml`.
 `<...>` stands for one part of a name. What is normal is a rule of thumb for instruct models; curves count for more than
 single steps. A metric over nothing is left out. A run warns of what is far from normal
 ([it does not learn](troubleshooting.md#it-does-not-learn)).
