@@ -57,7 +57,7 @@ class Check:
         self.shapes = ("tiny",) if own.tiny else ("0.5B", "1.5B")
 
     def spec(self, **more: Any) -> dict[str, Any]:
-        """What all parts are told: device, format, lengths."""
+        """Settings of all parts: device, format, lengths."""
         device, threads = self.own.device, 1 if self.own.tiny else 0
         dtype = "float32" if self.own.tiny else "bfloat16"
         sizes = {"samples": 4, "prompt": 64, "length": 16} if self.own.tiny else {"samples": 16, "prompt": 1024}

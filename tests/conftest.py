@@ -1,6 +1,5 @@
 """Fixtures of every test: nothing is left running, and nothing heavy is imported without need."""
 
-import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +22,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tests that do not need a GPU see none, so that defaults are a CPU's on every machine."""
     if "not gpu" in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-def pytest_collection_finish() -> None:
-    """Imported modules stay: each collection of garbage that looks at them takes tenths of a second."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -40,7 +40,7 @@ class RunRow:
     """Mean rewards of held-out prompts, of the last evaluation."""
     disk_bytes: int
     changed: float
-    """When metrics or log last changed, in seconds since 1970."""
+    """Time when metrics or log last changed, in seconds since 1970."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ GIB = 2**30
 OTHERS_SHARE = 0.01
 """Share of a device below which memory of other processes is not worth a word."""
 MARKS = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
-"""What torch's allocators say, in exceptions of several classes."""
+"""Words of torch's allocators, in exceptions of several classes."""
 
 
 def memory_problem(error: BaseException, context: WorkerContext | None) -> str:
@@ -21,7 +21,7 @@ def memory_problem(error: BaseException, context: WorkerContext | None) -> str:
 
 
 def in_words(cause: BaseException, context: WorkerContext) -> str:
-    """What was exhausted, the plan's estimate, the peak, and what lowers it."""
+    """The exhausted memory, the plan's estimate, the peak, and what lowers it."""
     parts = ["the plan does not know its memory"]
     remedy = "lower micro_batch_tokens, rollout.max_rows, rollout.max_tokens or data.max_prompt_tokens"
     if context.memory is not None:

@@ -32,7 +32,7 @@ class Facts:
     """Architecture of `model.path`; None is unknown and said so."""
 
     answers: Answers = ""
-    """How long the answers of `model.path` usually are, by its chat template; empty: unknown."""
+    """Usual length of the answers of `model.path`, by its chat template; empty: unknown."""
 
     def model_of(self, request: WorkerRequest) -> ModelFacts:
         """Facts about the model of a role."""

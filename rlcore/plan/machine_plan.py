@@ -91,7 +91,7 @@ def step_size(plan: RunPlan, lengths: Lengths) -> StepSize:
 
 
 def step_layout(plan: RunPlan, lengths: Lengths) -> StepLayout:
-    """Who computes it."""
+    """The devices that compute it."""
     config, requests = plan.config, {worker.request.role.name: worker.request for worker in plan.workers}
     actor, rollout, size = requests[ACTOR], requests[ROLLOUT], step_size(plan, lengths)
     embedded = rollout.embedded_in is not None

@@ -32,7 +32,7 @@ OPTIMIZER_BYTES = 30
 
 @dataclass(frozen=True)
 class StepSize:
-    """What a step has to do. Tokens and lengths are means unless a name says otherwise."""
+    """The work of a step. Tokens and lengths are means unless a name says otherwise."""
 
     parameters: int
     layers: int
@@ -53,7 +53,7 @@ class StepSize:
 
 @dataclass(frozen=True)
 class StepLayout:
-    """Who computes a step. The defaults are those of one device."""
+    """The devices that compute a step. The defaults are those of one device."""
 
     trainers: int = 1
     """Devices that train together."""

@@ -43,7 +43,7 @@ class Metric:
     normal: str
     """The normal range; empty where there is none."""
     otherwise: str
-    """What to do when it is not normal; empty where nothing follows."""
+    """Advice when it is not normal; empty where nothing follows."""
 
     @property
     def more(self) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""The state of a run in a sentence: "step 12: 3 of 64 samples wait for reward judge, oldest for 41 s; actor idle"."""
+"""A run in a sentence: "step 12: 3 of 64 samples wait for reward judge, the oldest for 41 s; actor idle"."""
 
 from collections.abc import Iterator
 

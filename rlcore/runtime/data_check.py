@@ -25,7 +25,7 @@ COMPARING = ("exact_match", "boxed", "gsm8k", "math_verify")
 
 @dataclass(frozen=True)
 class _Needs:
-    """What a function takes of a row, by the names of columns; all of them must exist."""
+    """Columns that a function takes of a row, by the names of columns; all of them must exist."""
 
     columns: frozenset[str]
     answer: bool
@@ -82,7 +82,7 @@ def _missing(reward: ResolvedReward, needs: _Needs, prompts: Prompts, heldout: P
 
 
 def _lack(needs: _Needs, rows: Sequence[Prompt]) -> list[str]:
-    """What is needed and in none of the rows; 'an answer' stands for the answer's column."""
+    """Columns that are needed and in none of the rows; 'an answer' stands for the answer's column."""
     columns = {name for row in rows for name in row.columns} | {"source"}
     answered = any(_is_answered(row) for row in rows)
     lack = sorted(name for name in needs.columns - columns if name not in ANSWER_COLUMNS)
@@ -106,7 +106,7 @@ def _worded(name: str, lack: Sequence[str], rows: Sequence[Prompt]) -> str:
 
 
 def _needs_of(reward: ResolvedReward) -> _Needs | None:
-    """What the function's source says; None where that cannot be known. ConfigError for a class that cannot score."""
+    """Needs that the function's source shows; None where that cannot be known. ConfigError: a class cannot score."""
     if reward.target.startswith(SCORERS):
         return _Needs(frozenset(), reward.target.removeprefix(SCORERS) in COMPARING)
     node, is_method = definition(reward.target), False

@@ -1,4 +1,4 @@
-"""What Python offers beside `rlcore.train`: `plan`, `evaluate`, `resume` and `export`."""
+"""Functions beside `rlcore.train`: `plan`, `evaluate`, `resume` and `export`."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def evaluate(
 
 
 def samples_path(plan: RunPlan, weights: Path | None) -> Path:
-    """Where an evaluation keeps its samples: in the run whose weights are evaluated, else below `train.dir`."""
+    """Directory of an evaluation's samples: in the run whose weights are evaluated, else below `train.dir`."""
     now = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     if weights is not None:
         return open_run(weights).path / "evaluations" / f"{weights.name}-{now}.jsonl"

@@ -26,7 +26,7 @@ class TrainResult:
     best: Path | None = None
     """The checkpoint with the best evaluation, where `checkpoint.best` names a metric."""
     stopped: str = ""
-    """Why the run ended before its last step; empty: it did not."""
+    """Reason why the run ended before its last step; empty: it did not."""
 
     @cached_property
     def history(self) -> tuple[Metrics, ...]:

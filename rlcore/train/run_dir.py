@@ -28,7 +28,7 @@ LOG = "log.txt"
 WRITTEN = (LOCK, LOG, METRICS, "config.yaml", "plan.json", "rewards.json", "reward_calls.jsonl", STATUS)
 """Files that a run writes; what is behind a link would be overwritten."""
 ENDED = "the run ended by an error"
-"""What log.txt says before the error that the terminal shows as well."""
+"""Text in log.txt before the error that the terminal shows as well."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 

@@ -25,7 +25,7 @@ class SavedRun:
         return plan_run([self.path / CONFIG, self.settings()], overrides, plugins)
 
     def settings(self) -> dict[str, Any]:
-        """What is laid over the run's configuration, by dotted key: where its directory and its inputs are now."""
+        """Values laid over the run's configuration, by dotted key: where its directory and its inputs are now."""
         return {"train.dir": str(self.path.parent), "train.name": self.path.name, **self._moved_inputs()}
 
     def _moved_inputs(self) -> dict[str, str]:

@@ -185,7 +185,7 @@ def _check_actor(staging: Path) -> None:
 
 
 def how_to_load(path: Path) -> list[str]:
-    """What opens the model of a checkpoint; empty where it is not one of transformers."""
+    """Programs that open the model of a checkpoint; empty where it is not one of transformers."""
     if (path / "model" / "config.json").is_file():
         return [f'load it with: AutoModelForCausalLM.from_pretrained("{path / "model"}")']
     if (path / "adapter").is_dir():

@@ -245,7 +245,7 @@ class Session:
         self._rule.add(step, metrics)
 
     async def _ends_early(self) -> str:
-        """Why the run ends after the step just taken, by `train.stop` or a callback; empty when it goes on."""
+        """Reason why the run ends after the step just taken, by `train.stop` or a callback; empty when it goes on."""
         if self._stop.pending:
             return ""
         trainer = self._trainer

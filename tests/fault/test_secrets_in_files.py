@@ -107,7 +107,7 @@ def config(scorer: str, judge: str) -> dict[str, object]:
 
 
 def written(value: str) -> Iterator[bytes]:
-    """What a search for the value would look for: it, halves of it, and how others write it."""
+    """Texts that a search for the value would look for: it, halves of it, and how others write it."""
     raw = value.encode()
     yield from (raw, raw[: len(raw) * 2 // 3], raw[len(raw) // 3 :], raw.hex().encode(), quote(value, safe="").encode())
     for before in range(3):

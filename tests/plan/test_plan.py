@@ -136,7 +136,7 @@ def test_a_reward_in_a_file_is_found_beside_its_config_or_here(tmp_path: Path, m
     [
         ("mine.py:scor", "did you mean 'score'"),
         ("mine.py", "file.py:name"),
-        ("broken.py:score", "no Python file"),
+        ("broken.py:score", "not a Python file"),
         ("count_leter", "did you mean 'count_letter'"),
         ("module:a.b", "'a.b' is not a name"),
         ("not a module:score", "neither a .py file nor a module"),

@@ -1,4 +1,4 @@
-"""Why nothing is learned: runs that have a fault say which, once, and the viewer says the same of their files."""
+"""Reasons why nothing is learned: runs with a fault name it once, and the viewer says the same of their files."""
 
 from collections.abc import Callable
 from importlib import import_module

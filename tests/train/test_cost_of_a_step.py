@@ -12,6 +12,7 @@ from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
 from rlcore.testing import write_prompts
 from rlcore.testing.null import SETTINGS
+from rlcore.train.callbacks import Callbacks
 from rlcore.train.session import Session, load_data
 from rlcore.train.signals import StopRequest
 from rlcore.train.trainer import Trainer
@@ -65,7 +66,9 @@ def calls_of_a_step(samples: int, directory: Path) -> int:
         prompts, heldout = load_data(plan.config)
         run_dir = Path(tempfile.mkdtemp(dir=directory))
         async with launch(plan, run_dir) as run:
-            trainer = Session(plan, run_dir, run, prompts, heldout, StopRequest(finish_step=False))._trainer
+            trainer = Session(
+                plan, run_dir, run, prompts, heldout, StopRequest(finish_step=False), Callbacks()
+            )._trainer
             try:
                 trainer.start()
                 await trainer.step()

@@ -155,7 +155,7 @@ def _words(text: str) -> list[str]:
 
 
 def summary(first: Run, second: Run) -> Mapping[str, Any]:
-    """What two runs differ in: configuration, last values of metrics, and prompts."""
+    """Differences of two runs: configuration, last values of metrics, and prompts."""
     shared = {name for record in first.metrics for name in record} & {
         name for record in second.metrics for name in record
     }

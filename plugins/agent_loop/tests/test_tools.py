@@ -112,7 +112,7 @@ def test_text_that_no_tokenizer_encodes_is_replaced_and_cycles_are_refused() -> 
     assert as_text("a\ud800b", 10) == "a?b"
     cycle: list[object] = []
     cycle.append(cycle)
-    with pytest.raises(ChildError, match="no text: list"):
+    with pytest.raises(ChildError, match="not text: list"):
         as_text(cycle, 10)
 
 

@@ -37,7 +37,7 @@ class Inputs:
     settings: Mapping[str, Any]
     files: Mapping[str, bytes]
     notes: tuple[str, ...] = ()
-    """What a user should know: which functions go by source, and why."""
+    """Notes for the user: which functions go by source, and why."""
     named: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names below each section that an argument replaces as a whole, such as `data.sources`."""
 

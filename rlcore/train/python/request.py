@@ -1,4 +1,4 @@
-"""What a caller asked for in Python, from arguments to a plan."""
+"""A caller's request in Python, from arguments to a plan."""
 
 import os
 import shutil

@@ -36,7 +36,7 @@ class SharedFunction:
     source: str = ""
     """A module that defines it."""
     reason: str = ""
-    """Why it goes by source."""
+    """Reason why it goes by source."""
 
 
 def share_function(function: Any, who: str) -> SharedFunction:
@@ -53,7 +53,7 @@ def share_function(function: Any, who: str) -> SharedFunction:
 
 
 def why_not_importable(found: Any) -> str:
-    """Why another process cannot import the function or class from its module; empty when it can."""
+    """Reason why another process cannot import the function or class; empty when it can."""
     module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
     if not isinstance(module, str) or not name:
         return "it has no module"
@@ -95,7 +95,7 @@ class _Source:
         self._who = who
         self._lines: list[str] = []
         self._values: dict[str, Any] = {}
-        """What each name of the module stands for."""
+        """Object of each name of the module."""
 
     def of(self, function: FunctionType) -> str:
         """The text of the module; ConfigError for what cannot be written down."""
@@ -181,7 +181,7 @@ WAY_OUT = "put it into a file and name it, such as rewards='rewards.py:score'"
 
 
 def _lookup(name: str, value: Any) -> Any:
-    """What the name stands for where the function or class was defined; MISSING for builtins and what is unknown."""
+    """Object of the name where the function or class was defined; MISSING for builtins and what is unknown."""
     if isinstance(value, type):
         return vars(sys.modules.get(value.__module__, object)).get(name, MISSING)
     function: FunctionType = value

@@ -42,7 +42,7 @@ def written(tmp_path: Path, function: Any, name: str = "f.py") -> Score:
 
 
 def cell(code: str, **names: Any) -> dict[str, Any]:
-    """What a notebook's cell leaves behind: names of __main__, with a source that `inspect` finds as IPython's."""
+    """Remains of a notebook's cell: names of __main__, with a source that `inspect` finds as IPython's."""
     file = f"<cell {abs(hash(code))}>"
     linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
     space = {"__name__": "__main__", **names}
