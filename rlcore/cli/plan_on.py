@@ -57,7 +57,7 @@ def run_on(parsed: argparse.Namespace, settings: Settings, show: Callable[["RunP
 def to_json(plan: "RunPlan", found: "MachinePlan") -> dict[str, Any]:
     """Plan and estimates as JSON values; seconds and bytes."""
     from rlcore.plan import plan_to_json
-    from rlcore.plan.step_times import assumptions
+    from rlcore.plan.machine_times import assumptions
 
     estimates = {
         "machine": str(found.machine),
@@ -76,7 +76,7 @@ def to_json(plan: "RunPlan", found: "MachinePlan") -> dict[str, Any]:
 def _show(plan: "RunPlan", found: "MachinePlan") -> None:
     from rlcore.cli.console import say, stdout
     from rlcore.plan.catalog import remedy
-    from rlcore.plan.step_times import assumptions
+    from rlcore.plan.machine_times import assumptions
 
     console = stdout()
     console.print()

@@ -8,10 +8,10 @@ from rlcore.errors import ConfigError, PlanError
 from rlcore.plan.activations import BYTES, largest_micro_batch, logit_bytes
 from rlcore.plan.colocation import ACTOR, ROLLOUT, bytes_of, devices_of_ranks, resting_bytes, serves
 from rlcore.plan.machine_cards import Machine
+from rlcore.plan.machine_times import StepEstimate, StepLayout, StepSize, estimate_step
 from rlcore.plan.memory import CONTEXT_BYTES, working_bytes
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.shared_device import PROFILE_BYTES, WEIGHTS_FACTOR, cached_bytes_per_token
-from rlcore.plan.step_times import StepEstimate, StepLayout, StepSize, estimate_step
 
 PHASES = ("start", "sample", "score", "update", "hand-over")
 WORTH = 0.01

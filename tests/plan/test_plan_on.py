@@ -12,7 +12,7 @@ from rlcore.errors import ConfigError
 from rlcore.plan import machine_plan
 from rlcore.plan.machine_cards import CARDS, Card, Machine, facts_of, machine_of
 from rlcore.plan.machine_plan import PHASES
-from rlcore.plan.step_times import StepEstimate, StepLayout, StepSize, estimate_step
+from rlcore.plan.machine_times import StepEstimate, StepLayout, StepSize, estimate_step
 from rlcore.testing import write_prompts
 
 GIB = 2**30
