@@ -113,7 +113,7 @@ def test_a_timer_that_was_set_before_goes_on_and_a_shorter_one_comes_first(monke
 def test_code_that_catches_everything_is_ended_with_the_process(site: Path) -> None:
     write_package(site, "hangs", "import time\nwhile True:\n    try: time.sleep(60)\n    except: pass\n")
     code = (
-        "import rlcore.plan.time_limit as limits; limits._AGAIN_S = 0.05; from rlcore.cli import main; "
+        "from rlcore.plan import time_limit as limits; limits._AGAIN_S = 0.05; from rlcore.cli import main; "
         "main(['plan', '--plugin', 'hangs'])"
     )
     env = os.environ | {LIMIT: "0.3", "PYTHONPATH": str(site)}

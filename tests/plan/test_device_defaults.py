@@ -16,6 +16,7 @@ from rlcore.errors import ConfigError, PlanError
 from rlcore.plan import Facts, OldLogprobs, RunPlan, make_plan, plan_to_json
 from rlcore.plan.device_defaults import ON_CUDA
 from rlcore.plugins import configure, planning
+from rlcore.testing import write_prompts
 
 GIB = 2**30
 SETTINGS = (
@@ -310,7 +311,7 @@ def test_a_rule_that_a_choice_fulfils_is_checked_with_it() -> None:
 
 @pytest.mark.usefixtures("vllm")
 def test_the_plan_shows_every_choice_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     facts = machine(2)
     plan = planned("rollout.max_rows=7", facts=facts)
@@ -321,6 +322,8 @@ def test_the_plan_shows_every_choice_with_its_reason(
     assert set(shown) == {"cluster.device", "cluster.threads", *EMBEDDED}
     monkeypatch.setattr(rlcore.plugins, "machine_facts", lambda: facts)
     monkeypatch.setattr(planning, "gather_facts", lambda config: facts)
+    write_prompts(tmp_path / "prompts.jsonl", 2)
+    monkeypatch.chdir(tmp_path)
     assert main(["plan", *SETTINGS, "rollout.max_rows=7"]) == 0
     text = capsys.readouterr().out
     for row in ON_CUDA:

@@ -41,7 +41,7 @@ JUDGE = Role("judge", RewardReplica)
 def put(name, size):
     HELD[name] = size
     if sum(HELD.values()) > LIMIT:
-        raise RuntimeError(f"out of memory at {name}: {dict(HELD)}")
+        raise RuntimeError(f"no room at {name}: {dict(HELD)}")
 
 
 def free(name, release):
@@ -263,14 +263,14 @@ def test_two_steps_and_a_resumed_one_never_exceed_the_device(device: SharedDevic
     ],
 )
 def test_the_device_overflows_when_a_release_is_not_made(device: SharedDevice, release: str, where: str) -> None:
-    with pytest.raises(RlcoreError, match="out of memory at") as caught:
+    with pytest.raises(RlcoreError, match="no room at") as caught:
         device.run(off=[release])
     assert where in str(caught.value).replace('"', "'"), "servers wake in any order"
 
 
 def test_the_device_overflows_when_a_restore_keeps_what_it_needed(device: SharedDevice) -> None:
     device.run(steps=1)
-    with pytest.raises(RlcoreError, match="out of memory at actor's whole weights"):
+    with pytest.raises(RlcoreError, match="no room at actor's whole weights"):
         device.run(off=["actor restore"], steps=2, resume=True)
 
 

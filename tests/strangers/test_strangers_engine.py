@@ -26,6 +26,7 @@ CHOSEN = ("plugins.tandem={}", "rollout.backend=tandem")
 GPUS = "cluster.device=cuda"
 WHO = "plugin 'tandem' (tandem 1.0)"
 GIB = 2**30
+CONTEXT_BYTES = 512 * 2**20
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def test_it_is_planned_with_two_devices_per_replica_memory_and_a_pool() -> None:
     }
     assert plan.weights_kind == "directory"
     half = planned(GPUS, "plugins.tandem.memory_frac=0.5").device_bytes["tandem"]
-    assert set(half.values()) == {40 * GIB}
+    assert set(half.values()) == {40 * GIB + CONTEXT_BYTES}, "half of the device, and the context of its process"
 
 
 def test_it_sleeps_while_the_actor_trains_on_its_devices() -> None:

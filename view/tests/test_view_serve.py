@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -113,7 +114,13 @@ def test_the_command_serves_a_run_that_has_no_samples_yet_until_it_is_told_to_st
     empty = tmp_path / "new"
     (empty / "trajectories").mkdir(parents=True)
     command = [sys.executable, "-c", "from rlcore_view.cli import main; main()", str(empty), "--serve"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores Ctrl-C
+    )
     assert process.stdout is not None
     try:
         line = process.stdout.readline()

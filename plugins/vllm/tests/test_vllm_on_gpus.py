@@ -24,12 +24,12 @@ def engine_arguments(plan: RunPlan, device: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("more", "device", "length"),
     [
-        ((), "cuda", 1024 + 256),
+        ((), "cuda", 1024 + 512),
         ((), "cpu", None),
         (("plugins.vllm.max_model_len=99",), "cuda", 99),
         (("plugins.vllm.max_model_len=99",), "cpu", 99),
-        (("eval.sources.held.path=prompts.jsonl", "eval.max_tokens=500"), "cuda", 1024 + 500),
-        (("eval.sources.held.path=prompts.jsonl",), "cuda", 1024 + 256),
+        (("eval.sources.held.path=prompts.jsonl", "eval.max_tokens=700"), "cuda", 1024 + 700),
+        (("eval.sources.held.path=prompts.jsonl",), "cuda", 1024 + 512),
         (("rollout.max_tokens=3071",), "cuda", 4095),
         (("rollout.max_tokens=3072",), "cuda", None),
         (("rollout.agent=agent_loop", "plugins.agent_loop.agent.fn=json:dumps"), "cuda", None),
@@ -54,7 +54,7 @@ def test_a_model_that_does_not_say_its_window_is_asked_for_what_is_needed(
     if text:
         (tmp_path / "model" / "config.json").write_text(text)
     plan = planned(SAMPLES, f"model.path={tmp_path / 'model'}")
-    assert engine_arguments(plan, "cuda:0")["max_model_len"] == 1280
+    assert engine_arguments(plan, "cuda:0")["max_model_len"] == 1024 + 512
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
