@@ -17,6 +17,7 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 PEERS = ROOT / "docs" / "coming-from-trl.md", ROOT / "docs" / "coming-from-verl.md"
 SECTIONS = {"model", "data", "rollout", "reward", "algo", "actor", "reference", "schedule", "cluster", "train", "eval"}
 SECTIONS |= {"checkpoint", "track"}
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".yaml", ".parquet", ".step")
 
 
 def cells(page: Path) -> Iterator[str]:
@@ -121,9 +122,5 @@ def test_pages_name_keys_that_exist(page: Path) -> None:
     ours = "\n".join(
         line.split("|")[-2] if page in PEERS and line.startswith("|") else line for line in text.splitlines()
     )
-    named = [
-        key
-        for key in keys(ours)
-        if not key.endswith((".jsonl", ".ndjson", ".json", ".csv", ".yaml", ".parquet", ".step"))
-    ]
+    named = [key for key in keys(ours) if not key.endswith(SUFFIXES)]
     assert [key for key in named if not exists(key.replace("<name>", "x"))] == []
