@@ -14,6 +14,7 @@ from importlib import import_module
 from rlcore import __version__
 from rlcore.cli.console import answer, complain, drop_impossible_sizes, open_closed_streams
 from rlcore.cli.endings import refuse_early_ends
+from rlcore.cli.inherited_signals import mend_inherited_signals
 from rlcore.errors import ConfigError, RlcoreError, boundary, describe, nearest
 
 COMMANDS = {
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is not None:
         return _answered(arguments)
+    mend_inherited_signals()
     open_closed_streams()
     drop_impossible_sizes()
     endings = refuse_early_ends()

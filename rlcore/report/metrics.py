@@ -23,6 +23,8 @@ from rlcore.report.files import write_atomically
 from rlcore.types import Lane, Metrics, ScoredTrajectory, plain
 
 METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories"
+MAX_RECORD = 16 << 20
+"""Bytes that a line of metrics.jsonl may have; real ones have some thousand."""
 
 _AS_TEXT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
@@ -47,14 +49,14 @@ class MetricsLog:
     def cut_back(self, step: int) -> None:
         """Drop the records of later steps: a resumed run writes them again."""
         if self._path.exists():
-            kept = [line for line in _whole_lines(self._path) if _parse(line, self._path)["step"] <= step]
+            kept = [line for line in _whole_lines(self._path, MAX_RECORD) if _parse(line, self._path)["step"] <= step]
             with writing_records(self._path):
                 write_atomically(self._path, b"".join(kept))
 
     def _mend(self) -> None:
         """Cut off a torn last line, once: what is appended would become part of it."""
         if not self._mended and self._path.exists():
-            whole = sum(map(len, _whole_lines(self._path)))
+            whole = sum(map(len, _whole_lines(self._path, MAX_RECORD)))
             with self._path.open("r+b") as file:
                 file.truncate(whole)
         self._mended = True
@@ -101,7 +103,7 @@ def trajectory_lines(rows: Iterable[tuple[ScoredTrajectory, float | None]], lane
 def read(run_dir: Path) -> list[Metrics]:
     """The records of the run's metrics, in order; 'step' among them, null as NaN. CheckpointError on a bad line."""
     path = run_dir / METRICS
-    records = (_parse(line, path) for line in _whole_lines(path)) if path.exists() else ()
+    records = (_parse(line, path) for line in _whole_lines(path, MAX_RECORD)) if path.exists() else ()
     return [{name: math.nan if value is None else value for name, value in record.items()} for record in records]
 
 
@@ -190,9 +192,16 @@ def _leaf(value: Any) -> Any:
     return as_json(value.value) if isinstance(value, Enum) else redact(str(value))
 
 
-def _whole_lines(path: Path) -> list[bytes]:
+def _whole_lines(path: Path, most_bytes: int = -1) -> Iterator[bytes]:
+    """The lines that end in a line break. CheckpointError where one has `most_bytes`: that is not read further."""
     with path.open("rb") as file:
-        return [line for line in file if line.endswith(b"\n")]
+        while (line := file.readline(most_bytes)).endswith(b"\n"):
+            yield line
+    if len(line) == most_bytes:
+        raise CheckpointError(
+            f"'{path}': a line has {most_bytes >> 20} MiB or more, beginning with {line[:20]!r}; needs records of "
+            "metrics; mend or remove the file"
+        )
 
 
 def _parse(line: bytes, path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ docs/run-directory.md describes both. The files hold numbers and texts of single
 """
 
 import json
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlcore.contracts.tokens import Tokens
+from rlcore.errors import CheckpointError
 from rlcore.errors.redaction import has_secrets, redact
 from rlcore.report.files import write_atomically
 from rlcore.report.metrics import writing_records
@@ -170,4 +172,9 @@ def _vocabulary_ids(path: Path) -> Iterator[int]:
     with path.open("r+b") as file:
         file.truncate(sum(map(len, lines)))
     for line in lines:
-        yield int(json.loads(line)["id"])
+        try:
+            yield operator.index(json.loads(line)["id"])
+        except (ValueError, KeyError, TypeError, RecursionError) as cause:
+            raise CheckpointError(
+                f"'{path}': {line[:60]!r} is not an entry of a vocabulary; mend or remove the file"
+            ) from cause

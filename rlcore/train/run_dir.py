@@ -21,12 +21,20 @@ from rlcore.plan import RunPlan, plan_to_json
 from rlcore.report.files import write_atomically
 from rlcore.report.metrics import METRICS, TRAJECTORIES, writing_records
 from rlcore.report.status import LOCK, STATUS
+from rlcore.report.token_log import TOKENS, VOCABULARY
+from rlcore.report.trace import OLDER_TRACE, TRACE
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.train.signals import Stopped
 
 LOG = "log.txt"
-WRITTEN = (LOCK, LOG, METRICS, "config.yaml", "plan.json", "rewards.json", "reward_calls.jsonl", STATUS)
-"""Files that a run writes; what is behind a link would be overwritten."""
+READ_WHOLE = ("config.yaml", "plan.json", "rewards.json", STATUS, TRACE, OLDER_TRACE, f"{TOKENS}/{VOCABULARY}")
+"""Files that a run writes, and reads as a whole when it goes on."""
+WRITTEN = (LOCK, LOG, METRICS, "reward_calls.jsonl", *READ_WHOLE)
+"""Files that a run writes, beside those of its steps; what is behind a link would be overwritten."""
+OF_STEPS = (TRAJECTORIES, TOKENS, "rewards")
+"""Directories whose files a run writes."""
+MOST_BYTES = 1 << 30
+"""Bytes that a file which is read as a whole may have; those of runs have less than 100 MB."""
 ENDED = "the run ended by an error"
 """Text in log.txt before the error that the terminal shows as well."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -94,15 +102,29 @@ def open_directory(directory: Path, resume: bool) -> Path:
         raise ConfigError(f"--resume: there is no run '{directory}'; {nearest(directory.name, found)}")
     with _making(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    for path in (*(directory / name for name in WRITTEN), *(directory / TRAJECTORIES).glob("*")):
-        if path.is_symlink():
+    for path in (
+        *(directory / name for name in WRITTEN),
+        *(path for of in OF_STEPS for path in directory.glob(f"{of}/*")),
+    ):
+        _check_own(path)
+    for path in (directory / name for name in READ_WHOLE):
+        if path.exists() and path.stat().st_size > MOST_BYTES:
             raise ConfigError(
-                f"train.name: '{path}' is a symbolic link, and a run writes into its directory only; "
-                "remove it or choose another name"
+                f"train.name: '{path}' has {path.stat().st_size >> 30} GiB, which no run writes; remove it or choose "
+                "another name"
             )
-        if path.exists() and not path.is_file():  # opening a pipe waits for its other end
-            raise ConfigError(f"train.name: '{path}' is not a file; remove it or choose another name")
     return directory
+
+
+def _check_own(path: Path) -> None:
+    """ConfigError where a run that writes this file would write elsewhere, or wait."""
+    if path.is_symlink():
+        raise ConfigError(
+            f"train.name: '{path}' is a symbolic link, and a run writes into its directory only; "
+            "remove it or choose another name"
+        )
+    if path.exists() and not path.is_file():  # opening a pipe waits for its other end
+        raise ConfigError(f"train.name: '{path}' is not a file; remove it or choose another name")
 
 
 def has_results(directory: Path) -> bool:

@@ -229,3 +229,11 @@ def test_a_maximum_of_several_updates_is_the_largest_of_theirs() -> None:
     updates = [{"policy/ratio_max": 1.0}, {"policy/ratio_max": 7.0, "policy/importance_max": 3.0}, {}]
     assert average(updates) == {"policy/ratio_max": 7.0, "policy/importance_max": 3.0}
     assert math.isnan(average([{"policy/ratio_max": 1.0}, {"policy/ratio_max": math.nan}])["policy/ratio_max"])
+
+
+def test_a_file_of_zeros_is_refused_after_one_record_s_bytes(tmp_path: Path) -> None:
+    with (tmp_path / "metrics.jsonl").open("wb") as file:
+        file.truncate(1 << 36)
+    for use in (lambda: read(tmp_path), lambda: MetricsLog(tmp_path).cut_back(1)):
+        with pytest.raises(CheckpointError, match=r"metrics\.jsonl': a line has 16 MiB or more"):
+            use()

@@ -131,6 +131,14 @@ def test_each_token_is_in_the_vocabulary_once_also_after_a_crash_tore_its_last_l
     assert [json.loads(line) for line in path.read_text().splitlines()] == [*entries, {"id": ord("5"), "text": "5"}]
 
 
+@pytest.mark.parametrize("line", [b"junk", b"\xff", b"[1]", b'{"id": 1e400}', b'{"id": "4"}', b"{}", b"[" * 100_000])
+def test_a_vocabulary_with_anything_in_it_is_named_in_one_line(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "vocabulary.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(CheckpointError, match=r"vocabulary\.jsonl': .* is not an entry of a vocabulary"):
+        written(tmp_path, "sampled", StepTokens(rows_of("4")))
+
+
 def test_cutting_back_removes_the_files_of_later_steps(tmp_path: Path) -> None:
     log = TokenLog(tmp_path, "sampled", BYTES)
     rows = rows_of("a")

@@ -17,6 +17,7 @@ from rlcore.report.metrics import MetricsLog
 from rlcore.testing.null import SETTINGS
 from rlcore.train.run_dir import (
     LOCK,
+    READ_WHOLE,
     WRITTEN,
     LogFile,
     choose_directory,
@@ -91,7 +92,10 @@ def test_differences_name_each_leaf_that_changed() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+OF_STEPS = ("trajectories/step_000001.jsonl", "tokens/step_000001.train.safetensors", "rewards/f_reward.py")
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, *OF_STEPS])
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_link_in_the_place_of_a_file_is_refused_and_its_target_left_alone(
     tmp_path: Path, name: str, resume: bool
@@ -100,11 +104,22 @@ def test_a_link_in_the_place_of_a_file_is_refused_and_its_target_left_alone(
     directory = tmp_path / "run"
     directory.mkdir()
     (directory / LOCK).touch()
+    (directory / name).parent.mkdir(exist_ok=True)
     (directory / name).unlink(missing_ok=True)
     (directory / name).symlink_to(tmp_path / "precious")
     with pytest.raises(ConfigError, match=r"is a symbolic link|exists"):
         open_directory(directory, resume=resume)
     assert (tmp_path / "precious").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", READ_WHOLE)
+def test_a_file_that_fits_no_memory_is_refused_before_it_is_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(1 << 36)
+    with pytest.raises(ConfigError, match=r"has 64 GiB, which no run writes"):
+        open_directory(tmp_path, resume=True)
 
 
 def test_a_log_that_the_disk_does_not_take_ends_nothing_and_prints_nothing(

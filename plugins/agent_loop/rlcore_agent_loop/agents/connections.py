@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
+from aiohttp import web
+
 from rlcore.errors import RlcoreError
 from rlcore_agent_loop.agents.messages import BadRequest
 
@@ -154,6 +156,8 @@ class Bodies:
                         raise TooBusy("too much is being sent at once; try again")
         except TimeoutError as cause:
             raise BadRequest(f"the body has not come within {BODY_S:g} s") from cause
+        except web.RequestPayloadError as cause:
+            raise BadRequest("the body is not of the Content-Encoding that the request names") from cause
         finally:
             self._num_bytes[sample] -= len(found)
             if not self._num_bytes[sample]:

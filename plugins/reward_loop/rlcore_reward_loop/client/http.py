@@ -19,6 +19,8 @@ OTHER_FILES = 512
 """Descriptors for what else a run may have open: children, logs, data, a cluster."""
 LONGEST_QUOTE = 10_000
 """Bytes of an answer that are looked at for secrets before an error quotes its beginning."""
+LONGEST_ERROR = 300
+"""Characters of an error of HTTP."""
 MAX_READING = 128 << 20
 """Bytes of answers that may be read at a time, over all services."""
 OVERLOADED = frozenset({429, 502, 503, 504, 529})
@@ -93,15 +95,20 @@ class Client:
                 content = await _read(response, max_bytes)
                 kind = response.content_type
         except aiohttp.ClientResponseError as cause:
-            raise NoAnswer(f"answered with what is not HTTP ({describe(cause)})") from cause
+            raise NoAnswer(f"answered with what is not HTTP ({_redacted(cause)})") from cause
         except (aiohttp.ClientError, OSError) as cause:
-            raise Unavailable(f"could not be reached ({describe(cause)})") from cause
+            raise Unavailable(f"could not be reached ({_redacted(cause)})") from cause
         if "json" not in kind:
             raise NoAnswer(f"answered with {kind}, {_quoted(content)}; JSON is needed")
         try:
             return json.loads(content), content
         except (ValueError, RecursionError) as cause:  # the latter for what is nested too deeply
             raise NoAnswer(f"answered with {_quoted(content)}; JSON is needed") from cause
+
+
+def _redacted(cause: Exception) -> str:
+    """The error without secrets and cut: one of HTTP quotes what the service sent."""
+    return clipped(describe(cause), LONGEST_ERROR)
 
 
 def _quoted(content: bytes) -> str:
@@ -148,7 +155,7 @@ async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
             if len(content) > max_bytes:
                 raise NoAnswer(f"answered with more than max_response_bytes={max_bytes}")
     except (aiohttp.ClientError, OSError) as cause:
-        raise NoAnswer(f"broke off ({describe(cause)})") from cause
+        raise NoAnswer(f"broke off ({_redacted(cause)})") from cause
     finally:
         _READING.num_bytes -= announced if whole else len(content)
     return bytes(content)
