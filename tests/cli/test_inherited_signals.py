@@ -21,7 +21,7 @@ def test_children_keep_their_exit_codes_and_a_question_without_a_run_ends_nothin
 
 
 def test_the_command_mends_them_first() -> None:
-    """As an ignoring parent starts it: `rlcore --version` leaves the two signals as a run needs them."""
+    """`rlcore --version`, started by a parent that ignores SIGCHLD, leaves both signals as a run needs them."""
     script = (
         "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); sys.argv[1:] = ['--version']\n"
         "from rlcore.cli import main\n"
