@@ -22,6 +22,15 @@ OTHER_NAMES = {
 }
 """Common names in config.json, with the names that GPT-2, GPT-J, CodeGen, GPT-Neo and OPT use instead."""
 
+ODD = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+"""Errors of reading files in which anything may stand."""
+MAX_JSON = 64 << 20
+"""Bytes of config.json or of an index; those of the largest models have 10 MB."""
+MAX_HEADER = 100_000_000
+"""Bytes of the header of a safetensors file, as its library has it."""
+MAX_SIZE = 1 << 50
+"""A size of a model, or a number of parameters, above this is not one."""
+
 
 def model_directory(name: str, revision: str = "main") -> Path:
     """The directory of a model: the one of that name, else its snapshot in this machine's cache of the Hub.
@@ -54,9 +63,8 @@ def usual_answers(directory: Path) -> Answers:
         if file.is_file():
             template = file.read_text("utf-8")
         else:
-            config = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
-            template = str(config.get("chat_template") or "")
-    except (OSError, ValueError, AttributeError):
+            template = str(_json(directory / "tokenizer_config.json").get("chat_template") or "")
+    except ODD:
         return ""
     if not template:
         return ""
@@ -67,10 +75,8 @@ def num_parameters(directory: Path) -> int | None:
     """Parameters of a local model: counted in its safetensors headers, else estimated from config.json, else None."""
     try:
         files = _weights_of(directory)
-        if files:
-            return sum(_count(path) for path in files)
-        return _reckon(_decoder(directory))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _checked(sum(map(_count, files)) if files else _reckon(_decoder(directory)))
+    except ODD:
         return None
 
 
@@ -84,23 +90,41 @@ def model_shape(directory: Path) -> ModelShape | None:
         windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
         return ModelShape(
             model_type=str(config["model_type"]),
-            layers=int(config["num_hidden_layers"]),
-            hidden_size=int(hidden),
-            inner_size=int(config.get("intermediate_size") or 4 * hidden),
-            kv_size=int(head * (config.get("num_key_value_heads") or heads)),
-            vocabulary=int(config["vocab_size"]),
+            layers=_checked(config["num_hidden_layers"]),
+            hidden_size=_checked(hidden),
+            inner_size=_checked(config.get("intermediate_size") or 4 * hidden),
+            kv_size=_checked(head * (config.get("num_key_value_heads") or heads)),
+            vocabulary=_checked(config["vocab_size"]),
             full_attention=kinds <= {"full_attention", "global"}
             and not windowed
             and not config.get("attn_logit_softcapping"),
-            query_size=int(head * heads),
+            query_size=_checked(head * heads),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except ODD:
         return None
+
+
+def _checked(size: Any) -> int:
+    if not 0 < (whole := int(size)) < MAX_SIZE:
+        raise ValueError(f"{size} is not a size of a model")
+    return whole
+
+
+def _json(path: Path) -> Any:
+    """The value in the file. ValueError where it is too large or nested too deep, OSError where it is not a file."""
+    if not path.is_file():  # opening a pipe waits for its other end
+        raise FileNotFoundError(path)
+    if path.stat().st_size > MAX_JSON:
+        raise ValueError(f"'{path}' has more than {MAX_JSON >> 20} MiB")
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except RecursionError as cause:
+        raise ValueError(f"'{path}' is nested too deep") from cause
 
 
 def _decoder(directory: Path) -> dict[str, Any]:
     """config.json of a model, of one that also sees images what it says of text, under the names most models use."""
-    config = json.loads((directory / "config.json").read_text("utf-8"))
+    config = _json(directory / "config.json")
     config = {**config, **config.get("text_config", {})}
     for name, others in OTHER_NAMES.items():
         values = [config[other] for other in others if config.get(other) is not None]
@@ -113,7 +137,10 @@ def _weights_of(directory: Path) -> list[Path]:
     """The files of the weights; none when a part of them is missing, as in a cache that is being filled."""
     index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
     if index.is_file():
-        files = {directory / name for name in json.loads(index.read_text("utf-8"))["weight_map"].values()}
+        names = set(_json(index)["weight_map"].values())
+        if any(Path(name).name != name for name in names):
+            raise ValueError(f"'{index}' names files of other directories")
+        files = {directory / name for name in names}
         return sorted(files) if all(path.is_file() for path in files) else []
     return [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
 
@@ -130,7 +157,7 @@ class SavedTensor:
 def saved_tensors(directory: Path) -> dict[str, SavedTensor]:
     """The tensors of a local model by name, from the headers of its safetensors files; empty when a file is missing.
 
-    OSError, ValueError, KeyError or TypeError for files that are damaged.
+    One of `ODD` for files that are damaged.
     """
     files = _weights_of(directory)
     return {
@@ -149,9 +176,12 @@ def _header(path: Path) -> dict[str, Any]:
     """The entry of each tensor in a safetensors file, whose header is eight bytes of length, then JSON."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        if size > path.stat().st_size:
+        if size > min(MAX_HEADER, path.stat().st_size):
             raise ValueError(f"{path} is not a safetensors file")
-        header = json.loads(file.read(size))
+        try:
+            header = json.loads(file.read(size))
+        except RecursionError as cause:
+            raise ValueError(f"the header of {path} is nested too deep") from cause
     return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
 
 

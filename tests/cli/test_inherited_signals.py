@@ -3,6 +3,9 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 SCRIPT = """
 import os, signal, subprocess, sys
@@ -29,3 +32,18 @@ def test_the_command_mends_them_first() -> None:
         "sys.exit(signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL or not callable(signal.getsignal(signal.SIGUSR1)))"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(("command", "work"), [("train", "_train"), ("resume", "train_planned")])
+def test_a_terminal_that_goes_before_the_run_has_begun_ends_nothing(command: str, work: str, tmp_path: Path) -> None:
+    """Planning may take minutes, and has no log yet."""
+    (tmp_path / "config.yaml").write_text("{}")
+    script = (
+        "import os, signal, sys\nfrom rlcore.plugins import planning\n"
+        f"from rlcore.cli import {command} as command\n"
+        "def gone(*arguments, **named):\n    os.kill(os.getpid(), signal.SIGHUP)\n    return 0\n"
+        f"command.{work} = planning.plan_run = gone\n"
+        f"sys.exit(command.run({[str(tmp_path)] if command == 'resume' else []!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
