@@ -150,6 +150,11 @@ def test_a_count_of_a_state_that_is_none_is_an_error_of_one_line(config: dict[st
         run(config, resume=True)
 
 
+def test_the_log_of_a_whole_run_ends_by_saying_so(config: dict[str, Any]) -> None:
+    *_, last = (run(config, "train.max_steps=2").run_dir / "log.txt").read_text().splitlines()
+    assert "every step was taken: 2" in last
+
+
 def test_records_that_cannot_be_written_end_the_run_in_one_line(config: dict[str, Any], tmp_path: Path) -> None:
     blocker = tmp_path / "runs" / "run" / "trajectories"
     source = f"""
