@@ -62,12 +62,17 @@ def write_page(runs: Run | Sequence[Run], path: Path, max_mb: float = 100.0) -> 
         unfinished.unlink(missing_ok=True)
 
 
-def page(runs: Run | Sequence[Run], max_mb: float = 100.0, edition: str = "") -> str:
-    """The page as text; with an `edition`, one that asks its server for a newer one."""
+def page(runs: Run | Sequence[Run], max_mb: float = 100.0) -> str:
+    """The page as text."""
     listed = [runs] if isinstance(runs, Run) else [*runs]
+    return page_of(listed, parts(listed, max_mb))
+
+
+def page_of(runs: Sequence[Run], data: Mapping[str, str], edition: str = "") -> str:
+    """The page of runs whose `parts` are `data`; with an `edition`, one that asks its server for a newer one."""
     script = "\n".join(_asset(name) for name in (*((FOLLOW,) if edition else ()), *SCRIPTS))
     style = _asset("page.css")
-    named = ", ".join(f"{run.name}: {run.format}" for run in listed)
+    named = ", ".join(f"{run.name}: {run.format}" for run in runs)
     title = html.escape(redact(named)).encode("ascii", "xmlcharrefreplace").decode()
     return "\n".join(
         [
@@ -77,7 +82,7 @@ def page(runs: Run | Sequence[Run], max_mb: float = 100.0, edition: str = "") ->
             f"<title>{title}</title><style>{style}</style></head>",
             f'<body data-edition="{html.escape(edition)}">' if edition else "<body>",
             '<noscript>This page shows its data with a script; allow it to run.</noscript><div id="app"></div>',
-            *(_data(name, packed) for name, packed in parts(listed, max_mb).items()),
+            *(_data(name, packed) for name, packed in data.items()),
             f"<script>{script}</script></body></html>",
         ]
     )
