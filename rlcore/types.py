@@ -240,6 +240,16 @@ class TokenArrays(ReadOnlyArrays):
 
 
 @dataclass(frozen=True, eq=False)
+class TokenScores(ReadOnlyArrays):
+    """The result of a forward pass over a batch; counted at the loss tokens alone."""
+
+    logprobs_BT: Float32s
+    """(B, T) log-probs of the tokens."""
+    entropy_BT: Float32s | None = None
+    """(B, T) entropy in nats of the distribution before each token was sampled; None: not computed."""
+
+
+@dataclass(frozen=True, eq=False)
 class Batch(ReadOnlyArrays):
     """Rows that are trained together: statistics per row and per token, read-only.
 
@@ -278,6 +288,8 @@ class Batch(ReadOnlyArrays):
     """(B, T) log-probs of pi_old, the weights at the start of the step; None when pi_old is the detached pi."""
     reference_logprobs_BT: Float32s | None = None
     """(B, T) log-probs of the reference policy; None without a KL term."""
+    entropy_BT: Float32s | None = None
+    """(B, T) entropy of pi_old in nats; None unless its pass computed it for the record. Updates do not get it."""
     baselines_B: Float32s | None = None
     """The score of a greedy sample of the row's prompt; None unless the estimator asks for one."""
     selected_BT: Bools | None = None

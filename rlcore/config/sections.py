@@ -256,6 +256,8 @@ class TrackConfig:
     """Trackers that get every metric too."""
     project: str = option("rlcore", used_when="to != ()")
     """Name of the project in the trackers."""
+    open_telemetry: bool = False
+    """Send what `train.record_trace` keeps as spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names."""
 
 
 @dataclass(frozen=True)

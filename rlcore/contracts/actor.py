@@ -7,7 +7,7 @@ from typing import Any
 from rlcore.contracts.requests import Role
 from rlcore.contracts.workers import Worker
 from rlcore.errors import WorkerError
-from rlcore.types import Batch, Float32s, Metrics, WeightsHandle
+from rlcore.types import Batch, Float32s, Metrics, TokenScores, WeightsHandle
 
 
 class ActorWorker(Worker):
@@ -16,6 +16,13 @@ class ActorWorker(Worker):
     @abstractmethod
     def logprobs(self, batch: Batch) -> Float32s:
         """(B, T) log-probs of the batch's tokens under the current weights and the rollout's temperature."""
+
+    def token_scores(self, batch: Batch) -> TokenScores:
+        """As `logprobs`, with the entropy of each token where the same pass can compute it.
+
+        A run that records tokens calls this instead of `logprobs`. The entropy is recorded, and never trained on.
+        """
+        return TokenScores(self.logprobs(batch))
 
     def expect(self, num_updates: int) -> None:
         """Told once before the first update how many optimizer steps the whole run makes; schedules of lr end there."""

@@ -33,6 +33,7 @@ _FROM_BATCH = {
     "old_logprob": "old_logprobs_BT",
     "reference_logprob": "reference_logprobs_BT",
     "value": "values_BT",
+    "entropy": "entropy_BT",
 }
 """Arrays of the file that are those of a batch, where a pass computed them."""
 

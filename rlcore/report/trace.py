@@ -4,7 +4,7 @@ docs/run-directory.md describes it. The file is a JSON array at all times: a ste
 """
 
 import json
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,16 @@ _BEGIN, _BETWEEN, _END = "[\n", ",\n", "\n]\n"
 _CONTROLLER, _SAMPLES = "controller", "samples"
 
 Event = dict[str, Any]
+SpanReader = Callable[[int, Sequence[Span], float], None]
+"""Takes a step's number, its spans, and the seconds to add to their times for those since 1970."""
 
 
 class TraceLog:
     """Appends the spans of a step. Those on one thread never overlap: each takes one that is free."""
 
-    def __init__(self, run_dir: Path, unix_offset: float) -> None:
-        """`unix_offset`: seconds to add to a span's times for those since 1970."""
-        self._path, self._offset = run_dir / TRACE, unix_offset
+    def __init__(self, run_dir: Path, unix_offset: float, also: SpanReader | None = None) -> None:
+        """`unix_offset`: seconds to add to a span's times for those since 1970; `also` is given all spans, too."""
+        self._path, self._offset, self._also = run_dir / TRACE, unix_offset, also
         self._forget()
 
     def write(self, step: int, ended: EndedWork) -> None:
@@ -39,6 +41,8 @@ class TraceLog:
         spans = sorted(ended.spans(), key=lambda span: span.work.began)
         if not spans and not ended.num_left_out:
             return
+        if self._also is not None:
+            self._also(step, spans, self._offset)
         with writing_records(self._path):
             if self._path.exists() and self._path.stat().st_size > MOST_BYTES:
                 self._path.replace(self._path.with_name(OLDER_TRACE))

@@ -64,7 +64,7 @@ class Trackers:
         self._config, self._run_dir, self._run_name, self._run_config = config, run_dir, run_name, run_config
         self._warn, self._make, self._find = warn, make or make_tracker, find
         self._trackers: dict[str, Tracker] = {}
-        self._thread: _DaemonThread | None = None
+        self._thread: DaemonThread | None = None
         self._without_samples: set[str] = set()
         """Trackers that failed to take samples."""
 
@@ -74,7 +74,7 @@ class Trackers:
         if not names:
             return
         require_installed(names, self._find)
-        self._thread = _DaemonThread("trackers")
+        self._thread = DaemonThread("trackers")
         self._thread.start()
         settings = _flat(self._run_config)
         for name in dict.fromkeys(names):
@@ -177,7 +177,7 @@ def make_tracker(name: str, project: str, run_dir: Path, run_name: str) -> Track
     return tracker
 
 
-class _DaemonThread:
+class DaemonThread:
     """Runs what is submitted, one after another; does not keep the process alive."""
 
     def __init__(self, name: str) -> None:

@@ -311,7 +311,7 @@ class _Replica:
         return getattr(self.inner, name)
 
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if method.__name__ != "logprobs":
+        if method.__name__ not in ("logprobs", "token_scores"):
             return await self.inner.call(method, *args, **kwargs)
         what = "reference" if "Reference" in method.__qualname__ else "logprobs"
         step = self.events.trainer.progress.step + 1

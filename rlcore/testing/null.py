@@ -35,7 +35,7 @@ from rlcore.testing.null_busy import Busy
 from rlcore.testing.null_critic import NullCritic
 from rlcore.testing.null_decoding import Float64s, decode, log_softmax
 from rlcore.testing.null_settings import NullSection
-from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, WeightsHandle
+from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, TokenScores, WeightsHandle
 
 ADAM_EPSILON = 1e-8
 
@@ -87,6 +87,12 @@ class NullActor(Busy, ActorWorker):
         time.sleep(self.settings.logprobs_s)
         with self.busy():
             return logprobs_of(self.logits_V, batch, self.context.config.rollout.temperature)
+
+    def token_scores(self, batch: Batch) -> TokenScores:
+        logprobs_BT = self.logprobs(batch)
+        logprobs_V = log_softmax(self.logits_V, self.context.config.rollout.temperature)
+        entropy = -float((np.exp(logprobs_V) * logprobs_V).sum())
+        return TokenScores(logprobs_BT, np.where(batch.tokens.loss_mask_BT, entropy, 0.0).astype(np.float32))
 
     def update(self, minibatch: Batch) -> Metrics:
         """One Adam step on -sum_b weights_B[b] * sum_t advantage * log-prob: the policy gradient without clipping."""

@@ -16,10 +16,11 @@ from rlcore.contracts.workers import ReplicaHandle
 from rlcore.data.batch import collate, rescored
 from rlcore.errors import WorkerError, worker_call
 from rlcore.errors.checks.arrays import check_tokens, per_token
+from rlcore.errors.checks.results import kind
 from rlcore.plan import OldLogprobs
 from rlcore.runtime.launch import Runtime, owner_of
 from rlcore.train.timing import StepTimeline
-from rlcore.types import Batch, Float32s, Reward, ScoredTrajectory, Trajectory, TrajectoryId
+from rlcore.types import Batch, Float32s, Reward, ScoredTrajectory, TokenScores, Trajectory, TrajectoryId
 
 
 class ForwardPasses:
@@ -82,10 +83,25 @@ class ForwardPasses:
                 REFERENCE.name, run.reference.replicas[0], ReferenceWorker.logprobs, batch
             )
         if self._old is OldLogprobs.PASS:
-            found["old_logprobs_BT"] = await _logprobs(ACTOR.name, run.actor.replicas[0], ActorWorker.logprobs, batch)
+            found |= await self._old_policy(batch)
         if (values := await run.critic.values(batch)) is not None:
             found["values_BT"] = values
         return found
+
+    async def _old_policy(self, batch: Batch) -> dict[str, Float32s]:
+        """Log-probs of pi_old; with them the entropy, where the run records tokens and the engine computes it."""
+        actor = self._run.actor.replicas[0]
+        if self._run.plan.config.train.record_tokens == "none":
+            return {"old_logprobs_BT": await _logprobs(ACTOR.name, actor, ActorWorker.logprobs, batch)}
+        who = f"{actor.name}.{ActorWorker.token_scores.__name__}()"
+        with worker_call(ACTOR.name, ActorWorker.token_scores.__name__):
+            scores = await actor.call(ActorWorker.token_scores, batch)
+            if not isinstance(scores, TokenScores):
+                raise WorkerError(f"{who} returned {kind(scores)}; needs TokenScores")
+            found = {"old_logprobs_BT": per_token(who, scores.logprobs_BT, batch, WorkerError, "log-probs")}
+            if scores.entropy_BT is not None:
+                found["entropy_BT"] = per_token(who, scores.entropy_BT, batch, WorkerError, "entropies")
+            return found
 
     def attach(self, batch: Batch, rows: Sequence[TrajectoryId]) -> Batch:
         """The batch, whose rows are `rows`, with its arrays; 0 at padding."""
@@ -101,6 +117,8 @@ class ForwardPasses:
         where_B2 = np.array([self._where[row] for row in rows])
         shape = batch.tokens.token_ids_BT.shape
         for name in self._passes[0].found:
+            if name == "entropy_BT" and any(name not in pass_.found for pass_ in self._passes):
+                continue
             values_BT = np.zeros(shape, dtype=np.float32)
             for number, pass_ in enumerate(self._passes):
                 mine, known_BT = np.flatnonzero(where_B2[:, 0] == number), pass_.found[name]
@@ -131,6 +149,7 @@ class _Pass:
 _FILL: dict[str, Callable[[Batch, Float32s], Batch]] = {
     "reference_logprobs_BT": lambda batch, value: replace(batch, reference_logprobs_BT=value),
     "old_logprobs_BT": lambda batch, value: replace(batch, old_logprobs_BT=value),
+    "entropy_BT": lambda batch, value: replace(batch, entropy_BT=value),
     "values_BT": lambda batch, value: replace(batch, values_BT=value),
 }
 """By the name of the field of a `Batch`."""

@@ -18,6 +18,7 @@ from rlcore.plan import RunPlan
 from rlcore.report.advice import advice
 from rlcore.report.foreign_output import foreign_output
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, read
+from rlcore.report.open_telemetry import SpanExport
 from rlcore.report.terminal import Terminal
 from rlcore.report.token_log import TokenLog
 from rlcore.report.trace import TraceLog
@@ -172,11 +173,13 @@ class Session:
                 f"train.prompts_per_step: {plan.config.train.prompts_per_step} prompts a step are needed, the sources "
                 f"hold {order.num_prompts} in train.epochs={plan.config.train.epochs}; lower it or set train.max_steps"
             )
+        is_exported = plan.config.track.open_telemetry
+        self._spans = SpanExport(run_dir.name, warn=self._terminal.warn) if is_exported else None
         self._sinks = Sinks(
             MetricsLog(run_dir),
             TrajectoryLog(run_dir),
             TokenLog(run_dir, plan.config.train.record_tokens, run.tokens),
-            TraceLog(run_dir, current_activity().unix_offset),
+            TraceLog(run_dir, current_activity().unix_offset, self._spans and self._spans.export),
             Trackers(plan.config.track, run_dir, run_dir.name, plan.loaded.yaml, warn=self._terminal.warn),
             self._terminal,
         )
@@ -196,6 +199,9 @@ class Session:
         async with AsyncExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
             self._sinks.trackers.start()
+            if self._spans is not None:
+                stack.callback(self._spans.close)
+                self._spans.start()
             stack.push_async_callback(trainer.close)
             trainer.start()
             await self._run.agent.check(self._all_prompts)

@@ -267,7 +267,7 @@ class StepBatcher:
         self.batches.append((ids, batch))
         self._prepared.append(metrics)
         self._trained += [(index, row) for row in rows]
-        return batch
+        return replace(batch, entropy_BT=None)  # recorded, and not sent with every mini-batch
 
     def _count(self, counts: Metrics) -> None:
         for name, value in counts.items():

@@ -65,6 +65,22 @@ def policy_batch(engine: TrainEngine, seed: int = 0, **extra: Any) -> Batch:
     return replace(batch, old_logprobs_BT=old_BT, reference_logprobs_BT=reference_BT)
 
 
+def test_token_scores_are_log_probs_with_the_entropy_of_the_same_distribution(llama: Path) -> None:
+    engine, batch = engine_of(llama), random_batch()
+    scores = engine.token_scores(batch)
+    assert scores.entropy_BT is not None
+    np.testing.assert_array_equal(scores.logprobs_BT, engine.logprobs(batch))
+    tokens = batch.tokens
+    with torch.no_grad():
+        for row in range(len(batch)):
+            token_ids_1T = torch.tensor(tokens.token_ids_BT[row : row + 1, : batch.lengths_B[row]], dtype=torch.int64)
+            logits_TV = engine.policy.transformer(token_ids_1T).logits[0].double() / engine.temperature
+            entropy_T = torch.distributions.Categorical(logits=logits_TV).entropy().numpy()
+            places = np.flatnonzero(tokens.loss_mask_BT[row])
+            np.testing.assert_allclose(scores.entropy_BT[row, places], entropy_T[places - 1], atol=1e-4)
+    assert not scores.entropy_BT[~tokens.loss_mask_BT].any()
+
+
 FULL = AlgoConfig(entropy_coef=0.05, kl=KlConfig(placement="loss", estimator="k3", coef=0.1))
 
 

@@ -50,6 +50,18 @@ def per_token(change):
     return Changed
 
 
+class OtherScores(NullActor):
+    def token_scores(self, batch):
+        found = super().token_scores(batch)
+        return replace(found, logprobs_BT=found.logprobs_BT - np.float32(1))
+
+
+class EntropyInBits(NullActor):
+    def token_scores(self, batch):
+        found = super().token_scores(batch)
+        return replace(found, entropy_BT=found.entropy_BT / np.float32(np.log(2)))
+
+
 class Drifts(NullActor):
     def logprobs(self, batch):
         self.logits_V = self.logits_V + 1e-3 * np.arange(len(self.logits_V))
@@ -225,6 +237,7 @@ ROWS = "test_logprobs_of_a_row_do_not_depend_on_the_others"
 SAVED = "test_what_was_saved_is_restored_bit_for_bit"
 LEARNS = "test_an_update_makes_what_was_good_more_likely"
 SKIPS = "test_a_gradient_that_is_not_finite_is_skipped_and_counted"
+SCORES = "test_token_scores_are_the_same_logprobs_with_their_entropy"
 WHOLE = "test_a_completion_is_whole"
 WEIGHTS = "test_weights_are_written_under_their_version"
 ACTOR = [
@@ -235,6 +248,8 @@ ACTOR = [
     (per_token(lambda found_BT: found_BT.astype(np.float64)), SHAPE),
     (per_token(lambda found_BT: found_BT[:, 1:]), SHAPE),
     (per_token(by_row), ROWS),
+    (OtherScores, SCORES),
+    (EntropyInBits, SCORES),
     (Idle, LEARNS),
     (Uphill, LEARNS),
     (SaysNothing, LEARNS),

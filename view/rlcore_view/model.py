@@ -16,7 +16,7 @@ class Tokens:
     pieces: Sequence[str]
     """Their texts."""
     arrays: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    """`logprob`, `advantage`, `old_logprob`, ... by name; None where a token has none."""
+    """`logprob`, `advantage`, `old_logprob`, ... by name; None, or in an `array` NaN, where a token has none."""
     sampled: Sequence[bool] = ()
     """False where the policy did not sample the token; empty: it sampled all."""
     turn: Sequence[int] = ()

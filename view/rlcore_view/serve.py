@@ -4,12 +4,13 @@ The address holds a random word, so no other page and no other user of the machi
 another host are refused: a name that an attacker turns into 127.0.0.1 reads nothing. Nothing is served from the disk.
 """
 
+import hashlib
 import hmac
 import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,10 +18,12 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from rlcore_view.model import Run, ViewError
-from rlcore_view.write_page import page, parts
+from rlcore_view.write_page import page_of, parts
 
 _SKIPPED = frozenset({"checkpoints", "rewards", "logs", ".git"})
 _DEEPEST = 4
+EDITIONS = 20
+"""Editions that a reader may have seen and still is sent the changes alone."""
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -36,9 +39,12 @@ class Editions:
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], list[Run]], max_mb: float) -> None:
         self._paths, self._read, self._max_mb = paths, read, max_mb
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._edition = ""
         self._runs = list[Run]()
+        self._parts: Mapping[str, str] = {}
+        self._digests: dict[str, Mapping[str, bytes]] = {}
+        """By edition, the last ones: digests of its parts, to tell which have changed since."""
 
     def newest(self) -> tuple[str, list[Run]]:
         """The edition's name and its runs; a run that cannot be read now is shown as it was, with the reason."""
@@ -52,17 +58,31 @@ class Editions:
                 except ViewError as error:
                     self._runs = [replace(run, notes=[*run.notes, str(error)]) for run in self._runs]
                 self._edition = f"{edition}@{seen}"
+                self._parts = parts(self._runs, self._max_mb)
+                digests = {name: hashlib.sha256(packed.encode()).digest() for name, packed in self._parts.items()}
+                kept = list(self._digests.items())[1 - EDITIONS :]
+                self._digests = {**dict(kept), self._edition: digests}
             return self._edition, self._runs
 
     def page(self) -> str:
         """The newest edition as a page."""
-        edition, runs = self.newest()
-        return page(runs, self._max_mb, edition)
+        with self._lock:
+            edition, runs = self.newest()
+            return page_of(runs, self._parts, edition)
 
     def news(self, seen: str) -> str | None:
-        """The newest edition's data as JSON; None where it is the one that was seen."""
-        edition, runs = self.newest()
-        return None if edition == seen else json.dumps({"edition": edition, "parts": parts(runs, self._max_mb)})
+        """The changes since the edition that was seen, as JSON; None where it is the newest.
+
+        `names` are those of all parts of the newest edition, and `parts` those that differ from the seen one's; all of
+        them, where that is one of long ago.
+        """
+        with self._lock:
+            edition, _ = self.newest()
+            if edition == seen:
+                return None
+            new, before = self._digests[edition], self._digests.get(seen, {})
+            changed = {name: packed for name, packed in self._parts.items() if new[name] != before.get(name)}
+        return json.dumps({"edition": edition, "names": [*new], "parts": changed})
 
 
 def _fingerprint(paths: Sequence[Path]) -> str:

@@ -5,6 +5,8 @@ import codecs
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,28 @@ WITHHELD = "\N{FULL BLOCK}"
 RowId = tuple[str, int, int, int]
 
 
-def vocabulary(directory: Path) -> dict[int, bytes]:
-    """The bytes of each token id that occurs; empty without the file."""
+@dataclass(frozen=True)
+class Vocabulary:
+    """The token ids that occur."""
+
+    pieces: Mapping[int, bytes]
+    whole: Mapping[int, str]
+    """The texts of those tokens that are made of whole characters."""
+
+
+def vocabulary(directory: Path) -> Vocabulary:
+    """The vocabulary of the file; empty without it."""
     path = directory / "vocabulary.jsonl"
-    if not path.exists():
-        return {}
-    return {int(entry["id"]): _bytes_of(entry) for entry in records(path)}
+    entries = records(path) if path.exists() else ()
+    pieces = {int(entry["id"]): _bytes_of(entry) for entry in entries}
+    whole: dict[int, str] = {}
+    for id_, piece in pieces.items():
+        with suppress(UnicodeDecodeError):
+            whole[id_] = piece.decode()
+    return Vocabulary(pieces, whole)
 
 
-def rows_of(path: Path, pieces: Mapping[int, bytes]) -> dict[RowId, Tokens]:
+def rows_of(path: Path, known: Vocabulary) -> dict[RowId, Tokens]:
     """The tokens of each row of a step's file; ViewError for a file of another kind or of a schema from the future."""
     about, arrays = _load(path)
     schema = about.get("schema")
@@ -39,9 +54,9 @@ def rows_of(path: Path, pieces: Mapping[int, bytes]) -> dict[RowId, Tokens]:
     for number, (prompt, epoch, sample, segment) in enumerate(about["rows"]):
         span = slice(int(starts[number]), int(starts[number + 1]))
         rows[str(prompt), int(epoch), int(sample), int(segment)] = Tokens(
-            pieces=_texts(ids[span], pieces),
-            arrays={name: [_rounded(value) for value in values[span]] for name, values in arrays.items()},
-            sampled=[bool(value) for value in sampled[span]] if sampled is not None else (),
+            pieces=_texts(ids[span], known),
+            arrays={name: values[span] for name, values in arrays.items()},
+            sampled=[*map(bool, sampled[span])] if sampled is not None else (),
             turn=_turns(position[span]) if position is not None else (),
         )
     return rows
@@ -67,22 +82,22 @@ def _array(spec: Mapping[str, Any], data: bytes) -> "array.array[Any]":
     return values
 
 
-def _texts(ids: Sequence[int], pieces: Mapping[int, bytes]) -> list[str]:
+def _texts(ids: Sequence[int], known: Vocabulary) -> list[str]:
     """A text per token. A character that spans several tokens stands at the last of them."""
+    with suppress(KeyError):
+        return [*map(known.whole.__getitem__, ids)]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    return [WITHHELD if id_ < 0 else decoder.decode(pieces.get(id_, b"\xef\xbf\xbd")) for id_ in ids]
+    return [WITHHELD if id_ < 0 else decoder.decode(known.pieces.get(id_, b"\xef\xbf\xbd")) for id_ in ids]
 
 
 def _turns(positions: Sequence[int]) -> list[int]:
+    if not positions or positions[-1] - positions[0] == len(positions) - 1:  # no gap: they ascend
+        return [0] * len(positions)
     turns, turn = list[int](), 0
     for index, position in enumerate(positions):
         turn += index > 0 and position != positions[index - 1] + 1
         turns.append(turn)
     return turns
-
-
-def _rounded(value: float) -> float | None:
-    return None if value != value else float(f"{value:.4g}")
 
 
 def _bytes_of(entry: Mapping[str, Any]) -> bytes:

@@ -154,6 +154,23 @@ def test_tokens_are_shaded_by_their_numbers(browser: Any, show: Show) -> None:
     assert [shade for _, shade in browser.execute_script(script)] != shades
 
 
+@pytest.mark.parametrize(
+    ("shade", "words"), [("entropy", "darkest 2.5"), ("difference", "strongest 0.25")], ids=["entropy", "difference"]
+)
+def test_tokens_are_shaded_by_entropy_and_by_what_the_trainer_computes_otherwise(
+    browser: Any, show: Show, shade: str, words: str
+) -> None:
+    tokens = spoken("ab", logprob=[-1.0, -2.0], old_logprob=[-1.25, -2.0], entropy=[0.5, 2.5])
+    show(run_of([sample(tokens=tokens)]), f"#/sample/0?shade={shade}")
+    assert words in text_of(browser)
+
+
+def test_shades_of_what_was_not_recorded_are_not_offered(browser: Any, show: Show) -> None:
+    show(run_of([sample(tokens=spoken("ab", logprob=[-1.0, -2.0]))]), "#/sample/0")
+    offered = browser.execute_script("return [...document.querySelectorAll('main select option')].map((o) => o.value)")
+    assert offered == ["logprob"]
+
+
 def test_what_a_model_wrote_is_shown_and_never_run(browser: Any, show: Show) -> None:
     prompt = [{"role": HOSTILE, "content": HOSTILE, "tool_calls": [{"x": HOSTILE}]}]
     tokens = spoken("x", advantage=[1.0])

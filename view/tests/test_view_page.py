@@ -1,11 +1,14 @@
 """The page as a file: self-contained, without foreign markup, within its size."""
 
+import array
 import base64
 import gzip
 import hashlib
 import json
+import math
 import random
 import re
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -30,6 +33,17 @@ def unpacked(text: str) -> dict[str, Any]:
     return {name: json.loads(gzip.decompress(base64.b64decode(packed))) for name, packed in found}
 
 
+def numbers_of(body: dict[str, Any]) -> dict[str, list[float]]:
+    """The arrays of a sample's tokens, as the page's script reads them."""
+    found = {}
+    for name, [packed] in body["tokens"]["arrays"].items():
+        planes = base64.b64decode(packed)
+        count = len(planes) // 3
+        words = zip(planes[:count], planes[count : 2 * count], planes[2 * count :], bytes(count), strict=True)
+        found[name] = list(struct.unpack(f">{count}f", bytes(byte for word in words for byte in word)))
+    return found
+
+
 def test_the_page_holds_every_sample_with_its_text_and_tokens() -> None:
     tokens = spoken("42", advantage=[0.5, -0.5])
     data = unpacked(page(run_of([sample(1, 0, 0, 1.0, tokens=tokens), sample(1, 0, 1, 0.0), sample(2, 1, 0, 0.5)])))
@@ -39,7 +53,7 @@ def test_the_page_holds_every_sample_with_its_text_and_tokens() -> None:
     bodies = [data[f"chunk-0-{chunk}"][place] for chunk, place in zip(columns["chunk"], columns["place"], strict=True)]
     assert [body["completion"] for body in bodies] == ["answer 0", "answer 1", "answer 0"]
     assert bodies[0]["tokens"]["pieces"] == ["4", "2"]
-    assert bodies[0]["tokens"]["arrays"] == {"advantage": [0.5, -0.5]}
+    assert numbers_of(bodies[0])["advantage"] == [0.5, -0.5]
 
 
 def test_text_of_models_is_never_markup() -> None:
@@ -143,4 +157,12 @@ def test_tokens_that_spell_a_secret_together_are_withheld() -> None:
     body = unpacked(page(run_of([sample(completion="".join(pieces), tokens=tokens)])))["chunk-0-0"][0]
     assert body["completion"] == "[sk-a... redacted] end"
     assert body["tokens"]["pieces"] == ["\N{FULL BLOCK}"] * 5
-    assert body["tokens"]["arrays"] == {"advantage": [1.0, None, None, 0.5, 0.5]}
+    numbers = numbers_of(body)["advantage"]
+    assert [number if math.isfinite(number) else None for number in numbers] == [1.0, None, None, 0.5, 0.5]
+
+
+def test_numbers_of_tokens_keep_four_digits_from_lists_and_from_packed_arrays() -> None:
+    values = [-0.123456, 3.14159e-7, -12345.6, 0.0]
+    for given in (values, array.array("f", values)):
+        body = unpacked(page(run_of([sample(tokens=Tokens(list("abcd"), {"entropy": given}))])))["chunk-0-0"][0]
+        assert numbers_of(body)["entropy"] == pytest.approx(values, rel=1e-4)

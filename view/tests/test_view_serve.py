@@ -90,9 +90,22 @@ def test_a_step_that_is_new_is_news_once(address: str, run: Path) -> None:
     (run / "trajectories" / "step_000002.jsonl").write_text((run / "trajectories" / "step_000001.jsonl").read_text())
     second = news(address, str(first["edition"]))
     assert second is not None
-    assert second["parts"].keys() == {"about", "head-0", "events-0", "chunk-0-0", "chunk-0-1"}  # type: ignore[attr-defined]
-    assert second["parts"] != first["parts"]
+    assert second["names"] == ["about", "head-0", "events-0", "chunk-0-0", "chunk-0-1"]
+    assert second["parts"].keys() == {"head-0", "chunk-0-0", "chunk-0-1"}  # type: ignore[attr-defined]
     assert news(address, str(second["edition"])) is None
+
+
+def test_news_are_the_parts_that_changed_and_all_of_them_for_a_reader_of_long_ago(tmp_path: Path) -> None:
+    run = write_rlcore_run(tmp_path / "sums", steps=1, groups=150, size=4)
+    editions = Editions([run], lambda: [read(run)], 100.0)
+    first, _ = editions.newest()
+    (run / "trajectories" / "step_000002.jsonl").write_text((run / "trajectories" / "step_000001.jsonl").read_text())
+    found = json.loads(editions.news(first) or "")
+    assert {"chunk-0-1", "chunk-0-2"} < {*found["names"]}
+    assert {"chunk-0-1", "chunk-0-2"} & found["parts"].keys() == set()
+    whole = json.loads(editions.news("long ago") or "")
+    assert whole["parts"].keys() == {*found["names"]}
+    assert whole["parts"] == {**whole["parts"], **found["parts"]}
 
 
 def test_a_run_that_cannot_be_read_for_a_while_stays_with_the_reason(run: Path) -> None:

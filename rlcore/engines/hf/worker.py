@@ -15,7 +15,7 @@ from rlcore.contracts.reference import ReferenceWorker
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.engines.freed_memory import give_back_freed_memory, yield_device
 from rlcore.errors import WorkerError
-from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, WeightsHandle
+from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, TokenScores, WeightsHandle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +77,9 @@ class HfActor(ActorWorker):
 
     def logprobs(self, batch: Batch) -> Float32s:
         return self.engine.logprobs(batch)
+
+    def token_scores(self, batch: Batch) -> TokenScores:
+        return self.engine.token_scores(batch)
 
     def update(self, minibatch: Batch) -> Metrics:
         self._weights_change()

@@ -1,5 +1,6 @@
 """The suite of actor workers."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.data.batch import select
 from rlcore.testing.suites.harness import extra, need_metrics
 from rlcore.testing.suites.workers import Work, WorkerSuite, batch_of, need_per_token, same_bits
-from rlcore.types import Batch, Float32s, Metrics
+from rlcore.types import Batch, Float32s, Metrics, TokenScores
 
 SKIPPED = "actor/skipped"
 TOLERANCE = 1e-4
@@ -53,6 +54,27 @@ class ActorWorkerSuite(WorkerSuite):
                 found_BT = await logprobs(actor, part)
                 off = np.abs(found_BT - whole_BT[rows, : found_BT.shape[1]])[mask_BT].max()
                 self.need(off <= TOLERANCE, f"log-probs of rows {rows} alone differ by {off:g} from those in a batch")
+
+        self.use(main)
+
+    def test_token_scores_are_the_same_logprobs_with_their_entropy(self) -> None:
+        """Log-probs bit for bit as `logprobs`; an entropy, where there is one, of 0 to log(vocabulary) nats."""
+
+        async def main(work: Work) -> None:
+            actor, batch = await work.start(), batch_of(self.vocabulary)
+            scores = await actor.call(ActorWorker.token_scores, batch)
+            self.need(isinstance(scores, TokenScores), f"token_scores() is {type(scores).__name__}; needs TokenScores")
+            same = same_bits(scores.logprobs_BT, await logprobs(actor, batch))
+            self.need(same, "log-probs of token_scores() are not those of logprobs()")
+            if scores.entropy_BT is not None:
+                need_per_token(self, "entropies", scores.entropy_BT, batch)
+                entropy_N = scores.entropy_BT[batch.tokens.loss_mask_BT]
+                low, high = float(entropy_N.min()), float(entropy_N.max())
+                most = math.log((await actor.call(ActorWorker.facts))["vocabulary"])
+                self.need(
+                    low >= -TOLERANCE and high <= most + 0.01,
+                    f"entropies are {low:g} to {high:g}; needs 0 to {most:g} nats, log(vocabulary)",
+                )
 
         self.use(main)
 

@@ -60,7 +60,20 @@ function rangeOf(values) {
 // The texts and tokens of a sample; null where they were left out of the page.
 async function bodyOf(index, of = run) {
   const chunk = of.columns.chunk[index];
-  return chunk < 0 ? null : (await unpackedPart(`chunk-${of.number}-${chunk}`))[of.columns.place[index]];
+  if (chunk < 0) return null;
+  const body = (await unpackedPart(`chunk-${of.number}-${chunk}`))[of.columns.place[index]];
+  const arrays = body.tokens?.arrays ?? {};
+  for (const [name, values] of Object.entries(arrays)) if (Array.isArray(values)) arrays[name] = numbersOf(values[0]);
+  return body;
+}
+
+// Numbers from base64 of the three upper bytes of float32: the highest byte of all, then the next, then the third.
+function numbersOf(packed) {
+  const planes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+  const count = planes.length / 3;
+  const view = new DataView(new ArrayBuffer(4 * count));
+  for (let at = 0; at < count; at++) for (let plane = 0; plane < 3; plane++) view.setUint8(4 * at + plane, planes[plane * count + at]);
+  return Float32Array.from({ length: count }, (_, at) => view.getFloat32(4 * at));
 }
 
 function textOf(completion) {

@@ -20,7 +20,10 @@ async function follow() {
 
 async function take(news) {
   shownEdition = news.edition;
-  document.querySelectorAll("script[type='application/octet-stream']").forEach((part) => part.remove());
+  const names = new Set(news.names);
+  document.querySelectorAll("script[type='application/octet-stream']").forEach((part) => {
+    if (part.id in news.parts || !names.has(part.id)) part.remove();
+  });
   for (const [id, packed] of Object.entries(news.parts)) {
     const part = element("script", { type: "application/octet-stream", id });
     part.textContent = packed;

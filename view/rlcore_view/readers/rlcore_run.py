@@ -9,7 +9,7 @@ from typing import Any
 from rlcore_view.json_lines import made_of, number_or_none
 from rlcore_view.model import Run, Sample, Tokens, ViewError
 from rlcore_view.readers import trace
-from rlcore_view.token_files import RowId, rows_of, vocabulary
+from rlcore_view.token_files import RowId, Vocabulary, rows_of, vocabulary
 
 _ALERT = re.compile(r"\S+ \S+ (WARNING|ERROR|CRITICAL) (.*)")
 _ALERTS, _LOG_BYTES = 20, 1_000_000
@@ -24,11 +24,11 @@ def recognises(path: Path) -> bool:
 def read(path: Path) -> Run:
     """Every sample with its tokens where they were recorded, the metrics, configuration and plan."""
     notes = list[str]()
-    pieces = vocabulary(path / "tokens")
+    known = vocabulary(path / "tokens")
     samples = list[Sample]()
     for file in sorted((path / "trajectories").glob("step_*.jsonl")):
         if named := _STEP.fullmatch(file.name):
-            samples += _step(path, file, int(named[1]), pieces, notes)
+            samples += _step(path, file, int(named[1]), known, notes)
     metrics = path / "metrics.jsonl"
     return Run(
         name=path.resolve().name,
@@ -43,13 +43,13 @@ def read(path: Path) -> Run:
     )
 
 
-def _step(run: Path, file: Path, step: int, pieces: Mapping[int, bytes], notes: list[str]) -> list[Sample]:
+def _step(run: Path, file: Path, step: int, known: Vocabulary, notes: list[str]) -> list[Sample]:
     tokens: dict[str, Mapping[RowId, Tokens]] = {}
     for lane in ("train", "eval"):
         path = run / "tokens" / f"{file.stem}.{lane}.safetensors"
         if path.exists():
             try:
-                tokens[lane] = rows_of(path, pieces)
+                tokens[lane] = rows_of(path, known)
             except ViewError as error:
                 notes.append(str(error))
     return list(made_of(file, lambda record: _sample(record, step, tokens)))

@@ -41,7 +41,7 @@ from rlcore.engines.hf.train.state import (
 from rlcore.engines.hf.train.transfers import device_tensor
 from rlcore.engines.weight_server import host_copies
 from rlcore.errors import ConfigError, WorkerError
-from rlcore.types import Batch, Bools, Float32s, Metrics, SharedPrefix
+from rlcore.types import Batch, Bools, Float32s, Metrics, SharedPrefix, TokenScores
 
 
 class TrainEngine:
@@ -165,6 +165,11 @@ class TrainEngine:
         """(B, T) log-probs of the loss tokens under softmax(logits / temperature), 0 elsewhere."""
         return self._score(self.policy, batch, self.config.micro_batch_tokens)
 
+    def token_scores(self, batch: Batch) -> TokenScores:
+        """(B, T) as `logprobs`, and the entropy of that distribution in nats, from the same pass."""
+        logprobs_BT, entropy_BT = self._scores(self.policy, batch, self.config.micro_batch_tokens, with_entropy=True)
+        return TokenScores(logprobs_BT, entropy_BT)
+
     def base_logprobs(self, batch: Batch, micro_batch_tokens: int) -> Float32s:
         """(B, T) as `logprobs`, of the model that the LoRA adapter was added to; ConfigError without an adapter."""
         if self.model.adapter is None:
@@ -271,6 +276,13 @@ class TrainEngine:
         }
 
     def _score(self, model: PolicyModel | ValueModel, batch: Batch, micro_batch_tokens: int) -> Float32s:
+        (scores_BT,) = self._scores(model, batch, micro_batch_tokens, with_entropy=False)
+        return np.asarray(scores_BT)
+
+    def _scores(
+        self, model: PolicyModel | ValueModel, batch: Batch, micro_batch_tokens: int, *, with_entropy: bool
+    ) -> Float32s:
+        """(1, B, T) scores, or (2, B, T) with the entropy behind them."""
         score_here = partial(
             score,
             model,
@@ -278,9 +290,12 @@ class TrainEngine:
             temperature=self.temperature,
             device=self.device,
             shared_prefix=self.shared_prefix,
+            with_entropy=with_entropy,
         )
         with self._offload.weights(), self.whole():
-            return self.ranks.scored(batch, self.shared_prefix, score_here) if self.ranks else score_here(batch)
+            if self.ranks is None:
+                return score_here(batch)
+            return self.ranks.scored(batch, self.shared_prefix, score_here, 1 + with_entropy)
 
     def _taught(self, minibatch: Batch) -> Batch:
         """The rows of the mini-batch that an update computes, maybe none."""

@@ -68,14 +68,16 @@ class Ranks:
             ):
                 parameter.grad = part.view_as(parameter)
 
-    def scored(self, batch: Batch, shared_prefix: SharedPrefix, score: Callable[[Batch], Float32s]) -> Float32s:
-        """(B, T) scores of the whole batch, of which each rank computes those of its rows with `score`."""
-        scores_BT = np.zeros(batch.tokens.loss_mask_BT.shape, dtype=np.float32)
+    def scored(
+        self, batch: Batch, shared_prefix: SharedPrefix, score: Callable[[Batch], Float32s], num: int
+    ) -> Float32s:
+        """(num, B, T) scores of the whole batch, of which each rank computes those of its rows with `score`."""
+        scores_KBT = np.zeros((num, *batch.tokens.loss_mask_BT.shape), dtype=np.float32)
         rows = self.rows_of(batch, shared_prefix)
         if len(rows):
-            some_BT = score(select(batch, rows))
-            scores_BT[rows, : some_BT.shape[1]] = some_BT
-        tensor = torch.tensor(scores_BT, device=self.device)
+            some_KBT = score(select(batch, rows))
+            scores_KBT[:, rows, : some_KBT.shape[2]] = some_KBT
+        tensor = torch.tensor(scores_KBT, device=self.device)
         dist.all_reduce(tensor)
         return np.asarray(tensor.cpu().numpy())
 

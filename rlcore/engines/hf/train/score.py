@@ -1,4 +1,4 @@
-"""Log-probs and values of a batch, without gradients."""
+"""Log-probs, their entropy, and values of a batch, without gradients."""
 
 import numpy as np
 import torch
@@ -18,13 +18,18 @@ def score(
     temperature: float,
     device: torch.device,
     shared_prefix: SharedPrefix = SharedPrefix.NONE,
+    with_entropy: bool = False,
 ) -> Float32s:
-    """(B, T) log-probs or values of the batch's loss tokens, 0 elsewhere; micro-batches of at most `max_tokens`."""
-    scores_BT = np.zeros(batch.tokens.loss_mask_BT.shape, dtype=np.float32)
+    """(K, B, T) log-probs or values of the batch's loss tokens, 0 elsewhere; micro-batches of at most `max_tokens`.
+
+    K is 1, or 2 `with_entropy`: entropies in nats then stand behind log-probs.
+    """
+    scores_KBT = np.zeros((1 + with_entropy, *batch.tokens.loss_mask_BT.shape), dtype=np.float32)
     with model.attending(shared_prefix):
         for rows in split(batch, max_tokens, shared_prefix):
             micro = MicroBatch(select(batch, rows), device, shared_prefix)
-            scores_N, _ = model(micro, temperature, False)
-            some_BT = micro.spread(scores_N).float().cpu().numpy()
-            scores_BT[rows, : some_BT.shape[1]] = some_BT
-    return scores_BT
+            found = model(micro, temperature, with_entropy)
+            for scores_BT, scores_N in zip(scores_KBT, found, strict=False):
+                some_BT = micro.spread(scores_N).float().cpu().numpy()
+                scores_BT[rows, : some_BT.shape[1]] = some_BT
+    return scores_KBT
