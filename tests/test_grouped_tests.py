@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = """
 import os
 from pathlib import Path
@@ -18,6 +20,7 @@ def test_of_a_group(number):
 """
 
 
+@pytest.mark.fault
 def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:
     (tmp_path / "test_grouped.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", str(tmp_path)]

@@ -44,6 +44,7 @@ def test_a_chat_on_a_run_without_a_checkpoint_is_one_line(
     assert "no checkpoint is there" in failing(capsys, "chat", str(tmp_path / "run"))
 
 
+@pytest.mark.real
 def test_a_chat_answers_each_line_of_a_pipe(run_dir: Path) -> None:
     command = [sys.executable, "-m", "rlcore", "chat", str(run_dir), "--temperature", "0", "--max-tokens", "4"]
     lines = "hello\n\n/reset\nhello\nhello\n/exit\nnever\n"

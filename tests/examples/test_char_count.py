@@ -66,6 +66,7 @@ def test_grpo_and_ppo_plan_the_same_samples(small: bool) -> None:
     assert ppo.components["critic"].component.name == "critic_engine"
 
 
+@pytest.mark.real
 def test_the_warm_up_teaches_a_tiny_model_the_form_of_the_response(tmp_path: Path) -> None:
     sft, tokens = script("sft"), ByteTokens()
     rows = script("make_data").items(24, 3, 3, seed=0)

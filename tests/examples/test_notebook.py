@@ -36,6 +36,7 @@ def run_cells(cells: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> dict[str
     return vars(main)
 
 
+@pytest.mark.real
 def test_the_notebook_trains_evaluates_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((ROOT / "examples" / "notebook" / "first_steps.ipynb").read_text("utf-8"))

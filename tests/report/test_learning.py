@@ -238,6 +238,7 @@ def tiny_model(directory: Path) -> list[str]:
     ]
 
 
+@pytest.mark.real
 def test_rounding_to_nearest_that_keeps_weights_is_found(config: dict[str, Any], tmp_path: Path) -> None:
     half = [*tiny_model(tmp_path), "actor.dtype=bfloat16", "actor.lr=1e-8", "train.max_steps=12", "train.seed=1"]
     assert "rounding keeps the weights where they are" in found(train(config, *half, "actor.rounding=nearest").run_dir)

@@ -43,6 +43,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     return {**NULL, "train.dir": str(tmp_path / "runs"), "data": ROWS, "rewards": rewards}
 
 
+@pytest.mark.real
 def test_rows_and_functions_train_as_their_files_do(settings: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
@@ -77,6 +78,7 @@ def test_a_run_of_rows_and_a_local_function_resumes_without_them_also_elsewhere(
     assert differing(whole.run_dir, elsewhere) == []
 
 
+@pytest.mark.real
 def test_a_resume_with_other_rows_is_refused(settings: dict[str, Any]) -> None:
     rlcore.train(**settings, **{"train.name": "run"})
     settings |= {"data": ROWS[:8], "train.max_steps": 4}
@@ -142,12 +144,14 @@ def test_the_result_has_history_table_trajectories_evaluations_and_model(setting
     assert result.model.parent == result.checkpoint
 
 
+@pytest.mark.real
 def test_the_table_is_columns_without_pandas(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     result = rlcore.train(**settings)
     monkeypatch.setattr(sys.modules["rlcore.train.result"], "find_spec", lambda name: None)
     assert result.metrics["step"] == [1, 2, 3]
 
 
+@pytest.mark.real
 def test_callbacks_see_each_step_and_cannot_disturb_the_run(tmp_path: Path) -> None:
     import torch
 
@@ -179,6 +183,7 @@ def test_callbacks_see_each_step_and_cannot_disturb_the_run(tmp_path: Path) -> N
     assert "FrozenDict" in (with_it.run_dir / "log.txt").read_text()
 
 
+@pytest.mark.real
 def test_a_callback_that_raises_is_a_warning_and_the_run_goes_on(
     settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,12 +211,14 @@ def test_stop_when_ends_the_run_with_evaluation_and_checkpoint(settings: dict[st
     assert all("eval/heldout/mean" in metrics for metrics in seen)
 
 
+@pytest.mark.real
 def test_a_stop_rule_that_raises_ends_the_run_after_a_checkpoint(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"stop_when: KeyError: 'no' \(.*step 1: .*step_1, go on with --resume"):
         rlcore.train(**settings, stop_when=lambda step, metrics: metrics["no"], **{"train.name": "run"})
     assert rlcore.resume(Path(settings["train.dir"]) / "run").steps == 3
 
 
+@pytest.mark.real
 def test_evaluations_keep_their_samples_and_need_the_run_only(settings: dict[str, Any], tmp_path: Path) -> None:
     result = rlcore.train(**settings, eval=HELDOUT)
     found = rlcore.evaluate(checkpoint=result.run_dir)
@@ -254,6 +261,7 @@ print(result.steps, len(result.history))
 IN_A_LOOP = "async def main():\n    return rlcore.train(**settings)\nresult = asyncio.run(main())"
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("call", ["result = rlcore.train(**settings)", IN_A_LOOP])
 def test_a_script_without_a_main_guard_trains_on_its_own_function(
     settings: dict[str, Any], tmp_path: Path, call: str

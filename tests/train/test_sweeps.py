@@ -67,6 +67,7 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.real
 def test_half_of_the_runs_fail_and_the_rest_goes_on_and_again_only_those_are_tried(
     config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_sweep_of_other_settings_needs_another_name(tmp_path: Path) -> None:
         Sweep(tmp_path, ["a.yaml"], cells_of((0,), ()))
 
 
+@pytest.mark.real
 def test_an_interrupted_sweep_goes_on_where_it_was(config: Path) -> None:
     runs = config.parent / "runs" / "tiny-sweep"
     command = [sys.executable, "-m", "rlcore", "sweep", str(config), "--seeds", "0..1", "train.max_steps=60"]

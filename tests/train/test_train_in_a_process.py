@@ -32,6 +32,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.real
 def test_an_actor_in_a_process_trains_as_one_in_a_thread(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
