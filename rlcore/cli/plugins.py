@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -45,8 +46,12 @@ class PluginRow:
 
 def run(arguments: Sequence[str]) -> int:
     """List the plugins; 2 when --check found a problem."""
+    if arguments[:1] == ["new"]:
+        return import_module("rlcore.cli.new_plugin").run(arguments[1:])  # type: ignore[no-any-return]
     parser = Parser(
-        "plugins", "List plugins. One that is not enabled by the configuration or --plugin is not imported."
+        "plugins",
+        "List plugins. One that is not enabled by the configuration or --plugin is not imported. "
+        "`rlcore plugins new NAME` writes one.",
     )
     parser.add_settings()
     parser.add_argument(
