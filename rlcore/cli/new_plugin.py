@@ -3,7 +3,6 @@
 import json
 import keyword
 import os
-import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 from rlcore.cli.arguments import Parser
 from rlcore.cli.console import answer
+from rlcore.cluster.interpreter import run_in_new_interpreter
 from rlcore.errors import ConfigError, nearest
 
 RANGE = "rlcore>=0.1,<0.2"
@@ -116,7 +116,7 @@ def _directory(name: str, into: Path) -> Path:
 
 
 def _chosen(text: str, known: Offers) -> Offers:
-    """The chosen kinds. Where none of them has a hook, a reward comes along: a plugin without a hook offers nothing."""
+    """The chosen kinds. With what belongs to another plugin's loop comes a reward that reads messages."""
     kinds = {kind.strip() for kind in text.split(",")}
     for kind in sorted(kinds - set(known)):
         if kind == "tracker":
@@ -127,17 +127,17 @@ def _chosen(text: str, known: Offers) -> Offers:
     chosen = {kind: offer for kind, offer in known.items() if kind in kinds}
     if len({kind for kind in chosen if kind in ("agent", "tool", "environment")}) > 1 and "agent" in chosen:
         raise ConfigError(
-            "plugins new: an agent loop stands beside a tool or an environment, which belong to the loop of the plugin "
-            "agent_loop; choose one of the two"
+            "plugins new: an agent loop cannot stand beside a tool or an environment, which belong to another "
+            "plugin's loop; choose one of the two"
         )
-    missing = {kind: offer["plugin"] for kind, offer in chosen.items() if "plugin" in offer}
-    for kind, plugin in missing.items():
+    foreign = {kind: offer["plugin"] for kind, offer in chosen.items() if "plugin" in offer}
+    for kind, plugin in foreign.items():
         if find_spec(f"rlcore_{plugin}") is None:
             raise ConfigError(
                 f"plugins new: the offer '{kind}' needs the plugin {plugin}, which is not installed; "
                 f"pip install rlcore-{plugin.replace('_', '-')}"
             )
-    return chosen if any("hook" in offer for offer in chosen.values()) else {"reward": known["reward"], **chosen}
+    return {"reward": known["reward"], **chosen} if foreign else chosen
 
 
 def _enable(package: _Package) -> str:
@@ -226,7 +226,7 @@ def _try(package: _Package) -> None:
         )
         (info / "entry_points.txt").write_text(f"[rlcore]\n{package.name} = rlcore_{package.name}\n", "utf-8")
         paths = [site, str(package.directory.absolute()), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
         run_dir = f"train.dir={site}/run"
         enable = _enable(package).split()
         for command in (
@@ -241,14 +241,15 @@ def _run(package: _Package, command: Sequence[str], environment: Mapping[str, st
     who = f"plugins new: wrote '{package.directory}', where '{' '.join(command[:3])}'"
     if command[0] == "pytest" and find_spec("pytest") is None:
         raise ConfigError(f"{who} was not run: pytest is not installed; pip install pytest, then run it there")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=package.directory, env=environment, capture_output=True, text=True, timeout=CHECK_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as cause:
-        raise ConfigError(f"{who} was not done after {CHECK_S:g} s") from cause
-    if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it said nothing"]
+    code = (
+        f"import os, runpy, sys; os.chdir({str(package.directory)!r}); os.environ |= {dict(environment)!r}\n"
+        f"sys.path[:0] = os.environ['PYTHONPATH'].split(os.pathsep); sys.argv = {list(command)!r}\n"
+        f"runpy.run_module({command[0]!r}, run_name='__main__', alter_sys=True)"
+    )
+    done = run_in_new_interpreter(code, CHECK_S)
+    if done is None:
+        raise ConfigError(f"{who} was not done after {CHECK_S:g} s")
+    if done.code:
+        lines = (done.errors.strip() or done.output.strip()).splitlines() or ["it said nothing"]
         named = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-        raise ConfigError(f"{who} ended with {done.returncode}: {(named or lines)[-1]}")
+        raise ConfigError(f"{who} ended with {done.code}: {(named or lines)[-1]}")

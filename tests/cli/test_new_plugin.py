@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from importlib.resources import files
@@ -157,9 +156,9 @@ def test_a_tool_without_the_plugin_of_tools_is_refused(
     )
 
 
-def test_a_command_that_does_not_end_is_stopped(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*args: object, **kwargs: object) -> None:
-        raise subprocess.TimeoutExpired("pytest", new_plugin.CHECK_S)
-
-    monkeypatch.setattr(subprocess, "run", never)
+def test_a_command_that_does_not_end_is_stopped(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(new_plugin, "run_in_new_interpreter", lambda code, deadline_s: None)
     assert main(["plugins", "new", "mine"]) == 2
+    assert "'pytest -q -p' was not done after 180 s" in capsys.readouterr().err
