@@ -18,7 +18,7 @@ class ActorWorker(Worker):
         """(B, T) log-probs of the batch's tokens under the current weights and the rollout's temperature."""
 
     def token_scores(self, batch: Batch) -> TokenScores:
-        """As `logprobs`, with the entropy of each token where the same pass can compute it.
+        """Log-probs as `logprobs` returns them, with the entropy of each token if the same pass can compute it.
 
         A run that records tokens calls this instead of `logprobs`. The entropy is recorded, and never trained on.
         """

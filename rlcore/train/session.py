@@ -179,7 +179,7 @@ class Session:
             MetricsLog(run_dir),
             TrajectoryLog(run_dir),
             TokenLog(run_dir, plan.config.train.record_tokens, run.tokens),
-            TraceLog(run_dir, current_activity().unix_offset, self._spans and self._spans.export),
+            TraceLog(run_dir, current_activity().unix_offset, self._spans.export if self._spans else None),
             Trackers(plan.config.track, run_dir, run_dir.name, plan.loaded.yaml, warn=self._terminal.warn),
             self._terminal,
         )

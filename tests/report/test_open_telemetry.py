@@ -36,7 +36,7 @@ def test_the_trace_hands_its_spans_to_a_second_reader(tmp_path: Path) -> None:
             return SPANS
 
     read: list[Any] = []
-    TraceLog(tmp_path, 1000.0, lambda *given: read.append(given)).write(12, Ended())  # type: ignore[arg-type]
+    TraceLog(tmp_path, 1000.0, lambda *arguments: read.append(arguments)).write(12, Ended())  # type: ignore[arg-type]
     [(step, spans, offset)] = read
     assert (step, offset, sorted(spans)) == (12, 1000.0, sorted(SPANS))
 

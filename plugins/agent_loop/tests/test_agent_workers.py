@@ -7,14 +7,16 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, call, talk
 
+from rlcore.contracts.activity import TOOL, Activity, as_current
 from rlcore.contracts.agents import RolloutTask
 from rlcore.data import load_prompts
 from rlcore.errors import WorkerError
@@ -119,6 +121,22 @@ def test_workers_are_a_role_of_the_plan_and_none_by_default(tmp_path: Path) -> N
     request = roles["agent"].request
     assert (request.replicas, request.gpus, request.threads, request.isolated) == (3, 0.0, 1, True)
     assert "agent" not in {worker.request.role.name for worker in plan_run([config(tmp_path, 0)], [], ["null"]).workers}
+
+
+@pytest.mark.parametrize(("record", "is_kept"), [("all", True), ("steps", False)])
+def test_tool_calls_of_workers_come_to_the_trace_of_the_run_with_its_times(
+    record: Literal["all", "steps"], is_kept: bool, tmp_path: Path
+) -> None:
+    activity = Activity(record)
+    with as_current(activity):
+        found = samples(config(tmp_path, 2, train={"record_trace": record}), tmp_path)
+    ended = time.monotonic()
+    num_calls = sum(message["role"] == "tool" for trajectory in found for message in trajectory.completion)  # type: ignore[index]
+    spans = [span for span in activity.take().spans() if span.work.kind == TOOL]
+    assert num_calls
+    assert len(spans) == (num_calls if is_kept else 0)
+    assert {span.work.who for span in spans} == ({"tell"} if is_kept else set())
+    assert all(activity.phase_began < span.work.began <= span.ended < ended + 0.1 for span in spans)
 
 
 SETTINGS = AgentLoopSettings(

@@ -6,8 +6,10 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
+from rlcore.contracts.activity import current_activity
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.dispatch import ReplicaDispatcher
 from rlcore.contracts.workers import ReplicaHandle, WorkerGroup
@@ -19,7 +21,7 @@ from rlcore_agent_loop.conversation.turn_sampler import group_name
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.workers.admission import SampleLimit
 from rlcore_agent_loop.workers.open_conversations import Counts, OpenConversations, Sample
-from rlcore_agent_loop.workers.worker import AgentWorker, Answered, Ended, PolicyRequest, Withdrawn
+from rlcore_agent_loop.workers.worker import AgentWorker, Answered, Ended, PolicyRequest, Withdrawn, moved
 
 if TYPE_CHECKING:
     from rlcore.contracts.rollout import Generator
@@ -130,6 +132,9 @@ class DistributedToolLoop(AgentLoop):
                         share.ended(message.segments)
                         self._dispatcher.finish(place, 1)
                         conversations.deliver(message.segments)
+                        activity = current_activity()
+                        if message.spans:
+                            activity.end_later(partial(moved, message.spans, -activity.unix_offset))
                     elif isinstance(message, PolicyRequest):
                         tasks[message.number] = conversations.spawn(self._ask(message, share.lane, answers))
                     elif isinstance(message, Withdrawn) and message.number in tasks:

@@ -7,12 +7,13 @@ as calls. So it is a call and a stream like others, on every cluster, and no soc
 import asyncio
 import itertools
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlcore import load_tokens
+from rlcore.contracts.activity import Activity, Span, as_current
 from rlcore.contracts.agents import RolloutTask
 from rlcore.contracts.requests import Role
 from rlcore.contracts.workers import Worker, WorkerContext
@@ -53,6 +54,13 @@ class Ended:
     """A sample has ended; these are its parts."""
 
     segments: tuple[Trajectory, ...]
+    spans: tuple[Span, ...] = ()
+    """Work that has ended since the last message of this kind; times are since 1970, as clocks of machines differ."""
+
+
+def moved(spans: Iterable[Span], seconds: float) -> tuple[Span, ...]:
+    """The spans with this many seconds added to their times."""
+    return tuple(Span(span.work._replace(began=span.work.began + seconds), span.ended + seconds) for span in spans)
 
 
 Message = PolicyRequest | Withdrawn | Ended
@@ -191,11 +199,14 @@ class LoopWorker(AgentWorker):
         lane: Lane,
         done: Collection[tuple[str, int]],
     ) -> None:
+        activity = Activity("all")
         try:
             if self._loop is not None:
-                async with aclosing(self._loop.samples(proxy, tasks, sampling, lane, done)) as samples:
-                    async for parts in samples:
-                        proxy.out.put_nowait(Ended(tuple(parts)))
+                with as_current(activity):
+                    async with aclosing(self._loop.samples(proxy, tasks, sampling, lane, done)) as samples:
+                        async for parts in samples:
+                            spans = moved(activity.take().spans(), activity.unix_offset)
+                            proxy.out.put_nowait(Ended(tuple(parts), spans))
         finally:
             proxy.out.put_nowait(None)
 

@@ -167,8 +167,7 @@ class TrainEngine:
 
     def token_scores(self, batch: Batch) -> TokenScores:
         """(B, T) as `logprobs`, and the entropy of that distribution in nats, from the same pass."""
-        logprobs_BT, entropy_BT = self._scores(self.policy, batch, self.config.micro_batch_tokens, with_entropy=True)
-        return TokenScores(logprobs_BT, entropy_BT)
+        return TokenScores(*self._scores(self.policy, batch, self.config.micro_batch_tokens, True))
 
     def base_logprobs(self, batch: Batch, micro_batch_tokens: int) -> Float32s:
         """(B, T) as `logprobs`, of the model that the LoRA adapter was added to; ConfigError without an adapter."""
@@ -276,26 +275,23 @@ class TrainEngine:
         }
 
     def _score(self, model: PolicyModel | ValueModel, batch: Batch, micro_batch_tokens: int) -> Float32s:
-        (scores_BT,) = self._scores(model, batch, micro_batch_tokens, with_entropy=False)
-        return np.asarray(scores_BT)
+        return np.asarray(self._scores(model, batch, micro_batch_tokens)[0])
 
-    def _scores(
-        self, model: PolicyModel | ValueModel, batch: Batch, micro_batch_tokens: int, *, with_entropy: bool
-    ) -> Float32s:
+    def _scores(self, model: PolicyModel | ValueModel, batch: Batch, most: int, entropy: bool = False) -> Float32s:
         """(1, B, T) scores, or (2, B, T) with the entropy behind them."""
         score_here = partial(
             score,
             model,
-            max_tokens=micro_batch_tokens,
+            max_tokens=most,
             temperature=self.temperature,
             device=self.device,
             shared_prefix=self.shared_prefix,
-            with_entropy=with_entropy,
+            with_entropy=entropy,
         )
         with self._offload.weights(), self.whole():
             if self.ranks is None:
                 return score_here(batch)
-            return self.ranks.scored(batch, self.shared_prefix, score_here, 1 + with_entropy)
+            return self.ranks.scored(batch, self.shared_prefix, score_here, 1 + entropy)
 
     def _taught(self, minibatch: Batch) -> Batch:
         """The rows of the mini-batch that an update computes, maybe none."""
