@@ -23,7 +23,7 @@ KEYS = (*GOOD, "head_dim", "num_key_value_heads", "layer_types", "sliding_window
 
 
 def facts(directory: Path) -> tuple[Any, ...]:
-    """What a plan asks of the files."""
+    """The questions of a plan to the files."""
     return model_shape(directory), num_parameters(directory), usual_answers(directory)
 
 

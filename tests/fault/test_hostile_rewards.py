@@ -19,9 +19,9 @@ SCORED = {
     *("half", "usr1_parent", "pipe_parent", "winch_parent", "chdir", "stdout_none", "setlocale", "rlim", "rlimfd"),
     *("ignore", "thread", "numpy_", "numpy_obj", "decimal_", "forkreturn", "boolean", "nums_tiny"),
 }
-"""What harms nothing that scores need."""
+"""Rewards that harm nothing that scores need."""
 OTHERS = {"setattr_mod", "excepthook", "nones"}
-"""What breaks its own child after a first score, and what skips."""
+"""Rewards that break their own child after a first score, and rewards that skip."""
 PARTS = 3
 """Runs among which the functions are divided: each has a child per function."""
 
