@@ -334,7 +334,8 @@ def test_help_imports_only_the_standard_library_and_the_errors() -> None:
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.splitlines()[-1]
-    light = "'rlcore.cli.console', 'rlcore.cli.endings', 'rlcore.errors', 'rlcore.errors.redaction'"
+    light = "'rlcore.cli.console', 'rlcore.cli.endings', 'rlcore.cli.inherited_signals', 'rlcore.errors'"
+    light += ", 'rlcore.errors.redaction'"
     assert loaded == f"['__main__', 'rlcore', 'rlcore.cli', {light}]"
 
 

@@ -55,7 +55,7 @@ def test_what_it_writes_trains_with_its_canary(project: Path) -> None:
 
 
 def test_a_reward_whose_test_fails_is_not_handed_out(project: Path) -> None:
-    (project / "reward.py").write_text((project / "reward.py").read_text().replace("return 1.0", "return 0.5"))
+    (project / "reward.py").write_text((project / "reward.py").read_text().replace("return 1.0", "return 0.25"))
     done = subprocess.run([sys.executable, project / "test_reward.py"], capture_output=True, timeout=60, check=False)
     assert done.returncode == 1
 
