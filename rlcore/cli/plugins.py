@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlcore.config.providers import Provider
     from rlcore.plugins import Hooks
 
+SUBCOMMANDS = {"new": "rlcore.cli.new_plugin", "show": "rlcore.cli.plugin_show"}
 _START_S = 30.0
 """For starting a process and importing rlcore in it."""
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
@@ -46,12 +47,12 @@ class PluginRow:
 
 def run(arguments: Sequence[str]) -> int:
     """List the plugins; 2 when --check found a problem."""
-    if arguments[:1] == ["new"]:
-        return import_module("rlcore.cli.new_plugin").run(arguments[1:])  # type: ignore[no-any-return]
+    if arguments and arguments[0] in SUBCOMMANDS:
+        return import_module(SUBCOMMANDS[arguments[0]]).run(arguments[1:])  # type: ignore[no-any-return]
     parser = Parser(
         "plugins",
         "List plugins. One that is not enabled by the configuration or --plugin is not imported. "
-        "`rlcore plugins new NAME` writes one.",
+        "`rlcore plugins show NAME` describes one, `rlcore plugins new NAME` writes one.",
     )
     parser.add_settings()
     parser.add_argument(
@@ -130,10 +131,10 @@ def _loaded(rows: Sequence[PluginRow]) -> list[PluginRow]:
 
 
 def _described(row: PluginRow, hooks: "Hooks", provider: "Provider") -> PluginRow:
-    return replace(row, hooks=hooks.implemented(provider), offers=tuple(_offers(hooks, provider)))
+    return replace(row, hooks=hooks.implemented(provider), offers=tuple(offer_names(hooks, provider)))
 
 
-def _offers(hooks: "Hooks", provider: "Provider") -> list[str]:
+def offer_names(hooks: "Hooks", provider: "Provider") -> list[str]:
     """A plugin's offers, each as 'kind name'."""
     kinds: tuple[tuple[str, Sequence[Any]], ...] = (
         ("section", hooks.config_sections()),
@@ -202,7 +203,7 @@ def report(source: str, found_at: str) -> None:
         found |= {"hooks": None, "offers": None}
         if hooks is not None:
             (provider,) = hooks.providers()
-            found |= {"hooks": hooks.implemented(provider), "offers": _offers(hooks, provider)}
+            found |= {"hooks": hooks.implemented(provider), "offers": offer_names(hooks, provider)}
     Path(found_at).write_text(json.dumps(found), "utf-8")
     os._exit(0)  # a thread of the plugin may never end
 
