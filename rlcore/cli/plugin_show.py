@@ -3,17 +3,11 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
-from importlib.metadata import PackageNotFoundError, requires
-from typing import TYPE_CHECKING, Any
-
-from packaging.requirements import Requirement
+from typing import Any
 
 from rlcore.cli.arguments import Parser
 from rlcore.cli.console import answer, say, stdout, table
 from rlcore.cli.plugins import offer_names
-
-if TYPE_CHECKING:
-    from rlcore.config.providers import Provider
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -46,20 +40,22 @@ def describe_plugin(name: str) -> dict[str, Any]:
         "plugin": provider.plugin,
         "distribution": provider.distribution,
         "version": provider.version,
-        "needs": _range(provider),
+        "needs": _range(name),
         "hooks": list(hooks.implemented(provider)),
         "offers": offer_names(hooks, provider),
         "settings": [row for kind in types for row in _settings(kind, f"plugins.{provider.plugin}")],
     }
 
 
-def _range(provider: "Provider") -> str:
-    """The versions of rlcore that its metadata admits; empty for a file and for rlcore's own plugins."""
-    try:
-        found = [Requirement(line) for line in requires(provider.distribution) or ()]
-    except PackageNotFoundError:
-        return ""
-    return next((str(requirement.specifier) for requirement in found if requirement.name == "rlcore"), "")
+def _range(name: str) -> str:
+    """The versions of rlcore that the plugin's metadata admits; empty for a file and for rlcore's own plugins."""
+    from packaging.requirements import Requirement
+
+    from rlcore.plugins.discover import find
+    from rlcore.plugins.enabled import is_path
+
+    needed = [] if is_path(name) else [Requirement(line) for line in find(name).requires]
+    return next((str(requirement.specifier) for requirement in needed if requirement.name == "rlcore"), "")
 
 
 def _settings(kind: type[Any], prefix: str) -> Iterator[dict[str, str]]:
