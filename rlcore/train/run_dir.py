@@ -150,8 +150,9 @@ def removed_without_results(directory: Path, made: bool) -> Iterator[None]:
         yield
     finally:
         error = sys.exception()
-        is_told = error is None or (isinstance(error, RlcoreError) and not isinstance(error, WorkerError))
-        if made and is_told and not has_results(directory) and not (error and _log_has_causes(directory)):
+        says_more = isinstance(error, RlcoreError) and _log_has_causes(directory)
+        is_told = error is None or (isinstance(error, RlcoreError | Stopped) and not isinstance(error, WorkerError))
+        if made and is_told and not has_results(directory) and not says_more:
             shutil.rmtree(directory, ignore_errors=True)
 
 

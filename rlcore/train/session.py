@@ -103,7 +103,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
             if stop.signum is None:
                 raise
             _uncancel()
-            logger.warning("stopped by signal %d: %s", stop.signum, reason)
+            logger.info("stopped by signal %d: %s", stop.signum, reason)
         raise Stopped(stop.signum, f"stopped by signal {stop.signum}: {reason}")
 
 

@@ -154,10 +154,10 @@ def test_local_files_need_no_network_and_leave_nothing_in_the_cache(tmp_path: Pa
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl.gz", "rows"])
+@pytest.mark.parametrize("name", ["rows.yaml", "rows.jsonl.gz", "rows"])
 def test_a_file_of_another_kind_is_not_looked_up_on_the_hub(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("[]")
-    with pytest.raises(ConfigError, match=rf"found the file '.*{name}'; needs one that ends in .csv, .jsonl"):
+    with pytest.raises(ConfigError, match=rf"{name}' is not a kind of file that is read; needs .jsonl"):
         load_one(SourceConfig(path=str(tmp_path / name)))
 
 

@@ -5,11 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from math import sqrt
 from statistics import fmean, variance
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcore_view.diagnosis import WINDOW, Finding, History, findings_now
 from rlcore_view.model import Run, Sample
 from rlcore_view.step_facts import METRICS, Outcome, StepFacts, facts_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 ROSE = "the reward rose"
 UNEXPLAINED = "none of the known causes shows in the data: read completions, take more steps, or raise actor.lr"
@@ -79,17 +84,31 @@ class Watch:
         """Continue from what `state` returned; ValueError when it is something else."""
         try:
             early, recent = ([_facts(facts) for facts in state[name]] for name in ("early", "recent"))
-            found = {finding["name"]: Finding(**finding) for finding in state["found"]}
-            best, num_steps = state["best_reward"], int(state["num_steps"])
-        except (TypeError, KeyError) as error:
+            found = {finding["name"]: _whole(Finding(**finding)) for finding in state["found"]}
+            best, num_steps = state["best_reward"], state["num_steps"]
+        except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"the state of the diagnosis is not whole: {error}") from error
+        if type(num_steps) is not int or not (best is None or isinstance(best, float)):
+            raise ValueError("the state of the diagnosis is not whole: num_steps or best_reward is not a number")
         self._history = History(self._history.config, early, recent, num_steps, best)
         self._found = found
 
 
 def _facts(values: Mapping[str, Any]) -> StepFacts:
     known = {entry.name for entry in fields(StepFacts)}
-    return StepFacts(**{name: value for name, value in values.items() if name in known})
+    facts = _whole(StepFacts(**{name: value for name, value in values.items() if name in known}))
+    numbers = [*facts.metrics.values(), *(bound for bound in (facts.low, facts.high) if bound is not None)]
+    if not all(isinstance(number, float) for number in numbers) or isinstance(facts.varying, str):
+        raise TypeError(f"step {facts.step} has {numbers}; needs numbers")
+    return replace(facts, varying=tuple(map(str, facts.varying)))
+
+
+def _whole(values: T) -> T:
+    """The same, if each of its counts is a whole number and each of its texts a text; TypeError else."""
+    for entry in fields(values):
+        if entry.type in (int, str) and type(getattr(values, entry.name)) is not entry.type:
+            raise TypeError(f"{entry.name} is {getattr(values, entry.name)!r}")
+    return values
 
 
 def watched(run: Run) -> Watch:
