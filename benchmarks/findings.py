@@ -1,4 +1,4 @@
-"""What the rules of "why nothing is learned" say of the examples' runs: `python benchmarks/findings.py`.
+"""Findings of "why nothing is learned" about the examples' runs: `python benchmarks/findings.py`.
 
     .venv/bin/python benchmarks/findings.py [--steps N] [--out FILE.md]
 
