@@ -4,14 +4,13 @@ docs/run-directory.md describes it. The file is a JSON array at all times: a ste
 """
 
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rlcore.contracts.activity import CALL, PHASE, SAMPLE, STEP, EndedWork, Span
 from rlcore.errors.redaction import redact
-from rlcore.report.files import write_atomically
 from rlcore.report.metrics import writing_records
 from rlcore.types import TrajectoryId
 
@@ -19,6 +18,9 @@ TRACE, OLDER_TRACE = "trace.json", "trace.older.json"
 SCHEMA = 1
 MOST_BYTES = 64 << 20
 """A file of this size becomes the older one, in place of the one before."""
+
+LONGEST_LINE = 1 << 20
+"""An event takes less; a longer line is none."""
 
 _BEGIN, _BETWEEN, _END = "[\n", ",\n", "\n]\n"
 _CONTROLLER, _SAMPLES = "controller", "samples"
@@ -51,14 +53,28 @@ class TraceLog:
             self._append(redact(_lines(found)))
 
     def cut_back(self, step: int) -> None:
-        """Drop events of later steps, and a torn end: a resumed run writes them again."""
-        for path in (self._path.with_name(OLDER_TRACE), self._path):
-            if path.is_file():
-                events = [event for event in _read(path) if event["args"].get("step", 0) <= step]
-                write_atomically(path, (_BEGIN + _lines(events) + _END).encode("utf-8", "replace"))
-                self._forget()
-                for event in events:
-                    self._remember(event)
+        """Drop events of later steps, and a torn end: a resumed run writes them again. Holds one event at a time."""
+        self._forget()
+        older = self._path.with_name(OLDER_TRACE)
+        if not (self._path.is_file() and self._cut(self._path, step, self._remember)) and older.is_file():
+            self._cut(older, step, lambda event: None)
+
+    def _cut(self, path: Path, step: int, remember: Callable[[Event], None]) -> bool:
+        """Cut the file behind its last event of at most this step; True if there is one."""
+        end, is_begun = len(_BEGIN), False
+        with writing_records(path), path.open("r+b") as file:
+            for event, behind in _read(file):
+                number = event["args"].get("step")
+                if number is not None and number > step:
+                    break
+                remember(event)
+                end, is_begun = behind, is_begun or number is not None
+            file.seek(0)
+            file.write(_BEGIN.encode())
+            file.seek(end)
+            file.write(_END.encode())
+            file.truncate()
+        return is_begun
 
     def _append(self, lines: str) -> None:
         end = (lines + _END).encode("utf-8", "replace")
@@ -162,12 +178,16 @@ def _sample(row: TrajectoryId | None, num: int) -> Event:
     return found | {"samples": num} if num > 1 else found
 
 
-def _read(path: Path) -> Iterable[Event]:
-    """The events on whole lines."""
-    for line in path.read_text("utf-8", "replace").splitlines():
+def _read(file: BinaryIO) -> Iterator[tuple[Event, int]]:
+    """The events on whole lines with the offsets behind them, until a line that is none."""
+    if file.readline(LONGEST_LINE) != _BEGIN.encode():
+        return
+    while line := file.readline(LONGEST_LINE):
+        text = line.rstrip(b"\n").removesuffix(b",")
         try:
-            event = json.loads(line.removesuffix(","))
+            event = json.loads(text)
         except ValueError:
-            continue
-        if isinstance(event, dict) and isinstance(event.get("args"), dict):
-            yield event
+            return
+        if not isinstance(event, dict) or not isinstance(event.get("args"), dict) or "name" not in event:
+            return
+        yield event, file.tell() - len(line) + len(text)

@@ -137,6 +137,25 @@ def test_a_resume_from_the_start_leaves_an_empty_array_to_go_on_with(tmp_path: P
     check_format(events_of(tmp_path))
 
 
+@pytest.mark.parametrize("before", [1, 0], ids=["the newer file", "the older file"])
+def test_a_resume_cuts_the_file_that_the_step_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    monkeypatch.setattr(trace, "MOST_BYTES", 4000)
+    log, older = TraceLog(tmp_path, 0.0), tmp_path / OLDER_TRACE
+    step = 0
+    while not older.exists() or len(events_of(tmp_path)) < 8:
+        step += 1
+        log.write(step, spans_of((step, step + 1)))
+    first = next(event["args"]["step"] for event in events_of(tmp_path) if event["ph"] == "X")
+    last, size = (first, older.stat().st_size) if before else (first - 2, 0)
+    log.cut_back(last)
+    newest = [event["args"]["step"] for event in events_of(tmp_path) if event["ph"] == "X"]
+    held = [event["args"]["step"] for event in json.loads(older.read_bytes()) if event["ph"] == "X"]
+    assert (newest, held[-1]) == (([first], first - 1) if before else ([], last))
+    assert not size or older.stat().st_size == size
+
+
 def test_the_size_is_bounded_and_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "MOST_BYTES", 4000)
     log = TraceLog(tmp_path, 0.0)
