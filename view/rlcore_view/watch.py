@@ -5,16 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from math import sqrt
 from statistics import fmean, variance
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from rlcore_view.diagnosis import WINDOW, Finding, History, findings_now
 from rlcore_view.model import Run, Sample
 from rlcore_view.step_facts import METRICS, Outcome, StepFacts, facts_of
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-T = TypeVar("T", bound="DataclassInstance")
+T = TypeVar("T", StepFacts, Finding)
 
 ROSE = "the reward rose"
 UNEXPLAINED = "none of the known causes shows in the data: read completions, take more steps, or raise actor.lr"
