@@ -33,6 +33,8 @@ SOURCES = {
 }
 PLUGINS = {"reward_loop", "agent_loop", "critic_engine", "vllm", "ray", "digit_sum", "null"}
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "vllm", "ray")
+SHAPE = {"model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536}
+SHAPE |= {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
 MODULES_AFTER = """
 import sys
 from rlcore.cli import main
@@ -117,6 +119,9 @@ def check_example(bin_directory: Path, place: Path) -> None:
     """The example can be planned without anything heavy, and trained on the null policy."""
     shutil.copytree(ROOT / "examples" / "arithmetic", place / "example", ignore=shutil.ignore_patterns("plugin"))
     config, ci = "example/config.yaml", "example/ci.yaml"
+    model = place / ".models" / "smollm2-135m-instruct"  # a plan looks at its shape; no weights are there
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(SHAPE))
     plan = json.loads(run([bin_directory / "rlcore", "plan", config, "--plugin", "digit_sum", "--json"], place))
     need("rlcore-example-arithmetic" in json.dumps(plan["plugins"]), "the plan does not name the example's plugin")
     for arguments in (["--help"], ["plugins"], ["plan", config, "--plugin", "digit_sum"]):
