@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rlcore_view.diagnosis import SMALL_WEIGHT, half_a_step
+from rlcore_view.update_rules import SMALL_WEIGHT, half_a_step
 
 from rlcore.config import RunConfig
 from rlcore.plan.machine_facts import Facts

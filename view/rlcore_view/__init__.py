@@ -1,6 +1,6 @@
 """Shows runs of RL trainers: `read` a directory or file, `write_page` the result. Standard library only."""
 
-from rlcore_view.diagnosis import Finding
+from rlcore_view.history import Finding
 from rlcore_view.model import Run, Sample, Tokens, ViewError
 from rlcore_view.readers import read
 from rlcore_view.step_facts import Outcome, StepFacts, facts_of

@@ -7,7 +7,8 @@ from math import sqrt
 from statistics import fmean, variance
 from typing import Any, TypeVar
 
-from rlcore_view.diagnosis import WINDOW, Finding, History, findings_now
+from rlcore_view.diagnosis import findings_now
+from rlcore_view.history import WINDOW, Finding, History
 from rlcore_view.model import Run, Sample
 from rlcore_view.step_facts import METRICS, Outcome, StepFacts, facts_of
 

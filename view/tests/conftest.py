@@ -1,6 +1,45 @@
-"""The module of made runs stands beside the tests."""
+"""The modules that tests share stand beside them; the fixtures of a browser."""
 
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+from rlcore_view import Run, read, write_page
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from browsing import ARGUMENTS, Show, settled, until
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or "/usr/bin/chromium"
+    for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}", "--window-size=1200,900"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver") or "/usr/bin/chromedriver"))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
+    """Opens a run at an address; at the end nothing may have been complained of in the browser's console."""
+    page = tmp_path / "page.html"
+
+    def opened(run: Run | Path | list[Run], address: str = "#/") -> None:
+        if not page.exists():
+            write_page(read(run) if isinstance(run, Path) else run, page)
+        browser.get("about:blank")
+        browser.get(f"file://{page}{address}")
+        until(browser, "document.body.dataset.ready === 'true'")
+        settled(browser)
+
+    yield opened
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []

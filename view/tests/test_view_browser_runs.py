@@ -1,0 +1,165 @@
+"""Groups, several runs, timelines, served and large pages in a real browser."""
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import Show, text_of, until
+from made_runs import run_of, sample, spoken, write_rlcore_run
+from rlcore_view import query, read, write_page
+from rlcore_view.model import Event
+from rlcore_view.serve import Editions, server_of
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+OPENS_IN_S = 20.0
+"""Ten times what is wanted of 10 000 samples."""
+
+
+def test_words_that_differ_from_the_best_sample_are_marked(browser: Any, show: Show) -> None:
+    samples = [sample(1, 0, 0, 0.0, completion="it is a dog"), sample(1, 0, 1, 1.0, completion="it is a big cat")]
+    show(run_of(samples), "#/group/0")
+    script = (
+        "return [...document.querySelectorAll('.card')].map((card) => [card.querySelector('a').textContent,"
+        " [...card.querySelectorAll('ins, del')].map((word) => [word.tagName, word.textContent])])"
+    )
+    assert browser.execute_script(script) == [["sample 1", []], ["sample 0", [["DEL", "big cat"], ["INS", "dog"]]]]
+    show(run_of(samples), "#/group/0?marks=none&order=recorded")
+    assert browser.execute_script(script) == [["sample 0", []], ["sample 1", []]]
+
+
+def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(browser: Any, show: Show) -> None:
+    config = "train:\n  seed: {}\nactor:\n  lr: {}\n"
+    runs = [
+        replace(
+            run_of([sample(1, 0, 0, score)], reward__mean=[0.1, score]),
+            name=f"run {number}",
+            config=config.format(*key),
+        )
+        for number, (score, *key) in enumerate([(0.2, 0, 1), (0.6, 1, 1), (0.9, 0, 2)])
+    ]
+    show(runs, "#/compare?a=0&b=2")
+    assert browser.execute_script("return document.querySelectorAll('main .chart polygon').length") == 1
+    shown = text_of(browser)
+    assert "run 0 and 1 more seed" in shown
+    assert "actor.lr112" in shown
+    assert "+0.7" in shown
+    show(runs, "#/compare/0?a=0&b=2")
+    assert browser.execute_script("return document.querySelectorAll('.sides .card').length") == 2
+    show(runs, "#2/groups")
+    assert browser.execute_script("return document.querySelector('h1 select').selectedOptions[0].text") == "run 2"
+    assert browser.execute_script("return document.querySelector('.list a').getAttribute('href')") == "#2/group/0"
+
+
+def test_the_timeline_has_a_bar_per_event_coloured_by_version(browser: Any, show: Show) -> None:
+    events = [
+        Event("generate", "generate", 10.0, 2.0, "all/0", 1, ("all/0", 0, 0, 0), 0),
+        Event("generate", "generate", 12.0, 2.0, "all/0", 1, ("all/0", 0, 0, 0), 1),
+        Event("judge", "reward", 14.0, 1.0, "all/0", 1, ("all/0", 0, 0, 0)),
+        Event("update", "train", 15.0, 5.0, "actor", 1),
+        Event("update", "train", 99.0, 5.0, "actor", 2),
+    ]
+    show(replace(run_of([sample()]), events=events), "#/timeline?step=1")
+    bars = browser.execute_script(
+        "return [...document.querySelectorAll('.track')].map((track) => [track.querySelector('.name').textContent,"
+        " [...track.querySelectorAll('i')].map((bar) => [bar.title, bar.style.left, bar.style.background])])"
+    )
+    assert [(name, len(found)) for name, found in bars] == [("actor", 1), ("all/0", 3)]
+    [[first, left, colour], [_, later, other], [judge, *_]] = bars[1][1]
+    assert (first, left, later) == ("generate: 2 s from 0 s, weights of version 0", "0%", "20%")
+    assert judge == "judge: 1 s from 4 s"
+    assert colour != other
+
+
+def test_a_very_long_text_and_many_tokens_are_shown_in_part_until_asked_for(browser: Any, show: Show) -> None:
+    text = "long " * 2_000_000
+    tokens = spoken("x" * 6000, advantage=[1.0] * 6000)
+    show(run_of([sample(completion=text, tokens=tokens), sample(1, 0, 1, 1.0, completion=f"no {text}")]), "#/sample/0")
+    assert len(text_of(browser, ".assistant pre")) < 60_000
+    assert browser.execute_script("return document.querySelectorAll('.token').length") == 5000
+    for button in browser.find_elements("css selector", "main button"):
+        if button.is_displayed():
+            button.click()
+    assert len(text_of(browser, ".assistant pre")) == len(text)
+    assert browser.execute_script("return document.querySelectorAll('.token').length") == 6000
+    show(run_of([sample()]), "#/group/0")
+    assert len(text_of(browser)) < 300_000
+
+
+def test_a_page_that_is_served_follows_the_run_and_keeps_its_address(browser: Any, tmp_path: Path) -> None:
+    run = write_rlcore_run(tmp_path / "sums", steps=1)
+    server, address = server_of(Editions([run], lambda: [read(run)], 100.0))
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            browser.get(f"{address}#/samples?where=reward+%3E+0.5")
+            until(browser, "document.body.dataset.ready === 'true'")
+            assert "2 of 4 samples" in text_of(browser)
+            old, new = (run / "trajectories" / f"step_00000{step}.jsonl" for step in (1, 2))
+            new.write_text(old.read_text())
+            until(browser, "document.querySelector('main').textContent.includes('4 of 8 samples')")
+        finally:
+            server.shutdown()
+            thread.join()
+    until(browser, "document.querySelector('.live').textContent === 'the server is gone'")
+    browser.get("about:blank")
+    browser.get_log("browser")
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ("reward < 0.5", 4),
+        ("reward >= 1 and truncated", 4),
+        ("not truncated", 4),
+        ("step == 2 and prompt == 'sums/1'", 2),
+        ("reward.right == 1 and reward.short == 1", 4),
+        ("-1 < advantage < 0", 4),
+        ("reward.unknown < 1", 0),
+        ("lane == 'eval' or failed", 0),
+        ("'1' not in prompt", 4),
+        ("not (step == 1 or step == 2)", 0),
+    ],
+)
+def test_an_expression_finds_what_the_command_finds(
+    browser: Any, show: Show, tmp_path: Path, where: str, found: int
+) -> None:
+    run = read(write_rlcore_run(tmp_path / "sums"))
+    show(run)
+    count = browser.execute_script(
+        "const test = filterOf(arguments[0]); return indicesWhere((at) => test(run, at)).length", where
+    )
+    assert count == found == sum(map(query.parse(where), run.samples))
+
+
+@pytest.mark.parametrize(
+    ("where", "found"), [("reward < 1", 0), ("reward > -1", 0), ("-reward < 1", 0), ("step < 2", 1)]
+)
+def test_a_comparison_with_a_number_that_is_missing_is_false(browser: Any, show: Show, where: str, found: int) -> None:
+    show(run_of([sample(1, 0, 0, None)]), f"#/samples?where={where.replace(' ', '+')}")
+    assert f"{found} of 1 samples" in text_of(browser)
+
+
+def test_a_page_of_ten_thousand_samples_opens(browser: Any, show: Show, tmp_path: Path) -> None:
+    samples = [
+        sample(
+            1 + n // 64,
+            n // 8 % 500,
+            n % 8,
+            float(n % 2),
+            completion=f"response {n} " * 40,
+            tokens=spoken("abc" * 60, advantage=[0.5] * 180),
+        )
+        for n in range(10_000)
+    ]
+    page = tmp_path / "large.html"
+    write_page(run_of(samples), page)
+    begin = time.monotonic()
+    browser.get(f"file://{page}")
+    until(browser, "document.body.dataset.ready === 'true'")
+    assert time.monotonic() - begin < OPENS_IN_S
+    assert "10,000 samples" in text_of(browser, ".top")
