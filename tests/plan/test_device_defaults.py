@@ -7,26 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_machines import GIB, H100, QWEN, SETTINGS, chosen, loaded, machine, planned
 
 import rlcore.plugins
 from rlcore.cli import main
-from rlcore.config import LoadedConfig, RunConfig
-from rlcore.contracts.requests import ModelShape
+from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, PlanError
-from rlcore.plan import Facts, OldLogprobs, RunPlan, make_plan, plan_to_json
+from rlcore.plan import Facts, OldLogprobs, plan_to_json
 from rlcore.plan.device_defaults import ON_CUDA
 from rlcore.plugins import configure, planning
 from rlcore.testing import write_prompts
 
-GIB = 2**30
-SETTINGS = (
-    "model.path=none",
-    "model.tokenizer=bytes",
-    "data.sources.all.path=prompts.jsonl",
-    "reward.functions.exact_match.fn=exact_match",
-)
-QWEN = ModelShape("qwen2", 28, 1536, 8960, 256, 151936, full_attention=True)
-H100 = Facts(cpus=52, gpus=1, gpu_memory_bytes=80 * GIB, gpu_free_bytes=79 * GIB, parameters=1_540_000_000, shape=QWEN)
 EMBEDDED = {
     "actor.dtype": "bfloat16",
     "actor.gradient_checkpointing": True,
@@ -34,32 +25,6 @@ EMBEDDED = {
     "rollout.backend": "hf",
     "rollout.max_rows": 256,
 }
-
-
-@pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library beside the plugin: as if it were installed."""
-    monkeypatch.setattr(rlcore.plugins, "_installed_for_gpus", lambda: [("vllm", "vllm")])
-
-
-def machine(gpus: int, **more: Any) -> Facts:
-    return replace(H100, gpus=gpus, **({} if gpus else {"gpu_memory_bytes": None, "gpu_free_bytes": None}), **more)
-
-
-def loaded(*overrides: str, facts: Facts = H100) -> LoadedConfig:
-    return configure([], [*SETTINGS, *overrides], machine=facts)[1]
-
-
-def planned(*overrides: str, facts: Facts = H100) -> RunPlan:
-    hooks, config = configure([], [*SETTINGS, *overrides], machine=facts)
-    return make_plan(config, hooks, facts)
-
-
-def chosen(found: LoadedConfig | RunPlan) -> dict[str, Any]:
-    """The choices beside the device, by key."""
-    choices = [choice for choice in found.choices if not choice.set_by]
-    assert all(choice.reason for choice in choices)
-    return {choice.key: choice.value for choice in choices if choice.key != "cluster.device"}
 
 
 def values(config: RunConfig) -> dict[str, Any]:

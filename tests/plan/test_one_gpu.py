@@ -5,50 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_machines import GIB, H100, QWEN, chosen, loaded, machine, planned
 
-import rlcore.plugins
-from rlcore.config import LoadedConfig
 from rlcore.contracts.requests import ModelShape
-from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plan.memory import CONTEXT_BYTES
-from rlcore.plugins import configure
-
-GIB = 2**30
-SETTINGS = (
-    "model.path=none",
-    "model.tokenizer=bytes",
-    "data.sources.all.path=prompts.jsonl",
-    "reward.functions.exact_match.fn=exact_match",
-)
-QWEN = ModelShape("qwen2", 28, 1536, 8960, 256, 151936, full_attention=True)
-H100 = Facts(cpus=52, gpus=1, gpu_memory_bytes=80 * GIB, gpu_free_bytes=79 * GIB, parameters=1_540_000_000, shape=QWEN)
-
-
-@pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library beside the plugin: as if it were installed."""
-    monkeypatch.setattr(rlcore.plugins, "_installed_for_gpus", lambda: [("vllm", "vllm")])
-
-
-def machine(gpus: int, **more: Any) -> Facts:
-    return replace(H100, gpus=gpus, **more)
-
-
-def loaded(*overrides: str, facts: Facts = H100) -> LoadedConfig:
-    return configure([], [*SETTINGS, *overrides], machine=facts)[1]
-
-
-def planned(*overrides: str, facts: Facts = H100) -> RunPlan:
-    hooks, config = configure([], [*SETTINGS, *overrides], machine=facts)
-    return make_plan(config, hooks, facts)
-
-
-def chosen(found: LoadedConfig | RunPlan) -> dict[str, Any]:
-    """The choices, by key."""
-    choices = [choice for choice in found.choices if not choice.set_by]
-    assert all(choice.reason for choice in choices)
-    return {choice.key: choice.value for choice in choices}
-
 
 QWEN_HALF = replace(QWEN, layers=24, hidden_size=896, inner_size=4864, kv_size=128)
 QWEN_3B = replace(QWEN, layers=36, hidden_size=2048, inner_size=11008, kv_size=256)

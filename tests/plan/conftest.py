@@ -1,0 +1,16 @@
+"""The machines that tests of plans share stand beside them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlcore.plugins
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library beside the plugin: as if it were installed."""
+    monkeypatch.setattr(rlcore.plugins, "_installed_for_gpus", lambda: [("vllm", "vllm")])
