@@ -23,6 +23,12 @@ WORDS = (
 )  # fmt: skip
 NUM_HELDOUT = 8
 CHECK_S = 60
+RUN_WITH_ASSERTS = """
+with open({path!r}, "rb") as file:
+    code = compile(file.read(), {path!r}, "exec", optimize=0)
+exec(code, {{"__name__": "__main__", "__file__": {path!r}}})
+"""
+"""Runs a script with its assert statements, also where PYTHONOPTIMIZE is set."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +116,7 @@ def _write(directory: Path, model: str, fit: _Fit) -> None:
 
 def _try(directory: Path) -> None:
     """Run the test, plan the run; ConfigError when the project that was written does not do what it should."""
-    code = f"import runpy; runpy.run_path({str(directory / 'test_reward.py')!r}, run_name='__main__')"
-    test = run_in_new_interpreter(code, CHECK_S)
+    test = run_in_new_interpreter(RUN_WITH_ASSERTS.format(path=str(directory / "test_reward.py")), CHECK_S)
     if test is None or test.code:
         last = (test.errors.strip().splitlines() if test else []) or [f"it was not done after {CHECK_S} s"]
         raise ConfigError(f"init: the test of '{directory / 'reward.py'}' failed: {last[-1]}")

@@ -1,6 +1,7 @@
 """`rlcore init`: what it writes trains, its commands were run, and a name that cannot serve is refused."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return tmp_path / "spelling"
 
 
+def run_test(path: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Runs the written test as the printed command does, with the interpreter's own assert statements."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
+    command = [sys.executable, str(path)]
+    return subprocess.run(command, env=kept | environment, capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_the_project_has_data_a_reward_with_its_test_and_a_configuration(project: Path) -> None:
     assert {path.name for path in project.iterdir() if path.is_file()} == {
         "train.jsonl", "held.jsonl", "reward.py", "test_reward.py", "config.yaml",
@@ -42,7 +50,8 @@ def test_the_project_has_data_a_reward_with_its_test_and_a_configuration(project
 def test_the_printed_commands_do_what_they_say(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (project.parent / "out.txt").read_text().splitlines()
     test, plan, run = (line.strip() for line in lines[-3:])
-    done = subprocess.run([sys.executable, test.split()[1]], capture_output=True, text=True, timeout=60, check=True)
+    done = run_test(project.parent / test.split()[1])
+    assert done.returncode == 0
     assert done.stdout == "the reward's test passed\n"
     assert main(plan.split()[1:]) == 0
     assert "data.sources.train" in capsys.readouterr().out
@@ -56,8 +65,13 @@ def test_what_it_writes_trains_with_its_canary(project: Path) -> None:
 
 def test_a_reward_whose_test_fails_is_not_handed_out(project: Path) -> None:
     (project / "reward.py").write_text((project / "reward.py").read_text().replace("return 1.0", "return 0.25"))
-    done = subprocess.run([sys.executable, project / "test_reward.py"], capture_output=True, timeout=60, check=False)
-    assert done.returncode == 1
+    assert run_test(project / "test_reward.py").returncode == 1
+
+
+def test_a_reward_is_not_called_tested_where_python_skips_assert(project: Path) -> None:
+    done = run_test(project / "test_reward.py", PYTHONOPTIMIZE="1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "run this without -O" in done.stderr
 
 
 @pytest.mark.parametrize(
