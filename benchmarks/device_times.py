@@ -182,7 +182,7 @@ class Judged(RewardManager):
 
 
 def requests(config: RunConfig, section: DeviceTimes) -> list[WorkerRequest]:
-    """The judges, in a pool of their own."""
+    """The judges, in a separate pool."""
     return [WorkerRequest(JUDGE, "timed", pool="reward", replicas=section.judges)]
 
 

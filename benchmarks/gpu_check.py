@@ -72,7 +72,7 @@ class Check:
         return directory
 
     def part(self, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-        """What a part has measured, in a process of its own; {'failed': why}."""
+        """Runs a part in a separate process; its figures, or {'failed': why}."""
         call = [sys.executable, str(vs_trl.HERE / "gpu_parts.py"), name, json.dumps(spec)]
         try:
             done = subprocess.run(call, capture_output=True, text=True, timeout=PART_S, check=False)

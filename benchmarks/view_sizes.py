@@ -4,7 +4,7 @@
 
 Prints one JSON line per size. A run has 64 samples per step, of 160 tokens each, with log-probs and advantages:
 
-* `read_s`, `write_s`: reading the run directory, and writing the page, in a process of its own.
+* `read_s`, `write_s`: reading the run directory, and writing the page, in a separate process.
 * `page_mb`: the page; `texts_left_out` counts samples whose text did not fit into `--max-mb`.
 * `open_s`: Chromium, from the address to the finished overview; the median of three times. `group_s`, `prompts_s` and
   `filter_s`: the same for the address of a group's samples with their differences, the map of all prompts, and a

@@ -1,4 +1,4 @@
-"""A command of rlcore in a process of its own, waited for through the signals that reach both."""
+"""A command of rlcore in a separate process, waited for through the signals that reach both."""
 
 import signal
 import subprocess

@@ -24,7 +24,7 @@ class ModelConfig:
     tokenizer: str = ""
     """Directory or hub name of the tokenizer; empty: that of `model.path`."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    """The attention implementation of transformers. The embedded rollout decodes with one of its own, and so do updates
+    """The attention implementation of transformers. The embedded rollout decodes with another, and so do updates
     with a shared prompt (`actor.shared_prefix=tree`), which the planner chooses with sdpa only."""
     chat_template: str = ""
     """A Jinja file that replaces the tokenizer's chat template; empty: the tokenizer's own."""

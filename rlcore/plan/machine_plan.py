@@ -138,7 +138,7 @@ def memory_of_phases(plan: RunPlan) -> dict[str, dict[str, int]]:
 
 
 def _of_worker(plan: RunPlan, worker: WorkerPlan) -> dict[str, tuple[int, int]]:
-    """(bytes that a rank holds, further bytes of its own work) in each phase, its process's context in the first."""
+    """(bytes that a rank holds, more that its work takes) in each phase, its process's context in the first."""
     request, facts = worker.request, plan.facts
     held, working = bytes_of(worker, plan.memory_bytes, facts, facts.gpu_memory_bytes or 0)
     if serves(worker):
@@ -226,7 +226,7 @@ def _candidates(plan: RunPlan, machine: Machine) -> Iterator[list[tuple[str, ...
 
 
 def _num_devices(overrides: Sequence[str]) -> int:
-    """Of ranks and replicas, in pools of their own."""
+    """Of ranks and replicas, in separate pools."""
     return sum(int(override.partition("=")[2]) for override in overrides[:2])
 
 

@@ -167,7 +167,7 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
 
 
 def memory_plans(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mapping[str, int]) -> dict[str, MemoryPlan]:
-    """The estimate of each role, that of an embedded one with its host, and what lowers the memory of its own work."""
+    """The estimate of each role, that of an embedded one with its host, and what lowers the memory of its work."""
     plans = {}
     for plan in workers:
         request = plan.request

@@ -64,7 +64,7 @@ def _endings(who: str, rows: Sequence[Prompt]) -> list[str]:
         return []
     return [
         f"{who}: {ends} of {len(rows)} prompts end with a message of the assistant, which the policy reads as part of "
-        "the prompt; if that is the answer, put it into a column of its own, such as answer"
+        "the prompt; if that is the answer, put it into a separate column, such as answer"
     ]
 
 

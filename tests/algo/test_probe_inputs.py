@@ -16,5 +16,5 @@ CHANGES = "import torch\n\ndef f(i):\n    i.{field}.zero_()\n    return i.{field
 def test_an_algorithm_that_changes_its_inputs_is_refused(tmp_path, kind, field):
     path = tmp_path / "mine.py"
     path.write_text(CHANGES.format(field=field), "utf-8")
-    with pytest.raises(PluginError, match=rf"mine of somebody.* changed {field} in place; needs its inputs left"):
-        probe(Algorithm("mine", kind, f"{path}:f", Scope.BATCH), "somebody")
+    with pytest.raises(PluginError, match=rf"mine of a stranger.* changed {field} in place; needs its inputs left"):
+        probe(Algorithm("mine", kind, f"{path}:f", Scope.BATCH), "a stranger")

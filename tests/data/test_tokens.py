@@ -29,7 +29,7 @@ SPECIALS = ["<eos>", "<pad>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with a character tokenizer, a chat template, and a generation configuration of its own."""
+    """A tiny model with a character tokenizer, a chat template, and its generation configuration."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

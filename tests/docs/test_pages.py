@@ -11,6 +11,7 @@ import yaml
 from rlcore.config import RunConfig
 from rlcore.config.schema import entries_of, hints_of, section_of
 from rlcore.plugins.planning import plan_run
+from rlcore.report.metric_names import CORE, Metric, declared, undeclared
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -124,3 +125,29 @@ def test_pages_name_keys_that_exist(page: Path) -> None:
     )
     named = [key for key in keys(ours) if not key.endswith(SUFFIXES)]
     assert [key for key in named if not exists(key.replace("<name>", "x"))] == []
+
+
+METRIC = re.compile(r"(?:agent|completion|critic|data|eval|policy|reward|schedule|time)/[\w/<>-]+")
+
+
+def metrics_named(text: str) -> list[str]:
+    """The metrics in backticks, without those whose last part is left open; a part that stands for any name is `x`."""
+    codes = [
+        code for code in re.findall(r"`([^`\n]+)`", text) if METRIC.fullmatch(code) and not code.endswith(("/", ">"))
+    ]
+    return [re.sub(r"<\w+>", "x", code) for code in codes]
+
+
+@pytest.fixture(scope="module")
+def known_metrics() -> list[Metric]:
+    return declared([CORE, *sorted((ROOT / "plugins").glob("*/*/metrics.toml"))])
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_pages_name_metrics_that_are_declared(page: Path, known_metrics: list[Metric]) -> None:
+    assert undeclared(metrics_named(page.read_text("utf-8")), known_metrics) == []
+
+
+def test_a_metric_that_is_not_declared_is_noticed(known_metrics: list[Metric]) -> None:
+    named = metrics_named("`agent/tool_calls` and `agent/num_tool_calls`")
+    assert undeclared(named, known_metrics) == ["agent/tool_calls"]

@@ -1,4 +1,4 @@
-"""Log-probs and entropy from hidden states, in chunks, with a backward pass of our own."""
+"""Log-probs and entropy from hidden states, in chunks, with rlcore's backward pass."""
 
 from pathlib import Path
 from types import SimpleNamespace

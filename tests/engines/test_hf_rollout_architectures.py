@@ -27,7 +27,7 @@ CASES = [
     # Gemma 2 caps its attention's logits, which sdpa cannot do.
     pytest.param("Gemma2", "eager", "float32", GEMMA, marks=pytest.mark.real),
     pytest.param("Qwen3", "sdpa", "float64", {"num_key_value_heads": 2, "head_dim": 8}, marks=pytest.mark.real),
-    # It brings an attention of its own.
+    # It brings its attention code.
     ("GPTJ", "eager", "float64", {**OLD_NAMES, "rotary_dim": 8}),
     # Its layers are not `nn.Linear`.
     pytest.param("GPT2", "sdpa", "float64", OLD_NAMES, marks=pytest.mark.real),

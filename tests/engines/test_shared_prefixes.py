@@ -38,7 +38,7 @@ torch.set_num_threads(1)
 
 ALGO = AlgoConfig(entropy_coef=0.1)
 WAYS = (SharedPrefix.TREE, SharedPrefix.CACHE)
-# GPT-J has attention code of its own, which transformers' interface for attention does not reach.
+# GPT-J brings attention code, which transformers' interface for attention does not reach.
 ARCHITECTURES = {
     "Llama": {"num_key_value_heads": 2},
     "Qwen3": {"num_key_value_heads": 1, "head_dim": 16},

@@ -49,7 +49,7 @@ def test_a_copy_to_cuda_is_pinned_and_does_not_block(copies: list[tuple[str, Any
     assert copies[-1] == ("copied", True)
     assert torch.equal(tensor, torch.arange(6.0).reshape(2, 3))
     tensor += 1.0
-    assert array.max() == 5.0, "the tensor has memory of its own"
+    assert array.max() == 5.0, "the tensor has separate memory"
 
 
 def test_a_copy_on_the_host_is_not_pinned(copies: list[tuple[str, Any]]) -> None:

@@ -31,7 +31,7 @@ SUFFIX_ID = 100_000
 
 
 def batch_of(groups: list[Group]) -> Batch:
-    """Rows whose tokens have ids of their own, a group's prefix aside; the token after the last suffix has a loss."""
+    """Rows whose token ids all differ, a group's prefix aside; the token after the last suffix has a loss."""
     lengths = [(group, prefix, suffix) for group, (prefix, suffixes) in enumerate(groups) for suffix in suffixes]
     columns = np.arange(max(prefix + suffix for _, prefix, suffix in lengths) + 1)
     group_B, prefix_B, suffix_B = (np.array(numbers, dtype=np.int64) for numbers in zip(*lengths, strict=True))

@@ -18,8 +18,10 @@ from rlcore.testing.rewards import make_trajectory
 
 ROOT = Path(__file__).parent.parent.parent
 ARITHMETIC = ROOT / "examples" / "arithmetic"
-SHOWING = [ROOT / "README.md", ROOT / "docs" / "writing-a-plugin.md", ROOT / "docs" / "rewards.md"]
-DOCUMENTS = [*SHOWING, ROOT / "docs" / "how-to.md"]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+JUDGE = ROOT / "docs" / "tutorials" / "judge.md"
+SHOWING = [ROOT / "README.md", ROOT / "docs" / "writing-a-plugin.md", ROOT / "docs" / "rewards.md", JUDGE]
+DOCUMENTS = [*SHOWING, ROOT / "docs" / "how-to.md", *(page for page in TUTORIALS if page != JUDGE)]
 # Without torch: the policy is a unigram over bytes. It replaces what is named before it on the command line.
 NULL = (
     "--plugin null model.path= model.tokenizer=bytes actor.backend='null' rollout.backend='null' train.max_steps=1 "

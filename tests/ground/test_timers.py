@@ -115,7 +115,7 @@ def test_what_is_set_as_another_comes_due_delays_nobody_and_an_error_of_one_stop
     rung: list[str] = []
 
     def fail() -> None:
-        raise ValueError("of its own")
+        raise ValueError("the timer's")
 
     async def ring() -> list[str]:
         problems: list[str] = []
@@ -127,7 +127,7 @@ def test_what_is_set_as_another_comes_due_delays_nobody_and_an_error_of_one_stop
         await asyncio.wait_for(over.wait(), DEADLINE_S)
         return problems
 
-    assert asyncio.run(ring()) == ["of its own"]
+    assert asyncio.run(ring()) == ["the timer's"]
     assert rung == ["second"]
 
 

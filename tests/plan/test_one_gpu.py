@@ -105,7 +105,7 @@ def test_the_users_share_and_offload_stand_and_offload_is_for_what_does_not_fit_
     assert loaded("rollout.max_tokens=8192", facts=poor).config.rollout.backend == "hf", "the host has no room for it"
     beside = loaded("rollout.max_tokens=8192", "rollout.backend=vllm", "plugins.vllm={}", facts=large)
     assert chosen(beside)["actor.offload"] is True, "also where the user names the backend"
-    assert SHARE_KEY not in chosen(loaded(facts=machine(2))), "a device of its own"
+    assert SHARE_KEY not in chosen(loaded(facts=machine(2))), "a separate device"
     two = loaded("actor.data_parallel=2", "rollout.replicas=2", facts=machine(2, memory_bytes=256 * GIB))
     assert chosen(two)[SHARE_KEY] == 0.55
 

@@ -190,7 +190,7 @@ def test_servers_sleep_while_the_actor_trains_and_get_its_weights_before_they_wa
         assert {"time/drain_s", "time/admit_s"} <= row.keys(), "on a CPU nothing but admission ends"
         for pool in ("rollout", "reward"):
             assert 0.0 < row[f"time/pool/{pool}/busy_frac"] <= 1.0
-        assert "time/pool/train/busy_frac" not in row, "a union has no devices of its own"
+        assert "time/pool/train/busy_frac" not in row, "a union has no separate devices"
 
 
 @pytest.mark.parametrize(

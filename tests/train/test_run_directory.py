@@ -134,7 +134,7 @@ def test_a_log_that_the_disk_does_not_take_ends_nothing_and_prints_nothing(
         before = handler.setStream(Path("/dev/full").open("w"))  # noqa: SIM115  # the handler closes it
         assert before is not None
         before.close()
-        logging.getLogger("rlcore.test").warning("what %s takes", "nobody")
+        logging.getLogger("rlcore.test").warning("what %s takes", "a stranger")
         logging.getLogger("rlcore.test").warning("nor this")
     assert capsys.readouterr().err == ""
 

@@ -20,7 +20,7 @@ STREAM = {"schedule.stream_minibatches": "true"}
 ONE_OFF = {"schedule.max_staleness": 1}
 THREE_OFF = {"schedule.max_staleness": 3}
 REPLICA = {"rollout.backend": "null_replica", "cluster.in_process": "true"}
-"""The rollout has weights of its own, so that it can sample during updates."""
+"""The rollout has separate weights, so that it can sample during updates."""
 PPO = {"algo.preset": "ppo", "critic.engine": "critic_engine", "plugins.critic_engine.backend": "'null'"}
 REFERENCE = {"algo.kl.placement": "loss", "reference.backend": "'null'"}
 

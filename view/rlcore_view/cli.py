@@ -187,7 +187,7 @@ def _read(path: Path) -> Run:
 
 
 def _read_all(paths: Sequence[Path], empty: bool = False) -> list[Run]:
-    """The runs, each with a name of its own; ViewError for one without samples, unless `empty` ones will do."""
+    """The runs, each with a different name; ViewError for one without samples, unless `empty` ones will do."""
     runs = [read(path) for path in paths]
     for path, run in zip(paths, runs, strict=True):
         if not run.samples and not run.metrics and not empty:

@@ -38,7 +38,7 @@ def _check_purpose(settings: AgentLoopSettings) -> None:
         idle = [*tools, *([f"{HERE}.environment.fn"] if settings.environment.fn else [])]
         if idle:
             raise ConfigError(
-                f"{idle[0]}: it has no effect with {HERE}.agent.fn, whose program has tools of its own; leave one out"
+                f"{idle[0]}: it has no effect with {HERE}.agent.fn, whose program brings its tools; leave one out"
             )
     elif not tools and not settings.environment.fn:
         raise ConfigError(

@@ -107,7 +107,7 @@ class ToolLoop(AgentLoop):
         try:
             self._tokens.check_continuation(["tool"])
         except ConfigError as error:
-            logger.warning("%s; until then each request with a result of a tool begins a part of its own", error)
+            logger.warning("%s; until then each request with a result of a tool begins another part", error)
 
     async def close(self) -> None:
         await self._tools.close()

@@ -73,7 +73,7 @@ def test_without_the_package_the_extra_is_named() -> None:
 def trained(directory: Path, environment: str, arguments: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
     """The ending of a run on the policy without torch, once the environment's rows are written."""
     if not PYTHON.exists():
-        pytest.skip("the package verifiers has an environment of its own, which is not here: make setup-verifiers")
+        pytest.skip("the package verifiers has a separate environment, which is not here: make setup-verifiers")
     (directory / "guess_number.py").write_text(GUESS)
     rows = [str(PYTHON), "-m", "rlcore_agent_loop.verifiers", environment, "rows.jsonl"]
     rows += ["--arguments", json.dumps(arguments)]

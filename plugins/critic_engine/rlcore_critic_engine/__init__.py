@@ -75,7 +75,7 @@ def _check(config: RunConfig, section: CriticSettings) -> None:
     if section.trunk == "actor" and config.actor.sharding != "none":
         raise ConfigError(
             f"plugins.critic_engine.trunk=actor: actor.sharding={config.actor.sharding} gives each rank a part of the "
-            "policy's weights, and the critic reads whole ones; set trunk=own (with ranks and sharding of its own) or "
+            "policy's weights, and the critic reads whole ones; set trunk=own (with separate ranks and sharding) or "
             "actor.sharding=none"
         )
     if section.trunk == "actor" and section.head == "classifier":

@@ -188,7 +188,7 @@ class Placement:
 def _where(pool: PoolPlan) -> str:
     """The pool's demands on its nodes, as a part of an error."""
     ways = {
-        "STRICT_SPREAD": [f"on as many nodes (nodes={pool.nodes})" if pool.nodes > 1 else "each on a node of its own"],
+        "STRICT_SPREAD": [f"on as many nodes (nodes={pool.nodes})" if pool.nodes > 1 else "each on a separate node"],
         "STRICT_PACK": ["all on one node"],
     }.get(strategy_of(pool), [])
     ways += [f"on nodes with {key}={value}" for key, value in pool.labels.items()]

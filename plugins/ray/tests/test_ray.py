@@ -130,7 +130,7 @@ def test_a_call_that_is_cancelled_before_its_turn_is_never_begun() -> None:
         second = asyncio.ensure_future(host.call(1, "probe", "where", ((), {})))
         await asyncio.sleep(0)
         await host.cancel(1)
-        first = await host.call(0, "nobody", "where", ((), {}))
+        first = await host.call(0, "stranger", "where", ((), {}))
         return [first[0], await asyncio.wait_for(second, 10)]
 
     assert asyncio.run(story()) == [FAILED, CANCELLED]

@@ -34,7 +34,7 @@ class Talker(NullReplica):
     def setup(self):
         super().setup()
         print("printed while it was set up")
-        logging.getLogger("somebody").warning("a logger's warning with the key %s", os.environ["RLCORE_TEST_KEY"])
+        logging.getLogger("a library").warning("a logger's warning with the key %s", os.environ["RLCORE_TEST_KEY"])
         os.system("echo said by a separate process")
 
     async def generate(self, requests):

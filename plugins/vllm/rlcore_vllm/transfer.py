@@ -27,7 +27,7 @@ from rlcore.contracts.weights import weights_of
 SHOWN = 3
 """Names of weights in an error."""
 
-# With every version it warns of layers without weights of their own, such as a tied head. What lacks is an error here.
+# With every version it warns of layers that share their weights, such as a tied head. What lacks is an error here.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
@@ -94,7 +94,7 @@ def refresh_tied_layers(model: torch.nn.Module) -> None:
     """Make layers that share a weight compute with it as it is now.
 
     On a CPU vLLM packs weights for its matrix product. When weights are reloaded, an output layer that is tied to the
-    embedding gets no tensor of its own, and would go on with what was packed before.
+    embedding gets no separate tensor, and would go on with what was packed before.
     """
     by_place: dict[int, list[Any]] = {}
     for module in model.modules():

@@ -154,7 +154,7 @@ def gather_inputs(model: Any, rewards: Any, data: Any, eval: Any, settings: Mapp
         if not isinstance(model, (str, os.PathLike)):
             raise ConfigError(
                 f"model: found {describe_type(model)}; needs a model directory or a name on the Hub: the workers load "
-                "it in processes of their own (save it with save_pretrained)"
+                "it in separate processes (save it with save_pretrained)"
             )
         gathered.settings["model.path"] = str(model)
     if data is not None:

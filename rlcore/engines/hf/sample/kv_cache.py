@@ -83,7 +83,7 @@ class RowPass:
         return (self.prompt_R + self.own_R)[:, None] + torch.arange(self.tokens, device=self.own_R.device)
 
     def masks(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """(R, T, P) and (R, T, L), 0 where a token sees a position of its prompt and of its own part, else MASKED.
+        """(R, T, P) and (R, T, L), 0 where a token sees a position of its prompt and of its part, else MASKED.
 
         `window`: how many positions a token sees, itself included; None sees all.
         """
@@ -182,8 +182,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 class SlotCache(Cache):
     """The cache of a whole model. `now` is the pass that is under way.
 
-    `joins`: attention gets copies of whole rows instead of the shared parts, as a model needs that brings an attention
-    of its own.
+    `joins`: attention gets copies of whole rows instead of the shared parts, as a model needs that brings its
+    attention code.
     """
 
     def __init__(self, *, joins: bool = False) -> None:
