@@ -77,8 +77,8 @@ soak: $(STAMPS)/dev  ## everything together for MINUTES, with faults from a seed
 real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
 	$(BIN)/python -m pytest -m real $(TESTS) $(ARGS)
 
-browser: $(STAMPS)/dev  ## the pages of rlcore-view in Chromium (Debian: apt-get install chromium chromium-driver)
-	$(BIN)/python -m pytest -m browser $(VIEW)/tests $(ARGS)
+browser: $(STAMPS)/dev docs  ## rlcore-view and the site in Chromium (Debian: apt-get install chromium chromium-driver)
+	$(BIN)/python -m pytest -m browser $(VIEW)/tests tests/docs $(ARGS)
 
 vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, classifier, weights, restart
 	$(VLLM)/bin/python -m pytest $(GROUPED) -m real tests/real/test_vllm*.py plugins/vllm/tests $(ARGS)
@@ -126,7 +126,7 @@ gpu-check: $(STAMPS)/dev  ## on a machine with CUDA: the `gpu` tests, memory and
 
 docs: $(DOCS)/stamp  ## the documentation as a site, in build/site; opens without a server
 	$(DOCS)/bin/python docs/plots.py --check
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 
 plots: $(DOCS)/stamp  ## the pictures of docs/results, from the JSON files beside them
 	$(DOCS)/bin/python docs/plots.py

@@ -14,7 +14,6 @@ Prints one JSON line per size. A run has 64 samples per step, of 160 tokens each
 import argparse
 import json
 import random
-import shutil
 import statistics
 import subprocess
 import sys
@@ -52,16 +51,6 @@ PAGES = {
     "prompts_s": "#/prompts?sort=worst",
     "filter_s": "#/samples?where=reward+%3C+0.5+and+truncated&sort=-length",
 }
-CHROMIUM = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 MEASURE = """
 import json, sys, time
 from pathlib import Path
@@ -114,28 +103,20 @@ def measured(place: Path, samples: int, max_mb: float) -> dict[str, Any]:
 
 def open_times(page: Path) -> dict[str, Any]:
     """Seconds until Chromium shows the overview, and from there other pages; how many texts are left out."""
-    from selenium import webdriver
+    sys.path.insert(0, str(ROOT / "view" / "tests"))
+    from browsing import chromium
 
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or "/usr/bin/chromium"
-    with tempfile.TemporaryDirectory() as profile:
-        for argument in (*CHROMIUM, f"--user-data-dir={profile}"):
-            options.add_argument(argument)
-        service = webdriver.ChromeService(shutil.which("chromedriver") or "/usr/bin/chromedriver")
-        browser = webdriver.Chrome(options, service)
+    times = []
+    with tempfile.TemporaryDirectory() as profile, chromium(Path(profile)) as browser:
         browser.set_script_timeout(300)
-        try:
-            times = []
-            for _ in range(TIMES):
-                browser.get("about:blank")
-                times.append(_seconds(browser, f"file://{page}"))
-            found: dict[str, Any] = {"open_s": round(statistics.median(times), 2)}
-            for name, address in PAGES.items():
-                browser.get("about:blank")
-                found[name] = round(_seconds(browser, f"file://{page}{address}"), 2)
-            found["texts_left_out"] = browser.execute_script("return run.columns.chunk.filter((at) => at < 0).length")
-        finally:
-            browser.quit()
+        for _ in range(TIMES):
+            browser.get("about:blank")
+            times.append(_seconds(browser, f"file://{page}"))
+        found: dict[str, Any] = {"open_s": round(statistics.median(times), 2)}
+        for name, address in PAGES.items():
+            browser.get("about:blank")
+            found[name] = round(_seconds(browser, f"file://{page}{address}"), 2)
+        found["texts_left_out"] = browser.execute_script("return run.columns.chunk.filter((at) => at < 0).length")
     return found
 
 

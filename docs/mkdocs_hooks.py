@@ -112,6 +112,7 @@ def _relinked(text: str, page: Path) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Take the site's own script for search without a server; the theme would load one from the network."""
+    """Mend what the theme leaves out: a search without the network, and the name of its dialog."""
     asset = os.path.relpath("assets/file_worker.js", PurePosixPath(page.url).parent)
-    return output.replace("https://unpkg.com/iframe-worker/shim", asset)
+    local = output.replace("https://unpkg.com/iframe-worker/shim", asset)
+    return local.replace('role="dialog"', 'role="dialog" aria-label="Search"')

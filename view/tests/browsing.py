@@ -1,7 +1,10 @@
-"""Chromium for tests of pages, and what they do in it."""
+"""Chromium for tests of pages, what they do in it, and what axe finds."""
 
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,41 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
+WCAG = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
 Show = Callable[[Run | Path | list[Run], str], None]
+
+
+@contextmanager
+def chromium(profile: Path, *arguments: str) -> Iterator[Any]:
+    """A headless browser with an empty profile; its console is kept."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or "/usr/bin/chromium"
+    for argument in (*ARGUMENTS, f"--user-data-dir={profile}", *arguments):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver") or "/usr/bin/chromedriver"))
+    driver.set_script_timeout(120)
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def look(browser: Any, width: int, theme: str) -> None:
+    """Shows pages in a window this wide, `light` or `dark`."""
+    browser.set_window_size(width, 900)
+    preference = {"name": "prefers-color-scheme", "value": theme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [preference]})
+
+
+def violations(browser: Any, *more: str) -> list[str]:
+    """A line per rule of WCAG and element of the page that breaks it, as axe finds them; `more` tags of rules."""
+    browser.execute_script(files("selenium_axe_python").joinpath("axe-core", "axe.min.js").read_text("utf-8"))
+    script = "const done = arguments[1]; axe.run(document, {runOnly: arguments[0]}).then(done)"
+    found = browser.execute_async_script(script, [*WCAG, *more])["violations"]
+    return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
 
 
 def until(browser: Any, condition: str, limit_s: float = 60.0) -> None:

@@ -1,6 +1,5 @@
 """The modules that tests share stand beside them; the fixtures of a browser."""
 
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,21 +10,13 @@ from rlcore_view import Run, read, write_page
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from browsing import ARGUMENTS, Show, settled, until
+from browsing import Show, chromium, settled, until
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or "/usr/bin/chromium"
-    for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}", "--window-size=1200,900"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver") or "/usr/bin/chromedriver"))
-    yield driver
-    driver.quit()
+    with chromium(tmp_path_factory.mktemp("profile"), "--window-size=1200,900") as driver:
+        yield driver
 
 
 @pytest.fixture
