@@ -15,9 +15,9 @@ PRONOUNS = frozenset({"item", "each", "one"})
 """They say nothing of what a loop goes over."""
 
 
-def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def bound_names(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, name) of every function, class, parameter, variable and attribute that is defined or assigned."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -28,9 +28,9 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
 
 
-def loop_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def loop_names(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, name) of the variables of every loop and comprehension, and of the parameters of every lambda."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
             for part in ast.walk(node.target):
                 if isinstance(part, ast.Name):
@@ -41,9 +41,9 @@ def loop_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def vague_names(source: str) -> list[str]:
     """'line: name' of the names that say nothing of what they hold."""
-    tree = ast.parse(source)
-    found = [pair for pair in bound_names(tree) if pair[1].strip("_").lower() in PARTICIPLES]
-    found += [pair for pair in loop_names(tree) if pair[1].strip("_") in PRONOUNS]
+    nodes = list(ast.walk(ast.parse(source)))
+    found = [pair for pair in bound_names(nodes) if pair[1].strip("_").lower() in PARTICIPLES]
+    found += [pair for pair in loop_names(nodes) if pair[1].strip("_") in PRONOUNS]
     return [f"{line}: {name}" for line, name in sorted(found)]
 
 

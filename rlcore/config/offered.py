@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlcore.config.checks import has_effect, walk
 from rlcore.config.layers import Layer, from_mapping, leaves
-from rlcore.config.schema import hints_of, section_of
+from rlcore.config.schema import cached_by_type, hints_of, section_of
 from rlcore.config.sections import RunConfig
 from rlcore.errors import CALLED, ConfigError, PluginError, boundary, describe
 
@@ -64,6 +64,7 @@ def plugin_layers(sections: "Sequence[Offer[ConfigSection]]", user: Sequence[Lay
     return layers
 
 
+@cached_by_type
 def _check_type(section: type[Any], who: str) -> None:
     whose = f"{who}: section type {section.__qualname__}"
     with boundary(whose, PluginError, CALLED):  # default factories are called

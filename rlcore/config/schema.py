@@ -4,17 +4,20 @@ The types of the remaining leaves are checked by OmegaConf when `rlcore.config.l
 """
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from functools import lru_cache
+from typing import Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from rlcore.config.layers import Layer, leaves
 from rlcore.config.names import check_name
 from rlcore.config.peer_names import renamed_key
 from rlcore.errors import ConfigError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _WORDS = {
     int: "a whole number",
     float: "a number",
@@ -27,6 +30,12 @@ RENAMED: Mapping[str, str] = {"weights": "weight_sync", "ranks": "data_parallel"
 """Names that keys had, and have now in the same section."""
 
 
+def cached_by_type(function: Callable[P, T]) -> Callable[P, T]:
+    """Keeps what a function returned for the last 256 section types; errors are not kept."""
+    return cast(Callable[P, T], lru_cache(maxsize=256)(function))
+
+
+@cached_by_type
 def hints_of(section: type[Any]) -> Mapping[str, Any]:
     """The type of each field of a dataclass."""
     hints = get_type_hints(section)

@@ -1,8 +1,7 @@
 """The core's offers, through the same hooks as those of plugins."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any
 
 from rlcore import __version__
 from rlcore.agents.single_turn import build_single_turn
@@ -10,6 +9,7 @@ from rlcore.algo.core_offers import OFFERS
 from rlcore.cluster.local import LocalCluster
 from rlcore.config import RunConfig
 from rlcore.config.providers import ConfigSection, Provider
+from rlcore.config.schema import hints_of
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.agents import AgentLoop
 from rlcore.contracts.clusters import ClusterOffer
@@ -83,11 +83,7 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
 
 @hookimpl
 def rlcore_config_sections() -> Sequence[ConfigSection]:
-    return [
-        ConfigSection(spec.name, get_type_hints(RunConfig)[spec.name])
-        for spec in fields(RunConfig)
-        if spec.name != "plugins"
-    ]
+    return [ConfigSection(name, section) for name, section in hints_of(RunConfig).items() if name != "plugins"]
 
 
 @hookimpl
