@@ -10,7 +10,7 @@ from rlcore_view.model import Event
 
 SCHEMA = 1
 MOST_EVENTS = 200_000
-_OF_A_SAMPLE = frozenset({"sample", "reward", "tool", "generate"})
+_OF_A_SAMPLE = frozenset({"sample", "reward", "tool", "environment", "generate"})
 _MICROSECONDS = 1e6
 
 
