@@ -223,8 +223,9 @@ def _say(text: str, to: TextIO | None = None) -> None:
 
 
 def _record(sample: Sample) -> dict[str, object]:
-    shown = {name: value(sample) for name, value in query.FIELDS.items() if name != "score"}
-    return {**shown, "text": redact(sample.text()), "components": dict(sample.components)}
+    shown: dict[str, Any] = {name: value(sample) for name, value in query.FIELDS.items() if name != "score"}
+    texts = {name: redact(shown[name]) for name in ("text", "response")}
+    return {**shown, **texts, "components": dict(sample.components)}
 
 
 def _line(sample: Sample) -> str:

@@ -35,6 +35,7 @@ SCRIPTS = (
     "groups.js",
     "prompts.js",
     "samples.js",
+    "search.js",
     "timeline.js",
     "compare.js",
     "main.js",
