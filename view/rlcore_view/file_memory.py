@@ -17,7 +17,7 @@ Stamp = tuple[int, int, int]
 
 @dataclass
 class _GrownFile:
-    """What is known of a file that grows."""
+    """A file that grows, as far as it has been read."""
 
     inode: int
     offset: int = 0

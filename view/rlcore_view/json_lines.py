@@ -32,7 +32,7 @@ def made_of(path: Path, make: Callable[[dict[str, Any]], Made]) -> Iterator[Made
 
 
 def made_again(path: Path, make: Callable[[dict[str, Any]], Made], memory: FileMemory) -> list[Made]:
-    """As `made_of`; records that were read before are not read again."""
+    """The list of `made_of`; records that were read before are not read again."""
 
     def of_line(line: bytes, number: int) -> Made | None:
         if not line.strip():
