@@ -15,7 +15,7 @@ Code outside a run, such as a child process, has an activity that nothing reads.
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
@@ -26,8 +26,11 @@ from rlcore.types import TrajectoryId
 Record = Literal["all", "steps", "none"]
 
 STEP, PHASE, CALL, SAMPLE, REWARD, TOOL = "step", "phase", "call", "sample", "reward", "tool"
-"""Kinds of work: a step, a phase of it, a worker's call, a sample's way, a reward's call, a tool's call."""
-PER_SAMPLE = frozenset({SAMPLE, REWARD, TOOL})
+ENVIRONMENT = "environment"
+"""Kinds of work: a step, a phase of it, a worker's call, a sample's way, a call of a reward, a tool, an environment."""
+WAITED_FOR = frozenset({REWARD, TOOL, ENVIRONMENT})
+"""Kinds that samples wait for."""
+PER_SAMPLE = frozenset({SAMPLE}) | WAITED_FOR
 """Kinds of which a step has as many as samples, or more."""
 MOST_SPANS = 100_000
 """Spans that are kept until the step's trace is written; further ones are counted."""
@@ -38,7 +41,7 @@ class BegunWork(NamedTuple):
 
     kind: str
     who: str
-    """The replica, scorer or tool that works."""
+    """The replica, scorer, tool or environment that works."""
     what: str
     """The method; empty where `who` says it all."""
     sample: TrajectoryId | None
@@ -110,8 +113,13 @@ class Activity:
         self._step_ended = 0.0
         self._keys = itertools.count()
         self._open: dict[int, _Begun] = {}
+        self._elsewhere: dict[int, Sequence[BegunWork]] = {}
         self._ended: list[tuple[_Begun, float]] = []
         self._later: list[Callable[[], Iterable[Span]]] = []
+
+    def new_key(self) -> int:
+        """A number that nothing else has."""
+        return next(self._keys)
 
     def begin(self, kind: str, who: str, what: str = "", sample: TrajectoryId | None = None, num: int = 1) -> int:
         """Work begins, for which `num` samples wait; returns the key that `end` needs."""
@@ -172,8 +180,19 @@ class Activity:
             self.enter(phase_before)
 
     def under_way(self) -> list[BegunWork]:
-        """The work that has begun and not ended, the oldest first."""
-        return [BegunWork(*work) for work in list(self._open.values())]
+        """The work that has begun and not ended, here and elsewhere."""
+        here = [BegunWork(*work) for work in list(self._open.values())]
+        return [*here, *itertools.chain.from_iterable(list(self._elsewhere.values()))]
+
+    def show_elsewhere(self, key: int, works: Sequence[BegunWork]) -> None:
+        """Show the work under way in another process, in place of what it showed under this key; () ends that.
+
+        Its spans come with `end_later`.
+        """
+        if works:
+            self._elsewhere[key] = works
+        else:
+            self._elsewhere.pop(key, None)
 
     def take(self) -> "EndedWork":
         """The work that has ended since the last call."""
@@ -184,6 +203,17 @@ class Activity:
     def _close(self, kind: str, who: str, began: float, ended: float) -> None:
         if who and self.record != "none":
             self._ended.append(((kind, who, "", None, 1, began), ended))
+
+
+def summed(works: Iterable[BegunWork]) -> list[BegunWork]:
+    """One work per reward, tool and environment: for all samples that wait for it, since the oldest began to."""
+    found: dict[tuple[str, str], BegunWork] = {}
+    for work in works:
+        if work.kind in WAITED_FOR:
+            key = work.kind, work.who
+            first = found.get(key, work._replace(what="", sample=None, num=0))
+            found[key] = first._replace(num=first.num + work.num, began=min(first.began, work.began))
+    return list(found.values())
 
 
 _CURRENT: ContextVar[Activity] = ContextVar("activity")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from rlcore.contracts.activity import REWARD
 from rlcore.report.status import RoleStatus, Status
 
 
@@ -45,9 +44,8 @@ def _parts(status: Status, now: float) -> Iterator[str]:
         yield f"{unsampled} of {status.samples} samples are being sampled"
     for waiting in status.waiting:
         wait = "waits" if waiting.samples == 1 else "wait"
-        kind = "reward" if waiting.kind == REWARD else "tool"
         oldest = f", the oldest for {duration(now - waiting.oldest)}"
-        yield f"{waiting.samples} of {status.samples} samples {wait} for {kind} {waiting.who}{oldest}"
+        yield f"{waiting.samples} of {status.samples} samples {wait} for {waiting.kind} {waiting.who}{oldest}"
     if status.updates > 1 and status.phase == "updating":
         yield f"{status.updated} of {status.updates} updates made"
     for role in status.roles:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlcore.contracts.activity import CALL, REWARD, TOOL, Activity, BegunWork
+from rlcore.contracts.activity import CALL, Activity, BegunWork, summed
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import ConfigError, describe, shown
 from rlcore.errors.redaction import redact
@@ -30,7 +30,7 @@ LOOK_S = 1.0
 MAX_BYTES = 1 << 20
 """Of a file that is read."""
 MOST_WAITING = 50
-"""Rewards and tools that are listed."""
+"""Rewards, tools and environments that are listed."""
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
 
 T = TypeVar("T")
@@ -44,10 +44,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WaitingSamples:
-    """Samples that wait for one reward or tool."""
+    """Samples that wait for one reward, tool or environment."""
 
     kind: str
-    """reward or tool."""
+    """reward, tool or environment."""
     who: str
     samples: int
     oldest: float
@@ -125,14 +125,9 @@ def status_of(activity: Activity, began: float, state: str = RUNNING, problem: s
 
 
 def _waiting(works: list[BegunWork], offset: float) -> Iterator[WaitingSamples]:
-    """By reward and tool, those first of which something has waited longest."""
-    found: dict[tuple[str, str], list[BegunWork]] = {}
-    for work in works:
-        if work.kind in (REWARD, TOOL):
-            found.setdefault((work.kind, work.who), []).append(work)
-    for (kind, who), mine in list(found.items())[:MOST_WAITING]:
-        oldest = min(work.began for work in mine)
-        yield WaitingSamples(kind, who, sum(work.num for work in mine), round(oldest + offset, 1))
+    """By reward, tool and environment; those of other processes come last."""
+    for work in summed(works)[:MOST_WAITING]:
+        yield WaitingSamples(work.kind, work.who, work.num, round(work.began + offset, 1))
 
 
 def _roles(works: list[BegunWork], groups: Mapping[str, WorkerGroup[Any]], offset: float) -> Iterator[RoleStatus]:

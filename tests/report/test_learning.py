@@ -1,7 +1,6 @@
 """Reasons why nothing is learned: runs with a fault name it once, and the viewer says the same of their files."""
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
@@ -179,16 +178,49 @@ def test_a_learning_rate_that_destroys_the_policy_is_found(
     check_words(directory, capsys, "the policy left its reference")
 
 
-def test_a_gradient_of_nothing_and_advantages_of_nothing_are_found(
-    config: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+PLUGIN = """
+import torch
+
+from rlcore.algo.loss import PolicyLossOutput
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import Algorithm, AlgorithmKind, Scope
+
+RLCORE_API = "1"
+
+
+def nothing(inputs):
+    return torch.zeros_like(inputs.rewards_B)
+
+
+def flat(inputs):
+    return PolicyLossOutput(torch.where(inputs.mask_BT, 0.0 * inputs.logprobs_BT, 0.0))
+
+
+@hookimpl
+def rlcore_algorithms():
+    return [
+        Algorithm("nothing", AlgorithmKind.ADVANTAGE, f"{__file__}:nothing", Scope.GROUP),
+        Algorithm("flat", AlgorithmKind.POLICY_LOSS, f"{__file__}:flat", Scope.SAMPLE),
+    ]
+"""
+
+
+def test_an_estimator_of_a_plugin_that_gives_nothing_is_found(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gradient = NullActor._gradient
-    monkeypatch.setattr(NullActor, "_gradient", lambda self, batch: (0.0, gradient(self, batch)[1] * 0.0))
-    check_words(run(config), capsys, "no gradient", 3)
-    monkeypatch.undo()
-    batcher = import_module("rlcore.train.step_batcher")
-    monkeypatch.setattr(batcher, "row_advantages", lambda batch: [0.0] * len(batch))
-    check_words(run(config, "train.name=zero"), capsys, "advantages are zero", 3)
+    (tmp_path / "faulty.py").write_text(PLUGIN)
+    plugins = ["null", str(tmp_path / "faulty.py")]
+    check_words(train(config, "algo.advantage=nothing", plugins=plugins).run_dir, capsys, "advantages are zero", 3)
+
+
+def test_a_loss_of_a_plugin_without_a_slope_is_found(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "faulty.py").write_text(PLUGIN)
+    config["rollout"]["stop"] = []
+    tiny = [*tiny_model(tmp_path), *reward_of("noise")(config), "algo.policy_loss=flat"]
+    directory = train(config, *tiny, plugins=[str(tmp_path / "faulty.py")]).run_dir
+    check_words(directory, capsys, "no gradient", 3)
 
 
 def test_a_policy_that_collapsed_is_found_when_the_reward_goes(

@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 
 from rlcore.cli import main
-from rlcore.contracts.activity import CALL, REWARD, TOOL, Activity, SampleCounts, current_activity
+from rlcore.contracts.activity import (
+    CALL,
+    ENVIRONMENT,
+    REWARD,
+    TOOL,
+    Activity,
+    BegunWork,
+    SampleCounts,
+    current_activity,
+)
 from rlcore.errors import ConfigError
 from rlcore.report.standing import duration, sentence
 from rlcore.report.status import LOCK, STATUS, Status, StatusWriter, read_status, status_of, write_status
@@ -68,6 +77,27 @@ def test_work_that_has_ended_is_not_told_of_and_the_oldest_counts() -> None:
     assert [(waiting.who, waiting.samples) for waiting in status_of(activity, 0.0).waiting] == [("search", 5)]
     activity.end(first)
     assert [(waiting.who, waiting.samples) for waiting in status_of(activity, 0.0).waiting] == [("search", 4)]
+
+
+def test_work_in_other_processes_counts_with_the_work_here_until_it_is_shown_no_more() -> None:
+    activity, key = Activity(), Activity().new_key()
+    activity.begin(ENVIRONMENT, "Game", "step", FIRST)
+    elsewhere = [BegunWork(ENVIRONMENT, "Game", "", None, 3, 1.0), BegunWork(TOOL, "search", "", None, 2, 5.0)]
+    activity.show_elsewhere(key, elsewhere)
+    activity.counts = lambda: SampleCounts(64, 0, 0)
+    waiting = status_of(activity, 0.0).waiting
+    assert [(found.kind, found.who, found.samples) for found in waiting] == [
+        ("environment", "Game", 4),
+        ("tool", "search", 2),
+    ]
+    assert waiting[0].oldest == pytest.approx(1.0 + activity.unix_offset, abs=0.1)
+    assert "; 4 of 64 samples wait for environment Game, the oldest for " in sentence(
+        status_of(activity, 0.0), time.time()
+    )
+    activity.show_elsewhere(key, elsewhere[1:])
+    assert [found.samples for found in status_of(activity, 0.0).waiting] == [1, 2]
+    activity.show_elsewhere(key, ())
+    assert [found.samples for found in status_of(activity, 0.0).waiting] == [1]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (41, "41 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])

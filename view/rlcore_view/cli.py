@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rlcore_view import compare, query
+from rlcore_view.file_memory import FileMemory
 from rlcore_view.model import Run, Sample, ViewError
 from rlcore_view.readers import read
 from rlcore_view.redaction import redact
@@ -101,8 +102,13 @@ def _page(parsed: argparse.Namespace) -> int:
 
 
 def _serve(paths: Sequence[Path], port: int, max_mb: float) -> int:
-    editions = Editions(paths, lambda: _named(paths, [read(path) for path in paths]), max_mb)
-    _read_all(paths, empty=True)
+    memory = FileMemory()
+
+    def runs() -> list[Run]:
+        return _named(paths, [read(path, memory) for path in paths])
+
+    runs()  # a path that cannot be read ends the command
+    editions = Editions(paths, runs, max_mb)
     server, address = server_of(editions, port)
     with server:
         _say(f"{address} follows {', '.join(map(str, paths))}; Ctrl-C ends it")
@@ -223,8 +229,9 @@ def _say(text: str, to: TextIO | None = None) -> None:
 
 
 def _record(sample: Sample) -> dict[str, object]:
-    shown = {name: value(sample) for name, value in query.FIELDS.items() if name != "score"}
-    return {**shown, "text": redact(sample.text()), "components": dict(sample.components)}
+    shown: dict[str, Any] = {name: value(sample) for name, value in query.FIELDS.items() if name != "score"}
+    texts = {name: redact(shown[name]) for name in ("text", "response")}
+    return {**shown, **texts, "components": dict(sample.components)}
 
 
 def _line(sample: Sample) -> str:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlcore_view.file_memory import FileMemory
 from rlcore_view.model import ViewError
 
 Made = TypeVar("Made")
@@ -28,6 +29,19 @@ def made_of(path: Path, make: Callable[[dict[str, Any]], Made]) -> Iterator[Made
         with fields_expected(f"'{path}', record {number}"):
             made = make(record)
         yield made
+
+
+def made_again(path: Path, make: Callable[[dict[str, Any]], Made], memory: FileMemory) -> list[Made]:
+    """The list of `made_of`; records that were read before are not read again."""
+
+    def of_line(line: bytes, number: int) -> Made | None:
+        if not line.strip():
+            return None
+        record = _record(line, path, number)
+        with fields_expected(f"'{path}', record {number}"):
+            return make(record)
+
+    return memory.lines(path, of_line)[0]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from rlcore_view.model import Run, ViewError
-from rlcore_view.write_page import page_of, parts
+from rlcore_view.write_page import PackedChunks, page_of, parts
 
 _SKIPPED = frozenset({"checkpoints", "rewards", "logs", ".git"})
 _DEEPEST = 4
@@ -40,6 +40,7 @@ class Editions:
     def __init__(self, paths: Sequence[Path], read: Callable[[], list[Run]], max_mb: float) -> None:
         self._paths, self._read, self._max_mb = paths, read, max_mb
         self._lock = threading.RLock()
+        self._chunks = PackedChunks()
         self._edition = ""
         self._runs = list[Run]()
         self._parts: Mapping[str, str] = {}
@@ -58,7 +59,7 @@ class Editions:
                 except ViewError as error:
                     self._runs = [replace(run, notes=[*run.notes, str(error)]) for run in self._runs]
                 self._edition = f"{edition}@{seen}"
-                self._parts = parts(self._runs, self._max_mb)
+                self._parts = parts(self._runs, self._max_mb, self._chunks)
                 digests = {name: hashlib.sha256(packed.encode()).digest() for name, packed in self._parts.items()}
                 kept = list(self._digests.items())[1 - EDITIONS :]
                 self._digests = {**dict(kept), self._edition: digests}

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.json_lines import records
+from rlcore_view.file_memory import FileMemory
+from rlcore_view.json_lines import made_again
 from rlcore_view.model import Tokens, ViewError
 
 FORMAT, SCHEMA = "rlcore-tokens", 1
@@ -30,11 +31,10 @@ class Vocabulary:
     """The texts of those tokens that are made of whole characters."""
 
 
-def vocabulary(directory: Path) -> Vocabulary:
+def vocabulary(directory: Path, memory: FileMemory) -> Vocabulary:
     """The vocabulary of the file; empty without it."""
     path = directory / "vocabulary.jsonl"
-    entries = records(path) if path.exists() else ()
-    pieces = {int(entry["id"]): _bytes_of(entry) for entry in entries}
+    pieces = dict(made_again(path, lambda entry: (int(entry["id"]), _bytes_of(entry)), memory) if path.exists() else ())
     whole: dict[int, str] = {}
     for id_, piece in pieces.items():
         with suppress(UnicodeDecodeError):

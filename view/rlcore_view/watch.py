@@ -81,8 +81,8 @@ class Watch:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; ValueError when it is something else."""
         try:
-            early, recent = ([_facts(facts) for facts in state[name]] for name in ("early", "recent"))
-            found = {finding["name"]: _whole(Finding(**finding)) for finding in state["found"]}
+            early, recent = ([_facts(facts) for facts in _listed(state, name)] for name in ("early", "recent"))
+            found = {finding["name"]: _whole(Finding(**finding)) for finding in _listed(state, "found")}
             best, num_steps = state["best_reward"], state["num_steps"]
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"the state of the diagnosis is not whole: {error}") from error
@@ -90,6 +90,12 @@ class Watch:
             raise ValueError("the state of the diagnosis is not whole: num_steps or best_reward is not a number")
         self._history = History(self._history.config, early, recent, num_steps, best)
         self._found = found
+
+
+def _listed(state: Mapping[str, Any], name: str) -> list[Any]:
+    if not isinstance(state[name], list):
+        raise TypeError(f"{name} is not a list")
+    return list(state[name])
 
 
 def _facts(values: Mapping[str, Any]) -> StepFacts:

@@ -35,6 +35,7 @@ SCRIPTS = (
     "groups.js",
     "prompts.js",
     "samples.js",
+    "search.js",
     "timeline.js",
     "compare.js",
     "main.js",
@@ -102,12 +103,34 @@ def _policy(script: str, live: bool) -> str:
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; {asks}base-uri 'none'"
 
 
-def parts(runs: Sequence[Run], max_mb: float) -> dict[str, str]:
+class PackedChunks:
+    """Packs samples in chunks, and keeps those of the last edition: most do not change while a run goes on."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, ...], tuple[Sequence[Sample], str]] = {}
+        """By the identities of the samples, which stay as long as these are kept."""
+        self._used: dict[tuple[int, ...], tuple[Sequence[Sample], str]] = {}
+
+    def begin(self) -> None:
+        """An edition begins: what the one before did not use is dropped."""
+        self._kept, self._used = self._used, {}
+
+    def packed(self, samples: Sequence[Sample]) -> str:
+        """The chunk of these samples."""
+        key = tuple(map(id, samples))
+        found = self._kept.get(key) or (samples, _packed([_body(sample) for sample in samples]))
+        self._used[key] = found
+        return found[1]
+
+
+def parts(runs: Sequence[Run], max_mb: float, packer: PackedChunks | None = None) -> dict[str, str]:
     """The page's data by name, packed: `about`, and of run r `head-r`, `events-r` and `chunk-r-0` to the last."""
+    packer = packer or PackedChunks()
+    packer.begin()
     about = {"count": len(runs), "families": families(runs), "changes": changes(runs)}
     found = {"about": _packed(about)}
     for number, run in enumerate(runs):
-        chunks, where, left_out = _chunks(run.samples, int(max_mb * MEGABYTE / max(1, len(runs))))
+        chunks, where, left_out = _chunks(run.samples, int(max_mb * MEGABYTE / max(1, len(runs))), packer)
         notes = [*run.notes]
         if left_out:
             notes.append(
@@ -189,7 +212,9 @@ def _head(run: Run, where: Sequence[Sequence[int]], notes: Sequence[str]) -> dic
     }
 
 
-def _chunks(samples: Sequence[Sample], limit: int) -> tuple[list[str], list[tuple[int, int]], int]:
+def _chunks(
+    samples: Sequence[Sample], limit: int, packer: PackedChunks
+) -> tuple[list[str], list[tuple[int, int]], int]:
     """Packed texts; (chunk, place in it) of each sample, (-1, 0) where left out; how many were left out."""
     where = [(-1, 0)] * len(samples)
     chunks, size, left_out = list[str](), 0, 0
@@ -197,7 +222,7 @@ def _chunks(samples: Sequence[Sample], limit: int) -> tuple[list[str], list[tupl
         wanted = list(_by_step(samples, extremes))
         for begin in range(0, len(wanted), CHUNK):
             part = wanted[begin : begin + CHUNK]
-            packed = _packed([_body(samples[index]) for index in part])
+            packed = packer.packed([samples[index] for index in part])
             if size + len(packed) > limit:
                 left_out += len(part)
                 continue

@@ -47,10 +47,13 @@ PATHS = (
         ("#/samples", ["8 of 8 samples"]),
         ("#/samples?where=reward+%3E+0.5+and+not+failed+and+reward.right+%3D%3D+1&sort=-length", ["4 of 8 samples"]),
         ("#/samples?where=%27sums%2F1%27+in+prompt+or+-1+%3C+advantage+%3C+0", ["6 of 8 samples"]),
-        ("#/samples?where=rewards+%3C+1", ["“rewards” is not known here; choose from reward, score"]),
+        ("#/samples?where=rewards+%3C+1", ["'rewards' is not known here; choose from reward, score"]),
         ("#/samples?where=%28reward+%3C", ["the expression ends too early"]),
         ("#/timeline?step=2", ["version 1", "This run recorded no times"]),
         ("#/sample/1", ["0+1=", "4é!1", "shade by", "everything recorded"]),
+        ("#/samples?where=%27%C3%A9!1%27+in+text", ["4 of 8 samples"]),
+        ("#/samples?where=1+in+text", ["'in' needs a text on both sides"]),
+        ("#/samples?where=1+in+prompt", ["'in' needs a text on both sides"]),
         ("#/search?q=4%C3%A9!1", ["4 samples with"]),
         ("#/sample/99", ["there is no such sample"]),
     ],
@@ -59,6 +62,7 @@ def test_each_page_shows_what_it_is_for(
     browser: Any, show: Show, tmp_path: Path, address: str, words: list[str]
 ) -> None:
     show(write_rlcore_run(tmp_path / "sums"), address)
+    until(browser, "!document.querySelector('main [aria-busy=true]')")
     shown = text_of(browser)
     assert [word for word in words if word not in shown] == []
 

@@ -1,5 +1,6 @@
 """Groups, several runs, timelines, served and large pages in a real browser."""
 
+import secrets
 import threading
 import time
 from dataclasses import replace
@@ -7,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Show, text_of, until
+from browsing import Show, settled, text_of, until
+from expressions import FOUND, REFUSED, samples_to_find
 from made_runs import run_of, sample, spoken, write_rlcore_run
-from rlcore_view import query, read, write_page
+from rlcore_view import Run, ViewError, query, read, write_page
 from rlcore_view.model import Event
 from rlcore_view.serve import Editions, server_of
 
@@ -110,30 +112,91 @@ def test_a_page_that_is_served_follows_the_run_and_keeps_its_address(browser: An
     browser.get_log("browser")
 
 
-@pytest.mark.parametrize(
-    ("where", "found"),
-    [
-        ("reward < 0.5", 4),
-        ("reward >= 1 and truncated", 4),
-        ("not truncated", 4),
-        ("step == 2 and prompt == 'sums/1'", 2),
-        ("reward.right == 1 and reward.short == 1", 4),
-        ("-1 < advantage < 0", 4),
-        ("reward.unknown < 1", 0),
-        ("lane == 'eval' or failed", 0),
-        ("'1' not in prompt", 4),
-        ("not (step == 1 or step == 2)", 0),
-    ],
-)
-def test_an_expression_finds_what_the_command_finds(
-    browser: Any, show: Show, tmp_path: Path, where: str, found: int
-) -> None:
-    run = read(write_rlcore_run(tmp_path / "sums"))
-    show(run)
-    count = browser.execute_script(
-        "const test = filterOf(arguments[0]); return indicesWhere((at) => test(run, at)).length", where
+FILTER = """
+const [expression, done] = arguments;
+const bodies = Array.from({ length: run.size }, (_, index) => bodyOf(index));
+Promise.all(bodies).then((bodies) => {
+  const test = filterOf(expression);
+  return indicesWhere((index) => test(run, index, bodies[index]));
+}).then(done, (error) => done(error.message));
+"""
+
+
+def test_an_expression_finds_what_the_command_finds(browser: Any, show: Show) -> None:
+    show(samples_to_find())
+    found = {expression: browser.execute_async_script(FILTER, expression) for expression in FOUND}
+    assert found == {expression: sorted(indices) for expression, indices in FOUND.items()}
+
+
+def test_an_expression_is_refused_in_the_words_of_the_command(browser: Any, show: Show) -> None:
+    show(samples_to_find())
+    for expression in REFUSED:
+        with pytest.raises(ViewError) as refused:
+            [query.parse(expression)(entry) for entry in samples_to_find().samples]
+        problem = browser.execute_async_script(FILTER, expression)
+        assert (
+            str(refused.value) == f"'{expression}': {problem}; needs an expression such as: reward < 0.1 and truncated"
+        )
+
+
+def many_samples() -> Run:
+    return run_of([sample(1 + n // 64, n // 8, n % 8, float(n % 2), completion=f"word{n % 100}") for n in range(3000)])
+
+
+def test_texts_are_searched_chunk_by_chunk_and_sorted(browser: Any, show: Show) -> None:
+    show(many_samples(), "#/samples?where='word17'+in+text+and+reward+>+0&sort=-length")
+    until(browser, "document.querySelector('.search').getAttribute('aria-busy') === 'false'")
+    assert text_of(browser, ".search [role=status]") == "30 of 3000 samples"
+    assert browser.execute_script("return document.querySelectorAll('.search .row').length") == 30
+    assert browser.execute_script("return document.querySelectorAll('.search > .controls button').length") == 0
+
+
+SLOWLY = """
+const whole = unpack;
+unpack = async (id) => {
+  if (id === "chunk-0-2") await new Promise((wake) => { window.wake = wake; });
+  return whole(id);
+};
+location.hash = "#/search?q=word17";
+"""
+
+
+def test_a_search_says_how_far_it_is_and_shows_what_it_has_when_it_is_stopped(browser: Any, show: Show) -> None:
+    show(many_samples())
+    browser.execute_script(SLOWLY)
+    until(browser, "window.wake !== undefined")
+    assert text_of(browser, ".search [role=status]") == "searching: 350 of 3000 samples, 5 found"
+    browser.find_element("css selector", ".search button").click()
+    browser.execute_script("window.wake()")
+    until(browser, "document.querySelector('.search').getAttribute('aria-busy') === 'false'")
+    stopped = "5 samples with “word17”; stopped after 350 of 3000"
+    assert text_of(browser, ".search [role=status]") == stopped
+    assert browser.execute_script("return document.querySelectorAll('.search .row').length") == 5
+
+
+def test_a_search_ends_when_another_page_is_shown(browser: Any, show: Show) -> None:
+    show(many_samples())
+    browser.execute_script(
+        "window.asked = []; const ask = unpack; unpack = (id) => { asked.push(id); return ask(id); };"
     )
-    assert count == found == sum(map(query.parse(where), run.samples))
+    browser.execute_script(SLOWLY)
+    until(browser, "window.wake !== undefined")
+    browser.execute_script("location.hash = '#/groups'; window.asked.length = 0;")
+    until(browser, "document.querySelector('main h2').textContent === 'Groups'")
+    browser.execute_script("window.wake()")
+    settled(browser)
+    time.sleep(0.2)
+    assert browser.execute_script("return asked.filter((id) => id !== 'chunk-0-2')") == []
+
+
+def test_texts_that_the_page_leaves_out_are_not_found_and_it_says_so(browser: Any, tmp_path: Path) -> None:
+    rows = [sample(1, n, 0, float(n), completion=f"word {n} {secrets.token_hex(20_000)}") for n in range(40)]
+    page = tmp_path / "small.html"
+    write_page(run_of(rows), page, max_mb=0.1)
+    browser.get(f"file://{page}#/search?q=word")
+    until(browser, "document.querySelector('.search')?.getAttribute('aria-busy') === 'false'")
+    told = text_of(browser, ".search [role=status]")
+    assert told == "2 samples with “word”; texts of 38 samples were left out of this page"
 
 
 @pytest.mark.parametrize(

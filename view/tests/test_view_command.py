@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from expressions import FOUND, REFUSED, samples_to_find
 from made_runs import sample, write_rlcore_run
 from rlcore_view import ViewError, query
 from rlcore_view.cli import main
@@ -41,22 +42,17 @@ def test_samples_are_found_by_an_expression(run: Path, expression: str, found: i
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == found
     for line in lines:
-        assert json.loads(line).keys() >= {"reward", "text", "step", "prompt", "components"}
+        assert json.loads(line).keys() >= {"reward", "text", "response", "step", "prompt", "components"}
 
 
-@pytest.mark.parametrize(
-    ("expression", "problem"),
-    [
-        ("reward <", "this is not an expression"),
-        ("rewards < 1", "'rewards' is not known here; choose from reward, score"),
-        ("__import__('os').system('true')", "is not known here"),
-        ("text.__class__ == 1", "is not known here"),
-        ("reward < 'a'", "compare numbers with numbers"),
-        ("(" * 300 + "1" + ")" * 300, "this is not an expression"),
-        ("reward is 1", "the comparison Is is not known here"),
-        ("[step for step in text]", "is not known here"),
-    ],
-)
+@pytest.mark.parametrize("expression", FOUND)
+def test_an_expression_finds_what_the_page_finds(expression: str) -> None:
+    test = query.parse(expression)
+    found = [index for index, entry in enumerate(samples_to_find().samples) if test(entry)]
+    assert found == sorted(FOUND[expression])
+
+
+@pytest.mark.parametrize(("expression", "problem"), REFUSED.items())
 def test_an_expression_is_data_and_what_it_does_not_know_is_named(
     run: Path, expression: str, problem: str, capsys
 ) -> None:
@@ -122,7 +118,7 @@ def test_secrets_are_taken_out(run: Path, monkeypatch: pytest.MonkeyPatch, capsy
     file = run / "trajectories" / "step_000001.jsonl"
     file.write_text(file.read_text().replace("!0", "s3cret-s3cret hf_abcdefghijklmnopqrst"))
     assert main(["find", str(run), "'s3cret' in text", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[0])["text"] == "4é${MY_API_KEY} [hf_a... redacted]"
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["response"] == "4é${MY_API_KEY} [hf_a... redacted]"
     monkeypatch.delenv("MY_API_KEY")
     _secrets.cache_clear()
 

@@ -237,6 +237,56 @@ def test_a_state_that_is_not_whole_is_refused(state: dict[str, Any]) -> None:
         Watch(CONFIG).restore(state)
 
 
+def restored_with(part: str, name: str, value: Any) -> None:
+    """Restore a state of two steps in which one value of a step or of a finding is another."""
+    told_once = Watch(CONFIG)
+    for step in (1, 2):
+        told_once.step(facts(step, responses=4, cut=4, budget=16, metrics={"reward/mean": 0.5}))
+    state = json.loads(json.dumps(told_once.state()))
+    if part == "state":
+        state[name] = value
+    else:
+        state[part][0][name] = value
+    Watch(CONFIG).restore(state)
+
+
+@pytest.mark.parametrize("value", [None, 1.0, True, "1", [], {}], ids=repr)
+@pytest.mark.parametrize(
+    ("part", "name"), [("early", "cut"), ("recent", "step"), ("found", "times"), ("state", "num_steps")]
+)
+def test_a_count_of_a_state_that_is_not_a_whole_number_is_refused(part: str, name: str, value: Any) -> None:
+    restored_with(part, name, 1)
+    with pytest.raises(ValueError, match="the state of the diagnosis is not whole"):
+        restored_with(part, name, value)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("early", "error", None),
+        ("early", "metrics", [0.5]),
+        ("early", "metrics", None),
+        ("early", "metrics", {"reward/mean": None}),
+        ("early", "low", "0"),
+        ("early", "high", True),
+        ("early", "varying", "right"),
+        ("early", "varying", 3),
+        ("found", "evidence", 3),
+        ("found", "name", ["x"]),
+        ("state", "found", {}),
+        ("state", "found", [[]]),
+        ("state", "early", {"step": 1}),
+        ("state", "recent", None),
+        ("state", "best_reward", "0.5"),
+        ("state", "best_reward", True),
+    ],
+    ids=repr,
+)
+def test_a_value_of_a_state_of_another_type_is_refused(part: str, name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match="the state of the diagnosis is not whole"):
+        restored_with(part, name, value)
+
+
 def test_a_run_of_another_trainer_needs_one_step() -> None:
     assert diagnose(run_of([sample(1, 0, number, 0.0) for number in (0, 1)]))[0].name == "all rewards are equal"
 

@@ -51,6 +51,15 @@ def test_events_stand_in_the_row_of_their_sample_or_worker_whatever_the_end(run:
     assert found.notes == []
 
 
+@pytest.mark.parametrize("kind", ["sampled", "reward", "tool", "environment", "call"])
+def test_work_for_one_sample_stands_in_its_row_and_calls_of_workers_in_theirs(run: Path, kind: str) -> None:
+    (run / "trace.json").write_text(
+        lines(*NAMES, event("step", "sample" if kind == "sampled" else kind, 1, 2, **SAMPLE))
+    )
+    [found] = read(run).events
+    assert found.row == ("workers actor" if kind == "call" else "sums/0 sample 1")
+
+
 def test_an_older_part_and_the_form_with_an_object_are_read(run: Path) -> None:
     (run / "trace.json").write_text(lines(*NAMES, EVENTS[0]) + "\n]\n")
     (run / "trace.older.json").write_text(json.dumps({"traceEvents": [*NAMES, EVENTS[1]]}))

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from rlcore.contracts.agents import RolloutTask
 from rlcore.data import load_prompts
 from rlcore.errors import WorkerError
 from rlcore.plugins.planning import plan_run
+from rlcore.report.status import status_of
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import make_prompt
@@ -52,6 +54,10 @@ class Tell:
 
 def always(text):
     return [ToolCall("tell", {})]
+"""
+ALWAYS_SEARCH = """
+def always(text):
+    return [ToolCall("search", {})]
 """
 # Half of all bytes end a turn of the null model.
 SAMPLING = Sampling(max_tokens=1000, stop=tuple(chr(byte) for byte in range(128)))
@@ -137,6 +143,66 @@ def test_tool_calls_of_workers_come_to_the_trace_of_the_run_with_its_times(
     assert len(spans) == (num_calls if is_kept else 0)
     assert {span.work.who for span in spans} == ({"tell"} if is_kept else set())
     assert all(activity.phase_began < span.work.began <= span.ended < ended + 0.1 for span in spans)
+
+
+WAITING = """
+import time
+from pathlib import Path
+
+from rlcore_agent_loop import Environment, Step
+
+HERE = Path(__file__).parent
+
+
+def wait():
+    while not (HERE / "go").exists():
+        time.sleep(0.01)
+
+
+def search():
+    wait()
+    return "found"
+
+
+class Game(Environment):
+    def step(self, messages):
+        wait()
+        return Step(done=True)
+"""
+
+
+@pytest.mark.parametrize("what", ["tool search", "environment Game"])
+def test_a_run_is_told_what_samples_of_workers_wait_for(what: str, tmp_path: Path) -> None:
+    settings, mine = config(tmp_path, 1), tmp_path / "waiting.py"
+    mine.write_text(WAITING)
+    (tmp_path / "always.py").write_text(MINE.partition("class Tell")[0] + ALWAYS_SEARCH)
+    agent = settings["plugins"]["agent_loop"]
+    agent |= {"tools": {"search": {"fn": f"{mine}:search"}}, "parser": f"{tmp_path / 'always.py'}:always"}
+    if what == "environment Game":
+        agent |= {"environment": {"fn": f"{mine}:Game"}, "parser": "hermes", "children": 9}
+    activity, seen = Activity("all"), list[Any]()
+
+    def look() -> None:
+        end = time.monotonic() + 60
+        while not seen and time.monotonic() < end:
+            time.sleep(0.02)
+            seen.extend(status_of(activity, 0.0).waiting)
+        (tmp_path / "go").touch()
+
+    began, looking = time.time(), threading.Thread(target=look)
+    looking.start()
+    try:
+        with as_current(activity):
+            found = samples(settings, tmp_path)
+    finally:
+        looking.join()
+    [waiting] = seen
+    assert f"{waiting.kind} {waiting.who}" == what
+    assert 1 <= waiting.samples <= len(found)
+    assert began - 0.1 < waiting.oldest < time.time()
+    assert activity.under_way() == []
+    spans = [span for span in activity.take().spans() if f"{span.work.kind} {span.work.who}" == what]
+    assert {span.work.sample for span in spans} == {trajectory.id.unit() for trajectory in found}
 
 
 SETTINGS = AgentLoopSettings(

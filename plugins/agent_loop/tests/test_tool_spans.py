@@ -1,14 +1,20 @@
-"""Tool calls under way are told to the run: `rlcore where` and the trace show them."""
+"""Calls of tools and environments under way are told to the run: `rlcore where` and the trace show them."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
+from rlcore_agent_loop import Environment, Step
+from rlcore_agent_loop.settings import AgentLoopSettings, EnvironmentSettings
+from rlcore_agent_loop.testing import END, ScriptedPolicy, talk
 from rlcore_agent_loop.tools.calls import ToolCall
 from rlcore_agent_loop.tools.tools import SampleTools
 
-from rlcore.contracts.activity import TOOL, Activity, as_current
+from rlcore.contracts.activity import TOOL, Activity, as_current, current_activity
 from rlcore.errors import ChildError
+from rlcore.types import Message, Prompt, TrajectoryId
+
+ROW = TrajectoryId("p/0", 0, 1)
 
 
 class Source:
@@ -29,13 +35,43 @@ def test_a_tool_call_is_work_under_way_until_it_ends_also_by_an_error() -> None:
     activity = Activity("all")
     source = Source(activity)
     with as_current(activity):
-        tools = SampleTools("p/0", {}, {"search": source, "broken": source}, [])  # type: ignore[dict-item]
+        tools = SampleTools("p/0/0/1", {}, {"search": source, "broken": source}, [], ROW)  # type: ignore[dict-item]
         calls = [ToolCall("search", {}), ToolCall("broken", {})]
         results = [asyncio.run(tools.results([call], 1, 100)) for call in calls]
     assert results == [["found"], ["error: it broke"]]
     assert source.under_way == [(TOOL, "search"), (TOOL, "broken")]
     assert activity.under_way() == []
-    assert [(span.work.who, span.work.what) for span in activity.take().spans()] == [
-        ("search", "p/0"),
-        ("broken", "p/0"),
+    assert [(span.work.who, span.work.what, span.work.sample) for span in activity.take().spans()] == [
+        ("search", "", ROW),
+        ("broken", "", ROW),
     ]
+
+
+class Counting(Environment):
+    """Ends a sample after its second turn, and keeps the work that it sees under way."""
+
+    seen: ClassVar[list[tuple[str, str, str, TrajectoryId | None, int]]] = []
+
+    async def reset(self, prompt: Prompt, seed: int) -> Any:
+        self.turns = 0
+        self.look()
+        return prompt.messages
+
+    async def step(self, messages: Sequence[Message]) -> Step:
+        self.turns += 1
+        self.look()
+        return Step([{"role": "user", "content": "go on"}], done=self.turns == 2)
+
+    def look(self) -> None:
+        self.seen.extend(tuple(work[:5]) for work in current_activity().under_way())
+
+
+def test_an_environment_is_work_under_way_while_it_resets_and_steps() -> None:
+    activity = Activity("all")
+    settings = AgentLoopSettings(environment=EnvironmentSettings(f"{__file__}:Counting"), children=1)
+    with as_current(activity):
+        [trajectory] = talk(ScriptedPolicy(lambda sample, turn, ids: [*b"yes", END]), settings).trajectories
+    row = trajectory.id
+    found = [("environment", "Counting", method, row) for method in ("reset", "step", "step")]
+    assert activity.under_way() == []
+    assert [tuple(span.work[:4]) for span in activity.take().spans()] == found

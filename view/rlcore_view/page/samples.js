@@ -1,4 +1,4 @@
-// Samples: the list with its filter, the search, and one sample with its conversation and tokens.
+// Samples: the list with its filter, and one sample with its conversation and tokens.
 
 const SAMPLE_ORDERS = { recorded: "as recorded", reward: "reward, lowest first", "-reward": "reward, highest first", "-advantage": "advantage, highest first", advantage: "advantage, lowest first", "-length": "longest first", length: "shortest first" };
 
@@ -7,31 +7,28 @@ function samplesPage(query) {
   const order = Object.hasOwn(SAMPLE_ORDERS, query.get("sort") ?? "") ? query.get("sort") : "recorded";
   const set = (name) => setQuery("/samples", query, name);
   const controls = element("div", { class: "controls" }, field("where", where, "reward < 0.1 and truncated", set("where")), choice("sort by", Object.entries(SAMPLE_ORDERS), order, set("sort")));
-  let test;
+  const words = (found) => `${found.length} of ${run.size} samples`;
   try {
-    test = where.trim() ? filterOf(where) : () => true;
+    const test = where.trim() ? filterOf(where) : () => true;
+    if (test.readsText) return section("Samples", controls, searchedList(test, order, words));
+    const found = inOrder(indicesWhere((index) => test(run, index)), order, run);
+    controls.append(element("span", { class: "hint" }, words(found)));
+    return section("Samples", controls, growingList(found.length, (at) => sampleRow(found[at])));
   } catch (error) {
-    return section("Samples", controls, element("p", { class: "finding", role: "alert" }, error.message));
+    return section("Samples", controls, problemText(error));
   }
-  const found = indicesWhere((index) => test(run, index));
-  if (order !== "recorded") {
-    const name = order.replace("-", "");
-    const sign = order.startsWith("-") ? -1 : 1;
-    const column = run.columns[name === "reward" ? "score" : name];
-    found.sort((a, b) => sign * ((column[a] ?? sign * Infinity) - (column[b] ?? sign * Infinity)) || a - b);
-  }
-  controls.append(element("span", { class: "hint" }, `${found.length} of ${run.size} samples`));
-  return section("Samples", controls, growingList(found.length, (at) => sampleRow(found[at])));
 }
 
-async function searchPage(query) {
-  const wanted = (query.get("q") || "").toLowerCase();
-  const found = [];
-  for (let index = 0; wanted && index < run.size && found.length < 500; index++) {
-    const body = await bodyOf(index);
-    if (body && `${JSON.stringify(body.prompt)}\n${textOf(body.completion)}`.toLowerCase().includes(wanted)) found.push(index);
-  }
-  return section(`${found.length}${found.length === 500 ? " and more" : ""} samples with “${wanted}”`, growingList(found.length, (at) => sampleRow(found[at])));
+function problemText(error) {
+  return element("p", { class: "finding", role: "alert" }, error.message);
+}
+
+function inOrder(indices, order, of) {
+  if (order === "recorded") return indices.sort((a, b) => a - b);
+  const name = order.replace("-", "");
+  const sign = order.startsWith("-") ? -1 : 1;
+  const column = of.columns[name === "reward" ? "score" : name];
+  return indices.sort((a, b) => sign * ((column[a] ?? sign * Infinity) - (column[b] ?? sign * Infinity)) || a - b);
 }
 
 async function samplePage(index, query) {

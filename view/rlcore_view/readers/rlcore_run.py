@@ -2,17 +2,20 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.json_lines import made_of, number_or_none
+from rlcore_view.file_memory import FileMemory
+from rlcore_view.json_lines import made_again, made_of, number_or_none
 from rlcore_view.model import Run, Sample, Tokens, ViewError
 from rlcore_view.readers import trace
 from rlcore_view.token_files import RowId, Vocabulary, rows_of, vocabulary
 
 _ALERT = re.compile(r"\S+ \S+ (WARNING|ERROR|CRITICAL) (.*)")
 _ALERTS, _LOG_BYTES = 20, 1_000_000
+LANES = ("train", "eval")
 _STEP = re.compile(r"step_(\d+)\.jsonl")
 
 
@@ -21,38 +24,47 @@ def recognises(path: Path) -> bool:
     return (path / "trajectories").is_dir() or ((path / "metrics.jsonl").is_file() and (path / "plan.json").is_file())
 
 
-def read(path: Path) -> Run:
-    """Every sample with its tokens where they were recorded, the metrics, configuration and plan."""
+def read(path: Path, memory: FileMemory | None = None) -> Run:
+    """Every sample with its tokens where they were recorded, the metrics, configuration and plan.
+
+    With the memory of an earlier call only what is new is read.
+    """
+    memory = memory or FileMemory()
     notes = list[str]()
-    known = vocabulary(path / "tokens")
+    known = vocabulary(path / "tokens", memory)
     samples = list[Sample]()
     for file in sorted((path / "trajectories").glob("step_*.jsonl")):
         if named := _STEP.fullmatch(file.name):
-            samples += _step(path, file, int(named[1]), known, notes)
-    metrics = path / "metrics.jsonl"
+            tokens = [path / "tokens" / f"{file.stem}.{lane}.safetensors" for lane in LANES]
+            found, told = memory.whole([file, *tokens], partial(_step, file, tokens, int(named[1]), known))
+            samples += found
+            notes += told
+    metrics, plan, config = path / "metrics.jsonl", path / "plan.json", path / "config.yaml"
+    plan_object, told = memory.whole([plan], lambda: _object(plan))
     return Run(
         name=path.resolve().name,
         format="rlcore",
         samples=samples,
-        metrics=list(made_of(metrics, _numbers)) if metrics.exists() else [],
-        config=_text(path / "config.yaml"),
-        plan=_object(path / "plan.json", notes),
-        events=trace.events_of(path, notes),
-        alerts=_alerts(path / "log.txt"),
-        notes=notes,
+        metrics=[*made_again(metrics, _numbers, memory)] if metrics.exists() else [],
+        config=memory.whole([config], lambda: _text(config)),
+        plan=plan_object,
+        events=trace.events_of(path, notes, memory),
+        alerts=_alerts(path / "log.txt", memory),
+        notes=[*notes, *told],
     )
 
 
-def _step(run: Path, file: Path, step: int, known: Vocabulary, notes: list[str]) -> list[Sample]:
+def _step(file: Path, paths: Sequence[Path], step: int, known: Vocabulary) -> tuple[list[Sample], list[str]]:
+    """The samples of a step, and a note for each file of tokens that cannot be read."""
     tokens: dict[str, Mapping[RowId, Tokens]] = {}
-    for lane in ("train", "eval"):
-        path = run / "tokens" / f"{file.stem}.{lane}.safetensors"
+    notes = list[str]()
+    for lane, path in zip(LANES, paths, strict=True):
         if path.exists():
             try:
                 tokens[lane] = rows_of(path, known)
             except ViewError as error:
                 notes.append(str(error))
-    return list(made_of(file, lambda record: _sample(record, step, tokens)))
+    return list(made_of(file, lambda record: _sample(record, step, tokens))), notes
 
 
 def _sample(record: Mapping[str, Any], step: int, tokens: Mapping[str, Mapping[RowId, Tokens]]) -> Sample:
@@ -90,23 +102,27 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
-def _alerts(path: Path) -> list[str]:
+def _alerts(path: Path, memory: FileMemory) -> list[str]:
     """The last warnings and errors of the log, equal ones once."""
     if not path.exists():
         return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _LOG_BYTES))
-        lines = file.read().decode("utf-8", "replace").splitlines()
-    said = {named[2]: line for line in lines if (named := _ALERT.match(line))}
-    return list(said.values())[-_ALERTS:]
+    found, _ = memory.lines(path, lambda line, number: _alert(line), most_bytes=_LOG_BYTES)
+    return list(dict(found).values())[-_ALERTS:]
 
 
-def _object(path: Path, notes: list[str]) -> dict[str, Any]:
+def _alert(line: bytes) -> tuple[str, str] | None:
+    """(message, line) of a warning or an error."""
+    text = line.decode("utf-8", "replace").rstrip("\r\n")
+    named = _ALERT.match(text)
+    return (named[2], text) if named else None
+
+
+def _object(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The object in the file, and a note where it is not whole."""
     if not path.exists():
-        return {}
+        return {}, []
     try:
         found = json.loads(path.read_bytes())
     except ValueError:
-        notes.append(f"'{path.name}' is not whole, so the plan is not shown")
-        return {}
-    return found if isinstance(found, dict) else {}
+        return {}, [f"'{path.name}' is not whole, so the plan is not shown"]
+    return (found if isinstance(found, dict) else {}), []

@@ -5,22 +5,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlcore_view.file_memory import FileMemory
 from rlcore_view.json_lines import number_or_none
-from rlcore_view.model import Event
+from rlcore_view.model import Event, ViewError
 
 SCHEMA = 1
 MOST_EVENTS = 200_000
-_OF_A_SAMPLE = frozenset({"sample", "reward", "tool", "generate"})
+_OF_A_SAMPLE = frozenset({"sample", "reward", "tool", "environment", "generate"})
 _MICROSECONDS = 1e6
 
 
-def events_of(run: Path, notes: list[str]) -> list[Event]:
+def events_of(run: Path, notes: list[str], memory: FileMemory) -> list[Event]:
     """The events that have a length, of every trace of the run; a damaged file is a note."""
     found = list[Event]()
     for path in sorted(run.glob("trace*.json*")):
         try:
-            records = list(_records(path.read_text("utf-8", "replace")))
-        except (OSError, ValueError, RecursionError) as error:
+            records = _records(path, memory)
+        except (OSError, ValueError, RecursionError, ViewError) as error:
             notes.append(f"'{path.name}' cannot be read, so its part of the timeline is missing: {str(error)[:120]}")
             continue
         if (schema := _schema(records)) != SCHEMA:
@@ -34,7 +35,26 @@ def events_of(run: Path, notes: list[str]) -> list[Event]:
     return sorted(found[:MOST_EVENTS], key=lambda event: event.start_s)
 
 
-def _records(text: str) -> Iterator[Mapping[str, Any]]:
+def _records(path: Path, memory: FileMemory) -> list[Mapping[str, Any]]:
+    """The objects of the file; of one with an event per line, only new lines are read."""
+    try:
+        known, rest = memory.lines(path, lambda line, number: _event_line(line), ends=(b",\n", b"[\n"))
+    except ValueError:  # another layout
+        return memory.whole([path], lambda: list(_records_of(path.read_text("utf-8", "replace"))))
+    return [*known, *_records_of(rest.decode("utf-8", "replace"))]
+
+
+def _event_line(line: bytes) -> Mapping[str, Any] | None:
+    """The object on a line that ends with a comma; None for the opening bracket."""
+    if line == b"[\n":
+        return None
+    found = json.loads(line.decode("utf-8", "replace").rstrip().removesuffix(","))
+    if not isinstance(found, dict):
+        raise ValueError("not an event")
+    return found
+
+
+def _records_of(text: str) -> Iterator[Mapping[str, Any]]:
     """The objects of an array, of `traceEvents`, or of an array that a run has not closed yet."""
     try:
         whole = json.loads(text)

@@ -1,14 +1,17 @@
 """One sample of the tool loop, one coroutine: turns, calls and answers until something ends it."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlcore.aio import Timers
+from rlcore.contracts.activity import ENVIRONMENT as ENVIRONMENT_WORK
+from rlcore.contracts.activity import current_activity
 from rlcore.contracts.agents import RolloutTask
 from rlcore.errors import ChildError, ConfigError, RlcoreError, boundary
-from rlcore.types import Completion, FinishReason, Message, Sampling, Trajectory
+from rlcore.types import Completion, FinishReason, Message, Sampling, Trajectory, TrajectoryId
 from rlcore_agent_loop.conversation.environments import Environments, SampleEnvironment
 from rlcore_agent_loop.conversation.episode import (
     ENVIRONMENT,
@@ -113,6 +116,7 @@ class Conversation:
         self.episode = Episode(task, sample)
         self._prompt_ids = prompt_ids
         """Empty when the environment says how the conversation opens."""
+        self._row = TrajectoryId(task.prompt.id, task.epoch, sample)
         self._name = f"{task.prompt.id}/{task.epoch}/{sample}"
         self._opening: Sequence[Message] = task.prompt.messages
         self._last_calls: list[tuple[str, str]] = []
@@ -123,7 +127,7 @@ class Conversation:
         """The finished sample; `first` is the first turn, where no environment opens the conversation: None when that
         did not come in time.
         """
-        tools = self._kit.tools.open(self._name, self.episode.task.prompt)
+        tools = self._kit.tools.open(self._name, self.episode.task.prompt, self._row)
         try:
             if self._kit.environments is None:
                 await self._converse_in_time(tools, first)
@@ -183,10 +187,21 @@ class Conversation:
             return None
         task = self.episode.task
         try:
-            self._opening = await self._environment.reset(task.prompt, task.seed + self.episode.sample)
+            with self._environment_at_work("reset"):
+                self._opening = await self._environment.reset(task.prompt, task.seed + self.episode.sample)
         except ChildError as error:
             return self._failed(error)
         return self._begin(self._opening, tools)
+
+    @contextmanager
+    def _environment_at_work(self, method: str) -> Iterator[None]:
+        """Inside, the sample waits for its environment."""
+        activity, environments = current_activity(), self._kit.environments
+        key = activity.begin(ENVIRONMENT_WORK, environments.name if environments else "", method, self._row)
+        try:
+            yield
+        finally:
+            activity.end(key)
 
     def _failed(self, error: RlcoreError) -> str:
         self.episode.info["error"] = str(error)
@@ -258,7 +273,8 @@ class Conversation:
         if self._environment is None:
             return STOP, (), False
         try:
-            step = await self._environment.step([*self._opening, *self.episode.segments[-1].messages])
+            with self._environment_at_work("step"):
+                step = await self._environment.step([*self._opening, *self.episode.segments[-1].messages])
         except ChildError as error:
             return self._failed(error), (), False
         self.episode.add_reward(step.reward)

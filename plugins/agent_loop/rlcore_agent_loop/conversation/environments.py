@@ -61,6 +61,8 @@ class Environments:
     def __init__(self, settings: EnvironmentSettings, pool: ChildPool) -> None:
         self._settings, self._pool = settings, pool
         self._class: Any = None
+        self.name = settings.fn.rpartition(":")[2]
+        """Name in the trace and in `rlcore where`."""
 
     async def start(self) -> None:
         """Learn whether it is async; the pool must have been started."""

@@ -8,7 +8,7 @@ from typing import Any
 from rlcore.contracts.activity import TOOL, current_activity
 from rlcore.contracts.children import Child, ChildPool, Children
 from rlcore.errors import ChildError, ConfigError, nearest
-from rlcore.types import Prompt
+from rlcore.types import Prompt, TrajectoryId
 from rlcore_agent_loop.checks import absolute
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.calls import ToolCall
@@ -62,16 +62,16 @@ class Tools:
             self.stateful.close(), self._functions.close(), *(source.close() for source in self._sources)
         )
 
-    def open(self, sample: str, prompt: Prompt) -> "SampleTools":
-        """The tools of one sample; ConfigError when its column names one that there is not."""
+    def open(self, sample: str, prompt: Prompt, row: TrajectoryId | None = None) -> "SampleTools":
+        """The tools of one sample, `row` in the trace; ConfigError when its column names one that there is not."""
         column = self._settings.tools_column
         chosen = prompt.columns.get(column) if column else None
         if chosen is None:
-            return SampleTools(sample, prompt.columns, self._owners, self._described)
+            return SampleTools(sample, prompt.columns, self._owners, self._described, row)
         names = self._names(f"plugins.agent_loop.tools_column: column '{column}' of prompt '{prompt.id}'", chosen)
         owners = {name: self._owners[name] for name in names}
         schemas = [self._schemas[name] for name in names if self._schemas[name]]
-        return SampleTools(sample, prompt.columns, owners, schemas)
+        return SampleTools(sample, prompt.columns, owners, schemas, row)
 
     def _names(self, who: str, chosen: Any) -> Sequence[str]:
         names = [chosen] if isinstance(chosen, str) else chosen
@@ -106,8 +106,9 @@ class SampleTools:
         columns: Mapping[str, Any],
         owners: Mapping[str, ToolSource],
         schemas: Sequence[Mapping[str, Any]],
+        row: TrajectoryId | None = None,
     ) -> None:
-        self._sample, self._columns, self._owners = sample, columns, owners
+        self._row, self._sample, self._columns, self._owners = row, sample, columns, owners
         self.schemas = schemas
         self.num_calls = 0
         self.num_errors = 0
@@ -127,7 +128,7 @@ class SampleTools:
         if call.name not in self._owners:
             return self._failed(f"there is no tool '{call.name}'; {nearest(call.name, list(self._owners))}", max_chars)
         activity = current_activity()
-        key = activity.begin(TOOL, call.name, self._sample)
+        key = activity.begin(TOOL, call.name, sample=self._row)
         try:
             return await self._owners[call.name].call(call.name, self._sample, self._columns, call.arguments)
         except ChildError as error:

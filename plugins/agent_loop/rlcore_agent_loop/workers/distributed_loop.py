@@ -21,7 +21,7 @@ from rlcore_agent_loop.conversation.turn_sampler import group_name
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.workers.admission import SampleLimit
 from rlcore_agent_loop.workers.open_conversations import Counts, OpenConversations, Sample
-from rlcore_agent_loop.workers.worker import AgentWorker, Answered, Ended, PolicyRequest, Withdrawn, moved
+from rlcore_agent_loop.workers.worker import AgentWorker, Answered, Ended, PolicyRequest, UnderWay, Withdrawn, moved
 
 if TYPE_CHECKING:
     from rlcore.contracts.rollout import Generator
@@ -123,7 +123,8 @@ class DistributedToolLoop(AgentLoop):
         answers: asyncio.Queue[Answered] = asyncio.Queue()
         sending = conversations.spawn(_send(worker, share.number, answers))
         tasks: dict[int, asyncio.Task[None]] = {}
-        done = tuple(share.done)
+        done, activity = tuple(share.done), current_activity()
+        shown_as = activity.new_key()
         stream = worker.stream(AgentWorker.rollout, share.number, share.left(), share.sampling, share.lane, done)
         try:
             async with aclosing(stream) as messages:
@@ -132,14 +133,16 @@ class DistributedToolLoop(AgentLoop):
                         share.ended(message.segments)
                         self._dispatcher.finish(place, 1)
                         conversations.deliver(message.segments)
-                        activity = current_activity()
                         if message.spans:
                             activity.end_later(partial(moved, message.spans, -activity.unix_offset))
                     elif isinstance(message, PolicyRequest):
                         tasks[message.number] = conversations.spawn(self._ask(message, share.lane, answers))
                     elif isinstance(message, Withdrawn) and message.number in tasks:
                         conversations.give_up(tasks.pop(message.number))
+                    elif isinstance(message, UnderWay):
+                        activity.show_elsewhere(shown_as, message.since(activity.unix_offset))
         finally:
+            activity.show_elsewhere(shown_as, ())
             self._dispatcher.finish(place, sum(1 for _ in share.missing()))
             conversations.give_up(sending, *tasks.values())
             await asyncio.gather(sending, *tasks.values(), return_exceptions=True)

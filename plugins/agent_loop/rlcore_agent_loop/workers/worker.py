@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlcore import load_tokens
-from rlcore.contracts.activity import Activity, Span, as_current
+from rlcore.contracts.activity import Activity, BegunWork, Span, as_current, summed
 from rlcore.contracts.agents import RolloutTask
 from rlcore.contracts.requests import Role
 from rlcore.contracts.workers import Worker, WorkerContext
@@ -63,7 +63,21 @@ def moved(spans: Iterable[Span], seconds: float) -> tuple[Span, ...]:
     return tuple(Span(span.work._replace(began=span.work.began + seconds), span.ended + seconds) for span in spans)
 
 
-Message = PolicyRequest | Withdrawn | Ended
+@dataclass(frozen=True)
+class UnderWay:
+    """The work under way in this rollout, one entry per tool or environment; times are since 1970."""
+
+    works: tuple[BegunWork, ...]
+
+    def since(self, unix_offset: float) -> tuple[BegunWork, ...]:
+        """The works on another clock: the one that needs `unix_offset` seconds more for a time since 1970."""
+        return tuple(work._replace(began=work.began - unix_offset) for work in self.works)
+
+
+Message = PolicyRequest | Withdrawn | Ended | UnderWay
+
+LOOK_S = 1.0
+"""Seconds between two looks at the work under way; the run is told of it only where it has changed."""
 
 
 class AgentWorker(Worker):
@@ -138,6 +152,17 @@ class PolicyProxy:
                 self._open[answer.number].put_nowait(answer.completion)
 
 
+async def _tell(proxy: PolicyProxy, activity: Activity) -> None:
+    """Tell the run of the work under way, until this is cancelled."""
+    before = UnderWay(())
+    while True:
+        await asyncio.sleep(LOOK_S)
+        works = [work._replace(began=work.began + activity.unix_offset) for work in summed(activity.under_way())]
+        if (now := UnderWay(tuple(works))) != before:
+            proxy.out.put_nowait(now)
+            before = now
+
+
 class LoopWorker(AgentWorker):
     """Runs the plugin's loop; its tools are in child processes of this one."""
 
@@ -200,6 +225,7 @@ class LoopWorker(AgentWorker):
         done: Collection[tuple[str, int]],
     ) -> None:
         activity = Activity("all")
+        telling = asyncio.create_task(_tell(proxy, activity))
         try:
             if self._loop is not None:
                 with as_current(activity):
@@ -208,6 +234,8 @@ class LoopWorker(AgentWorker):
                             spans = moved(activity.take().spans(), activity.unix_offset)
                             proxy.out.put_nowait(Ended(tuple(parts), spans))
         finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
             proxy.out.put_nowait(None)
 
     async def answer(self, number: int, answers: Sequence[Answered]) -> None:
