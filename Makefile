@@ -12,8 +12,9 @@ CONSTRAINTS := requirements/cpu.txt
 PLUGINS := plugins/reward_loop plugins/agent_loop plugins/critic_engine plugins/vllm plugins/ray
 VIEW := view
 EXAMPLE := examples/arithmetic
+EXAMPLE_PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard examples/plugins/*/pyproject.toml))
 MODEL := .models/smollm2-135m-instruct
-TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(VIEW)/tests $(EXAMPLE)/plugin/tests
+TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(VIEW)/tests $(EXAMPLE)/plugin/tests examples/plugins
 PYPROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS)) $(VIEW)/pyproject.toml $(EXAMPLE)/plugin/pyproject.toml
 # The default suite is many small tests: two processes, one compute thread each. The cases of the fault scorecard mostly
 # wait for processes of their own; those that fill the machine, such as Ray's, are one group, so that one runs at a time.
@@ -141,7 +142,7 @@ fix: $(STAMPS)/dev  ## let ruff put right what it can
 
 types: $(STAMPS)/dev  ## mypy --strict, each distribution by itself
 	$(BIN)/mypy --strict rlcore
-	for plugin in $(PLUGINS) $(VIEW) $(EXAMPLE)/plugin; do $(BIN)/mypy --strict "$$plugin"/rlcore_*; done
+	for plugin in $(PLUGINS) $(VIEW) $(EXAMPLE)/plugin $(EXAMPLE_PLUGINS); do $(BIN)/mypy --strict "$$plugin"/rlcore_*; done
 
 dist: $(STAMPS)/dev  ## wheels and source distributions of all packages, in dist
 	for package in . $(PLUGINS) $(VIEW) $(EXAMPLE)/plugin; do \

@@ -139,7 +139,8 @@ def test_the_pins_are_final_releases_and_torch_is_for_every_machine() -> None:
 def test_make_test_runs_the_tests_of_every_distribution() -> None:
     [plugins] = re.findall(r"^PLUGINS := (.*)$", MAKEFILE, re.MULTILINE)
     assert sorted(plugins.split()) == [name_of(plugin) for plugin in PLUGINS]
-    assert "TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(VIEW)/tests $(EXAMPLE)/plugin/tests" in MAKEFILE
+    first = "tests $(addsuffix /tests,$(PLUGINS)) $(VIEW)/tests"
+    assert f"TESTS := {first} $(EXAMPLE)/plugin/tests examples/plugins\n" in MAKEFILE
     assert "EXAMPLE := examples/arithmetic\n" in MAKEFILE
 
 

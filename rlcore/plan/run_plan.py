@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal
 
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.config.choices import Choice
 from rlcore.config.providers import Provider
+from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.clusters import ClusterAbilities, ClusterOffer, PoolPlan, WorkerPlan
 from rlcore.contracts.components import Component, ResolvedReward, RewardComponent
 from rlcore.contracts.offers import Algorithm
+from rlcore.contracts.rollout import ROLLOUT
 from rlcore.plan.machine_facts import Facts
 
 
@@ -143,6 +145,15 @@ class RunPlan:
     def config(self) -> RunConfig:
         """The resolved configuration."""
         return self.loaded.config
+
+    def only_sampling(self) -> RunPlan:
+        """The part of the plan that samples with the actor's weights: no component, and no worker that serves one."""
+        workers = tuple(worker for worker in self.workers if worker.request.role in (ACTOR, ROLLOUT))
+        used = {worker.request.pool for worker in workers}
+        used |= {member for pool in self.pools if pool.name in used for member in pool.colocates}
+        roles = tuple(role for role in self.colocated_roles if role == ROLLOUT.name)
+        pools = tuple(pool for pool in self.pools if pool.name in used)
+        return replace(self, components={}, workers=workers, pools=pools, colocated_roles=roles)
 
     def served_where(self, part: RewardComponent) -> str:
         """In words: the address, or the role with its replicas and its pool."""

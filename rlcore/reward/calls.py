@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 LOGGED_TRACES = 3
+"""Tracebacks of a function that the log has, each once."""
 JITTER = random.Random()
 """A separate generator: the pauses of retries must not change other random numbers."""
 
@@ -46,7 +47,7 @@ class FunctionCalls:
         self._caller: Caller | None = None
         self._looks_at_groups = False
         """A class that has `post_process_scores`; known after `start`."""
-        self._num_traces = 0
+        self._traces: set[str] = set()
 
     @property
     def name(self) -> str:
@@ -189,6 +190,6 @@ class FunctionCalls:
         return failed(str(cause))
 
     def _log(self, trace: str) -> None:
-        if trace and self._num_traces < LOGGED_TRACES:
-            self._num_traces += 1
+        if trace and trace not in self._traces and len(self._traces) < LOGGED_TRACES:
+            self._traces.add(trace)
             logger.warning("%s raised:\n%s", self.spec, trace)

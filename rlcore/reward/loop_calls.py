@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -125,5 +126,6 @@ def _outcomes(task: "asyncio.Task[list[Outcome]]") -> list[Outcome]:
         return task.result()
     if isinstance(error, RlcoreError):
         cause = error.__cause__ if isinstance(error, ChildError) else None
-        raise ChildError(describe(cause) if cause else str(error)) from error
+        trace = "".join(traceback.format_exception(cause, limit=-20)) if cause else ""
+        raise ChildError(str(error).removeprefix(": "), trace) from error
     raise ChildError(f"raised {describe(error)}") from error

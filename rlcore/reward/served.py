@@ -18,6 +18,7 @@ from rlcore.reward.call_arguments import column_arguments, group_arguments, log_
 from rlcore.reward.memory_limit import limit_memory
 from rlcore.reward.notes import CallNotes
 from rlcore.reward.outcome import outcome_of_one, outcome_of_score, outcomes_of_many
+from rlcore.reward.raised import CodeOfUser
 from rlcore.reward.signature import ACCEPTED, Style, check_hooks, is_factory, logs, read_signature, with_settings
 from rlcore.reward.spec import FunctionSpec, received
 from rlcore.types import Trajectory
@@ -74,10 +75,11 @@ class ServedReward:
         return self.signature.is_async, has_more
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
-        """An outcome for each trajectory, from one call; what the function raises passes."""
+        """An outcome for each trajectory, from one call. ChildError with the line where the function raised."""
         args, kwargs, notes = self._arguments(trajectories)
         began = time.monotonic()
-        value = self._call(*args, **kwargs)
+        with CodeOfUser(trajectories):
+            value = self._call(*args, **kwargs)
         latency_s = time.monotonic() - began
         outcomes = self._outcomes(value, trajectories, notes)
         if not logs(self._object, self.signature):
@@ -92,7 +94,9 @@ class ServedReward:
     def post_process(self, trajectories: Sequence[Trajectory], scores: Sequence[float]) -> list[Outcome]:
         """The outcomes of a group that the class makes of its scores."""
         call = self._object.post_process_scores
-        value = call(list(scores), **group_arguments(call, trajectories, self.spec))
+        named = group_arguments(call, trajectories, self.spec)
+        with CodeOfUser(trajectories):
+            value = call(list(scores), **named)
         return outcomes_of_many(value, [0] * len(trajectories), may_skip=False)
 
     async def setup_here(self) -> None:
@@ -107,7 +111,8 @@ class ServedReward:
         """`score` of an async function."""
         args, kwargs, notes = self._arguments(trajectories)
         began = time.monotonic()
-        value = await self._call(*args, **kwargs)
+        with CodeOfUser(trajectories):
+            value = await self._call(*args, **kwargs)
         latency_s = time.monotonic() - began
         outcomes = self._outcomes(value, trajectories, notes)
         if not logs(self._object, self.signature):
@@ -124,9 +129,11 @@ class ServedReward:
     async def post_process_here(self, trajectories: Sequence[Trajectory], scores: Sequence[float]) -> list[Outcome]:
         """`post_process` of an async function."""
         call = self._object.post_process_scores
-        value = call(list(scores), **group_arguments(call, trajectories, self.spec))
-        if inspect.isawaitable(value):
-            value = await value
+        named = group_arguments(call, trajectories, self.spec)
+        with CodeOfUser(trajectories):
+            value = call(list(scores), **named)
+            if inspect.isawaitable(value):
+                value = await value
         return outcomes_of_many(value, [0] * len(trajectories), may_skip=False)
 
     async def close_here(self) -> None:

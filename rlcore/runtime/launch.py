@@ -1,49 +1,35 @@
 """Starts exactly what a plan says, and closes what it started, also after a crash."""
 
 import asyncio
-import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rlcore.cluster.child import ChildProcesses
-from rlcore.cluster.worker_context import cluster_context
-from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.agents import AgentLoop
-from rlcore.contracts.clusters import Cluster, Deadlines, WorkerPlan
+from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.components import BuildContext
 from rlcore.contracts.critic import CriticEngine
 from rlcore.contracts.offers import Algorithm, Need
 from rlcore.contracts.reference import REFERENCE, ReferenceWorker
 from rlcore.contracts.requests import Role
 from rlcore.contracts.reward_manager import RewardManager
-from rlcore.contracts.rollout import ROLLOUT, Generator, RolloutWorker
-from rlcore.contracts.tokens import Tokens
 from rlcore.contracts.workers import WorkerGroup
-from rlcore.data.tokenizer import load_tokens
-from rlcore.engines.freed_memory import keep_freed_memory
-from rlcore.errors import CALLED, PlanError, PluginError, WorkerError, boundary, shown
+from rlcore.errors import CALLED, PlanError, PluginError, WorkerError, boundary
 from rlcore.errors.checks.interfaces import check_product
 from rlcore.plan import CORE, ComponentPlan, RunPlan
 from rlcore.plan.time_limit import limited, where_in
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
-from rlcore.runtime.colocation import DeviceLease
 from rlcore.runtime.hang_watch import HangWatch
-from rlcore.runtime.offering_plugin import naming_offers
-from rlcore.runtime.rollout_service import RolloutService
-from rlcore.runtime.utilization import BusyMeter, roles_by_pool
-from rlcore.runtime.weight_sync import WeightsSync
+from rlcore.runtime.sampling_workers import Groups, Sampler, start_sampler
 from rlcore.types import Metrics
 
 if TYPE_CHECKING:
     from rlcore.algo.probe import Probed
-
-
-Groups = Mapping[str, WorkerGroup[Any]]
 
 
 SLOT_INTERFACES: Mapping[str, type[Any]] = {"agent": AgentLoop, "reward": RewardManager, "critic": CriticEngine}
@@ -60,65 +46,21 @@ class _LifeCycle(Protocol):
     async def close(self) -> None: ...
 
 
-class MetricsSink:
-    """Collects what components record during a step; a name recorded several times is averaged."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[float]] = {}
-
-    def record(self, name: str, value: float) -> None:
-        """One value of the current step."""
-        self._values.setdefault(name, []).append(float(value))
-
-    def take(self) -> Metrics:
-        """The means, after which the next step begins."""
-        taken, self._values = self._values, {}
-        return {name: sum(values) / len(values) for name, values in taken.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Runtime:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Runtime(Sampler):
     """A live run: what the plan named, started."""
 
-    plan: RunPlan
-    run_dir: Path
-    tokens: Tokens
-    actor: WorkerGroup[ActorWorker]
     reference: WorkerGroup[ReferenceWorker] | None
     """None without a KL term."""
-    generator: Generator
     agent: AgentLoop
     reward: RewardManager
     critic: CriticEngine
-    lease: DeviceLease
-    """The lease of the devices that several roles share."""
-    utilization: BusyMeter
     advantage: Callable[..., Any]
     """The advantage estimator."""
     advantage_algorithm: Algorithm
     """The estimator's declaration."""
     selection: Callable[..., Any] | None = None
     """The selection that the policy loss names: `rlcore.algo.covariance`; None for one that has none."""
-    sink: MetricsSink = field(default_factory=MetricsSink)
-    weights: WeightsSync | None = None
-    """None where the rollout samples from the actor's own weights."""
-    context_length: int | None = None
-    """Tokens of a prompt and its response together, at most, as the rollout says; None when it does not."""
-    vocabulary: int | None = None
-    """Token ids are below it; None when neither the actor nor its model's configuration says."""
-
-    async def sync_weights(self, version: int) -> None:
-        """Rollout replicas sample with the actor's weights, published as `version`, when this returns.
-
-        Servers that share the actor's devices sleep until then: gathered weights and a cache of keys and values are
-        never there at the same time.
-        """
-        await self.lease.train()
-        if self.weights is not None:
-            began = time.monotonic()
-            await self.weights.publish(version)
-            self.sink.record("time/weights_s", time.monotonic() - began)
-        await self.lease.serve()
 
     def take_metrics(self, beside: Collection[str] = ()) -> Metrics:
         """Metrics that components recorded or counted since the last call.
@@ -150,70 +92,43 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
     """
     limits = deadlines or Deadlines(plan.config.cluster.start_s)
     algorithms = await asyncio.to_thread(_probed, plan)
-    if plan.config.cluster.device != "cuda":
-        keep_freed_memory()
     async with AsyncExitStack() as stack:
-        stack.enter_context(naming_offers(plan))
-        tokens = await asyncio.to_thread(_tokens, plan)
         children = ChildProcesses()
         stack.push_async_callback(children.close)
-        busy = BusyMeter(roles_by_pool(plan))
-        groups = await _start_workers(plan, run_dir, limits, stack, busy)
-        vocabulary = await _vocabulary(plan, groups)
-        generator = _rollout_service(plan, groups, vocabulary)
-        sink = MetricsSink()
-        weights = _weights_sync(plan, run_dir, groups, stack)
-        turns = _turns(plan, groups, sink)
-        context = await _build_context(plan, run_dir, groups, generator, tokens, children, sink)
+        sampler = await start_sampler(plan, run_dir, limits, stack)
+        context = await _build_context(sampler, children)
         watch = HangWatch(plan.config.cluster.stuck_s)
         stack.callback(watch.close)
-        start = partial(_start_component, plan, context, groups, limits, stack, watch)
+        start = partial(_start_component, plan, context, sampler.groups, limits, stack, watch)
         built = {slot: await start(slot) for slot in SLOT_INTERFACES}
-        busy.take()  # the time of starting is not work
+        sampler.utilization.take()  # the time of starting is not work
         yield Runtime(
-            plan=plan,
-            run_dir=run_dir,
-            tokens=tokens,
-            actor=groups[ACTOR.name],
-            reference=groups.get(REFERENCE.name),
-            generator=generator,
+            **{part.name: getattr(sampler, part.name) for part in fields(sampler)},
+            reference=sampler.groups.get(REFERENCE.name),
             agent=built["agent"],
             reward=built["reward"],
             critic=built["critic"],
             advantage=algorithms["advantage"].function,
             advantage_algorithm=plan.algorithms["advantage"].algorithm,
             selection=algorithms["policy_loss"].selection,
-            lease=turns,
-            utilization=busy,
-            sink=sink,
-            weights=weights,
-            context_length=context.context_length,
-            vocabulary=vocabulary,
         )
 
 
-async def _build_context(
-    plan: RunPlan,
-    run_dir: Path,
-    groups: Groups,
-    generator: RolloutService,
-    tokens: Tokens,
-    children: ChildProcesses,
-    sink: MetricsSink,
-) -> BuildContext:
+async def _build_context(sampler: Sampler, children: ChildProcesses) -> BuildContext:
     """The context that components share; each gets its own section and workers in it."""
+    plan = sampler.plan
     return BuildContext(
         config=plan.config,
         section=None,
         workers=_no_workers,
-        generator=generator,
+        generator=sampler.generator,
         reward_functions={reward.name: reward for reward in plan.rewards},
-        tokens=tokens,
+        tokens=sampler.tokens,
         children=children,
-        run_dir=run_dir,
+        run_dir=sampler.run_dir,
         seed=plan.config.train.seed,
-        metrics=sink.record,
-        context_length=await groups[ROLLOUT.name].replicas[0].call(RolloutWorker.context_length),
+        metrics=sampler.sink.record,
+        context_length=sampler.context_length,
     )
 
 
@@ -226,76 +141,6 @@ def _probed(plan: RunPlan) -> "dict[str, Probed]":
         purpose: probe(algorithm.algorithm, algorithm.provided_by, algo)
         for purpose, algorithm in plan.algorithms.items()
     }
-
-
-async def _vocabulary(plan: RunPlan, groups: Groups) -> int | None:
-    """The number of token ids, as the actor says, else as its model's configuration does."""
-    facts = await groups[ACTOR.name].replicas[0].call(ActorWorker.facts)
-    size = facts.get("vocabulary", plan.facts.shape.vocabulary if plan.facts.shape else None)
-    return None if size is None else int(size)
-
-
-def _tokens(plan: RunPlan) -> Tokens:
-    """The run's tokenizer and template; ConfigError for a stop string that they could never show."""
-    tokens = load_tokens(plan.config.model, plan.config.data.system_prompt)
-    tokens.check_stop(plan.config.rollout.stop)
-    return tokens
-
-
-def _rollout_service(plan: RunPlan, groups: Groups, vocabulary: int | None) -> RolloutService:
-    isolated = any(worker.request.role == ROLLOUT and worker.request.isolated for worker in plan.workers)
-    restarts = plan.config.cluster.max_restarts if isolated else 0
-    return RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s, restarts, vocabulary)
-
-
-def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExitStack) -> WeightsSync | None:
-    if plan.schedule.embedded:
-        return None
-    chosen = plan.config.rollout.weights_dir
-    where = Path(chosen) / f"rlcore-{run_dir.name}" if chosen else run_dir / "weights"
-    sync = WeightsSync(groups[ACTOR.name], groups[ROLLOUT.name], where.absolute())
-    stack.push_async_callback(sync.close)
-    return sync
-
-
-def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> DeviceLease:
-    """After the weight sync: a restarted server loads its weights before it may have to sleep."""
-    interfaces = {worker.request.role.name: worker.request.role.interface for worker in plan.workers}
-    servers = [(role, groups[role], interfaces[role]) for role in plan.colocated_roles]
-    return DeviceLease(servers, sink.record, on_cpu=plan.config.cluster.device != "cuda")
-
-
-async def _start_workers(
-    plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack, busy: BusyMeter
-) -> Groups:
-    who = f"cluster '{plan.cluster.offer.name}' of {plan.cluster.provided_by}"
-    with boundary(f"{who}: building it", PluginError, CALLED):
-        cluster = plan.cluster.offer.cls(cluster_context(plan, run_dir, limits))
-    stack.push_async_callback(_close_cluster, cluster, who)
-    with boundary(f"{who}: open()", WorkerError, CALLED):
-        await cluster.open()
-    groups: dict[str, WorkerGroup[Any]] = {}
-    for worker in plan.workers:
-        role = worker.request.role.name
-        with boundary(f"{who}: start() of role '{role}'", WorkerError, CALLED):
-            group = await cluster.start(worker)
-        _check_group(group, worker, f"{who}: start() of role '{role}'")
-        groups[role] = busy.metered(role, group, worker.offered_by)
-    return groups
-
-
-def _check_group(group: object, worker: WorkerPlan, who: str) -> None:
-    """PluginError unless a cluster returned as many replicas as it was asked for."""
-    replicas = getattr(group, "replicas", None)
-    if not isinstance(replicas, (tuple, list)) or not hasattr(group, "each"):
-        raise PluginError(f"{who}: returned {shown(group)}; needs a WorkerGroup")
-    if len(replicas) != worker.request.replicas:
-        raise PluginError(f"{who}: returned {len(replicas)} replicas; needs {worker.request.replicas}")
-
-
-async def _close_cluster(cluster: Cluster, who: str) -> None:
-    with boundary(f"{who}: close()", WorkerError, CALLED):
-        await cluster.close()
 
 
 async def _start_component(

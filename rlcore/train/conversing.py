@@ -9,7 +9,7 @@ from rlcore.contracts.tokens import Tokens
 from rlcore.errors import WorkerError
 from rlcore.plan import RunPlan
 from rlcore.train.daemon_call import in_daemon_thread
-from rlcore.train.loaded_run import loaded_run
+from rlcore.train.loaded_run import loaded_sampler
 from rlcore.types import FrozenDict, GenerateRequest, Lane, Message, Sampling
 
 RESET, EXIT = "/reset", "/exit"
@@ -63,8 +63,8 @@ async def converse(
 
     `say` gets the answers, and in one line what cannot be answered.
     """
-    async with loaded_run(plan, weights) as run:
-        talk = Chat(run.generator, run.tokens, sampling, plan.config.train.seed, run.context_length, system)
+    async with loaded_sampler(plan, weights) as sampler:
+        talk = Chat(sampler.generator, sampler.tokens, sampling, plan.config.train.seed, sampler.context_length, system)
         async for line in _lines(read):
             if line == RESET:
                 talk.reset()

@@ -12,10 +12,20 @@ from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.report.terminal import Terminal
 from rlcore.runtime.launch import Runtime, launch
+from rlcore.runtime.sampling_workers import Sampler, launch_sampler
 from rlcore.train import checkpoint
 from rlcore.train.evaluate import EvalResult, evaluate
 from rlcore.train.session import fitting
 from rlcore.train.window import fits_evaluation, window_of
+
+
+@asynccontextmanager
+async def loaded_sampler(plan: RunPlan, weights: Path) -> AsyncIterator[Sampler]:
+    """The plan's actor and rollout alone, started, with the weights of a checkpoint."""
+    with tempfile.TemporaryDirectory(prefix="rlcore-chat-") as scratch:
+        async with launch_sampler(plan, Path(scratch)) as sampler:
+            await _load(sampler, weights)
+            yield sampler
 
 
 @asynccontextmanager
@@ -24,11 +34,15 @@ async def loaded_run(plan: RunPlan, weights: Path | None) -> AsyncIterator[Runti
     with tempfile.TemporaryDirectory(prefix="rlcore-eval-") as scratch:
         async with launch(plan, Path(scratch)) as run:
             if weights is not None:
-                loaded = await asyncio.to_thread(checkpoint.load, weights)
-                await run.lease.train()  # until its weights are with the servers
-                await run.actor.replicas[0].call(ActorWorker.restore, loaded.path)
-                await run.sync_weights(loaded.step)
+                await _load(run, weights)
             yield run
+
+
+async def _load(sampler: Sampler, weights: Path) -> None:
+    loaded = await asyncio.to_thread(checkpoint.load, weights)
+    await sampler.lease.train()  # until its weights are with the servers
+    await sampler.actor.replicas[0].call(ActorWorker.restore, loaded.path)
+    await sampler.sync_weights(loaded.step)
 
 
 async def evaluate_async(plan: RunPlan, weights: Path | None) -> EvalResult:

@@ -342,7 +342,7 @@ def test_train_ends_with_2_and_one_line_before_any_worker_starts(
     def started(*args: object) -> None:
         pytest.fail("a worker was started")
 
-    monkeypatch.setattr("rlcore.runtime.launch._start_workers", started)
+    monkeypatch.setattr("rlcore.runtime.launch.start_sampler", started)
     settings = run_settings(tmp_path, 4) | {f"algo.{kind.lower()}": "mine"}
     overrides = [f"{key}={value}" for key, value in settings.items()]
     assert main(["train", *overrides, "--plugin", "null", "--plugin", "probed"]) == 2

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,31 @@ def test_a_chat_answers_each_line_of_a_pipe(run_dir: Path) -> None:
     assert first.strip()
     assert answers[1].startswith(first), "after /reset the answer is that of the first line"
     assert len(answers) == 2
+
+
+def test_a_chat_starts_the_actor_and_the_rollout_and_no_process_for_rewards(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {thread.ident for thread in threading.enumerate()}
+    threads: list[str] = []
+    processes: list[str] = []
+    lines = ["hello\n", ""]
+
+    def read() -> str:
+        if len(lines) == 1:  # the first line was answered
+            threads.extend(thread.name for thread in threading.enumerate() if thread.ident not in before)
+            processes.extend(name for task in Path("/proc/self/task").iterdir() for name in _children(task))
+        return lines.pop(0)
+
+    monkeypatch.setattr("rlcore.cli.chat._read", read)
+    assert main(["chat", str(run_dir), "algo.kl.placement=loss", "algo.kl.coef=0.1"]) == 0
+    assert capsys.readouterr().out
+    assert processes == []
+    assert [name for name in threads if name.endswith("]")] == ["actor[0]"], "the rollout samples in it"
+
+
+def _children(task: Path) -> list[str]:
+    return (task / "children").read_text().split()
 
 
 def test_resume_reads_the_runs_own_configuration(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,89 @@
+"""Exceptions of a reward function, told with the line of the user's code that raised them."""
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+
+from rlcore.errors import ANSWERED, ChildError, RlcoreError, describe
+from rlcore.types import Trajectory
+
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+INSTALLED = "site-packages"
+MAX_COLUMNS = 12
+"""The most columns that an error names."""
+MESSAGES_HINT = "its prompts and completions are lists of messages: the text is completion[-1]['content']"
+WRONG_KIND = (AttributeError, TypeError)
+"""Errors of a function that takes text and is given messages, or that is given None."""
+ABOUT_ROW = (LookupError, *WRONG_KIND)
+"""Errors that may come from what the row has."""
+
+
+class CodeOfUser:
+    """Runs a call of a function on these samples: what it raises becomes a ChildError with file and line.
+
+    Errors that may come from what the row has name its columns. An RlcoreError passes unchanged, and so does what is
+    not an error of the code, such as a cancellation.
+    """
+
+    __slots__ = ("_trajectories",)
+
+    def __init__(self, trajectories: Sequence[Trajectory]) -> None:
+        self._trajectories = trajectories
+
+    def __enter__(self) -> None:
+        """Their code begins."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Their code has ended."""
+        if cause is None or isinstance(cause, RlcoreError) or not isinstance(cause, ANSWERED):
+            return
+        where = line_of(trace.tb_next if trace else None)
+        text = f"{where}: {describe(cause)}" if where else describe(cause)
+        row = f" ({_row_of(self._trajectories, cause)})" if isinstance(cause, ABOUT_ROW) else ""
+        raise ChildError(text + row) from cause
+
+
+def line_of(trace: TracebackType | None) -> str:
+    """The last line of the user's code in a traceback as 'file.py:7'; empty when there is none.
+
+    The user's code begins with the first frame outside of rlcore. What it calls in its own directory counts, what
+    stands elsewhere or is installed below it does not: of `json.loads(text)` it is that line, not one of json.
+    """
+    own: str | None = None
+    found = ""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(OURS):
+            if own is None:
+                own = os.path.dirname(file)
+            if _is_below(file, own):
+                found = f"{_short(file)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _is_below(file: str, directory: str) -> bool:
+    """True for a file in the directory or below, but for what is installed there, such as into its `.venv`."""
+    if not directory:  # of a cell or of `exec`, which has no file
+        return not os.path.dirname(file)
+    return file.startswith(directory + os.sep) and INSTALLED not in file[len(directory) :]
+
+
+def _short(file: str) -> str:
+    """The file on one line, below the working directory as a user would type it."""
+    here = os.getcwd() + os.sep
+    return " ".join(file.removeprefix(here).split())
+
+
+def _row_of(trajectories: Sequence[Trajectory], cause: BaseException) -> str:
+    prompts = [trajectory.prompt for trajectory in trajectories]
+    columns = sorted({str(name) for prompt in prompts for name in prompt.columns})
+    if any(prompt.answer is not None for prompt in prompts):
+        columns.insert(0, "answer")
+    more = ["..."] if len(columns) > MAX_COLUMNS else []
+    text = "the row has " + (", ".join([*columns[:MAX_COLUMNS], *more]) or "no columns beside the prompt")
+    if isinstance(cause, WRONG_KIND) and any(prompt.conversational for prompt in prompts):
+        text += f"; {MESSAGES_HINT}"
+    return text

@@ -1,0 +1,188 @@
+"""The part of a run that samples with the actor's weights: its workers, its tokenizer and the way of the weights."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcore.cluster.worker_context import cluster_context
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.clusters import Cluster, Deadlines, WorkerPlan
+from rlcore.contracts.rollout import ROLLOUT, Generator, RolloutWorker
+from rlcore.contracts.tokens import Tokens
+from rlcore.contracts.workers import WorkerGroup
+from rlcore.data.tokenizer import load_tokens
+from rlcore.engines.freed_memory import keep_freed_memory
+from rlcore.errors import CALLED, PluginError, WorkerError, boundary, shown
+from rlcore.plan import RunPlan
+from rlcore.runtime.colocation import DeviceLease
+from rlcore.runtime.offering_plugin import naming_offers
+from rlcore.runtime.rollout_service import RolloutService
+from rlcore.runtime.utilization import BusyMeter, roles_by_pool
+from rlcore.runtime.weight_sync import WeightsSync
+from rlcore.types import Metrics
+
+Groups = Mapping[str, WorkerGroup[Any]]
+
+
+class MetricsSink:
+    """Collects what components record during a step; a name recorded several times is averaged."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def record(self, name: str, value: float) -> None:
+        """One value of the current step."""
+        self._values.setdefault(name, []).append(float(value))
+
+    def take(self) -> Metrics:
+        """The means, after which the next step begins."""
+        taken, self._values = self._values, {}
+        return {name: sum(values) / len(values) for name, values in taken.items()}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sampler:
+    """The actor and the rollout, started, with what a request to them needs."""
+
+    plan: RunPlan
+    run_dir: Path
+    groups: Groups
+    """Every worker group of the plan, by role."""
+    tokens: Tokens
+    actor: WorkerGroup[ActorWorker]
+    generator: Generator
+    lease: DeviceLease
+    """The lease of the devices that several roles share."""
+    utilization: BusyMeter
+    sink: MetricsSink
+    weights: WeightsSync | None
+    """None where the rollout samples from the actor's own weights."""
+    context_length: int | None
+    """Tokens of a prompt and its response together, at most, as the rollout says; None when it does not."""
+    vocabulary: int | None
+    """Token ids are below it; None when neither the actor nor its model's configuration says."""
+
+    async def sync_weights(self, version: int) -> None:
+        """Rollout replicas sample with the actor's weights, published as `version`, when this returns.
+
+        Servers that share the actor's devices sleep until then: gathered weights and a cache of keys and values are
+        never there at the same time.
+        """
+        await self.lease.train()
+        if self.weights is not None:
+            began = time.monotonic()
+            await self.weights.publish(version)
+            self.sink.record("time/weights_s", time.monotonic() - began)
+        await self.lease.serve()
+
+
+@asynccontextmanager
+async def launch_sampler(plan: RunPlan, run_dir: Path) -> AsyncIterator[Sampler]:
+    """The plan's actor and rollout, started, and nothing else of it; on leaving, everything is closed.
+
+    WorkerError naming the worker that did not start.
+    """
+    async with AsyncExitStack() as stack:
+        yield await start_sampler(plan.only_sampling(), run_dir, Deadlines(plan.config.cluster.start_s), stack)
+
+
+async def start_sampler(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack) -> Sampler:
+    """Starts every worker of the plan; `stack` closes them. WorkerError naming the worker that did not start."""
+    if plan.config.cluster.device != "cuda":
+        keep_freed_memory()
+    stack.enter_context(naming_offers(plan))
+    tokens = await asyncio.to_thread(_tokens, plan)
+    busy = BusyMeter(roles_by_pool(plan))
+    groups = await _start_workers(plan, run_dir, limits, stack, busy)
+    vocabulary = await _vocabulary(plan, groups)
+    generator = _rollout_service(plan, groups, vocabulary)
+    sink = MetricsSink()
+    weights = _weights_sync(plan, run_dir, groups, stack)
+    return Sampler(
+        plan=plan,
+        run_dir=run_dir,
+        groups=groups,
+        tokens=tokens,
+        actor=groups[ACTOR.name],
+        generator=generator,
+        lease=_turns(plan, groups, sink),
+        utilization=busy,
+        sink=sink,
+        weights=weights,
+        context_length=await groups[ROLLOUT.name].replicas[0].call(RolloutWorker.context_length),
+        vocabulary=vocabulary,
+    )
+
+
+async def _vocabulary(plan: RunPlan, groups: Groups) -> int | None:
+    """The number of token ids, as the actor says, else as its model's configuration does."""
+    facts = await groups[ACTOR.name].replicas[0].call(ActorWorker.facts)
+    size = facts.get("vocabulary", plan.facts.shape.vocabulary if plan.facts.shape else None)
+    return None if size is None else int(size)
+
+
+def _tokens(plan: RunPlan) -> Tokens:
+    """The run's tokenizer and template; ConfigError for a stop string that they could never show."""
+    tokens = load_tokens(plan.config.model, plan.config.data.system_prompt)
+    tokens.check_stop(plan.config.rollout.stop)
+    return tokens
+
+
+def _rollout_service(plan: RunPlan, groups: Groups, vocabulary: int | None) -> RolloutService:
+    isolated = any(worker.request.role == ROLLOUT and worker.request.isolated for worker in plan.workers)
+    restarts = plan.config.cluster.max_restarts if isolated else 0
+    return RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s, restarts, vocabulary)
+
+
+def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExitStack) -> WeightsSync | None:
+    if plan.schedule.embedded:
+        return None
+    chosen = plan.config.rollout.weights_dir
+    where = Path(chosen) / f"rlcore-{run_dir.name}" if chosen else run_dir / "weights"
+    sync = WeightsSync(groups[ACTOR.name], groups[ROLLOUT.name], where.absolute())
+    stack.push_async_callback(sync.close)
+    return sync
+
+
+def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> DeviceLease:
+    """After the weight sync: a restarted server loads its weights before it may have to sleep."""
+    interfaces = {worker.request.role.name: worker.request.role.interface for worker in plan.workers}
+    servers = [(role, groups[role], interfaces[role]) for role in plan.colocated_roles]
+    return DeviceLease(servers, sink.record, on_cpu=plan.config.cluster.device != "cuda")
+
+
+async def _start_workers(
+    plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack, busy: BusyMeter
+) -> Groups:
+    who = f"cluster '{plan.cluster.offer.name}' of {plan.cluster.provided_by}"
+    with boundary(f"{who}: building it", PluginError, CALLED):
+        cluster = plan.cluster.offer.cls(cluster_context(plan, run_dir, limits))
+    stack.push_async_callback(_close_cluster, cluster, who)
+    with boundary(f"{who}: open()", WorkerError, CALLED):
+        await cluster.open()
+    groups: dict[str, WorkerGroup[Any]] = {}
+    for worker in plan.workers:
+        role = worker.request.role.name
+        with boundary(f"{who}: start() of role '{role}'", WorkerError, CALLED):
+            group = await cluster.start(worker)
+        _check_group(group, worker, f"{who}: start() of role '{role}'")
+        groups[role] = busy.metered(role, group, worker.offered_by)
+    return groups
+
+
+def _check_group(group: object, worker: WorkerPlan, who: str) -> None:
+    """PluginError unless a cluster returned as many replicas as it was asked for."""
+    replicas = getattr(group, "replicas", None)
+    if not isinstance(replicas, (tuple, list)) or not hasattr(group, "each"):
+        raise PluginError(f"{who}: returned {shown(group)}; needs a WorkerGroup")
+    if len(replicas) != worker.request.replicas:
+        raise PluginError(f"{who}: returned {len(replicas)} replicas; needs {worker.request.replicas}")
+
+
+async def _close_cluster(cluster: Cluster, who: str) -> None:
+    with boundary(f"{who}: close()", WorkerError, CALLED):
+        await cluster.close()
