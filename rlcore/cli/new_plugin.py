@@ -119,10 +119,6 @@ def _chosen(text: str, known: Offers) -> Offers:
     """The chosen kinds. With what belongs to another plugin's loop comes a reward that reads messages."""
     kinds = {kind.strip() for kind in text.split(",")}
     for kind in sorted(kinds - set(known)):
-        if kind == "tracker":
-            raise ConfigError(
-                "plugins new: trackers are not offers of plugins; track.to names one that accelerate has; leave it out"
-            )
         raise ConfigError(f"plugins new: there is no template for the offer '{kind}'; {nearest(kind, tuple(known))}")
     chosen = {kind: offer for kind, offer in known.items() if kind in kinds}
     if len({kind for kind in chosen if kind in ("agent", "tool", "environment")}) > 1 and "agent" in chosen:

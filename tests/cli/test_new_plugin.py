@@ -124,7 +124,6 @@ def test_a_command_that_fails_is_named(
         (["null"], "is installed; choose another name than 'null'"),
         (["mine", "--offers", "rewards"], "no template for the offer 'rewards'; did you mean 'reward'?"),
         (["mine", "--offers", ""], "no template for the offer ''"),
-        (["mine", "--offers", "tracker"], "trackers are not offers of plugins; track.to names one"),
         (["mine", "--offers", "agent,tool"], "choose one of the two"),
         (["mine", "--into", "gone"], "there is no directory 'gone' to write into"),
     ],
