@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from rlcore.contracts.tracking import Setting, TrackContext, TrackedSample, Tracker
-from rlcore.errors import CALLED, ConfigError, RlcoreError, boundary
+from rlcore.errors import ConfigError, RlcoreError, boundary
 from rlcore.plan import CORE, TrackerPlan
 
 START_S = 60.0
@@ -187,7 +187,7 @@ def _caught(whose: str, error: type[RlcoreError]) -> Iterator[list[RlcoreError]]
     """Runs foreign code; its exceptions are added to the list, worded as `error`."""
     problems: list[RlcoreError] = []
     try:
-        with boundary(whose, error, CALLED):
+        with boundary(whose, error):
             yield problems
     except RlcoreError as problem:
         problems.append(problem)
