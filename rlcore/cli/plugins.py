@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from rlcore.config.providers import Provider
     from rlcore.plugins import Hooks
 
-SUBCOMMANDS = {"new": "rlcore.cli.new_plugin", "show": "rlcore.cli.plugin_show"}
+SUBCOMMANDS = {
+    "new": "rlcore.cli.new_plugin",
+    "search": "rlcore.cli.plugin_search",
+    "show": "rlcore.cli.plugin_show",
+}
 _START_S = 30.0
 """For starting a process and importing rlcore in it."""
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
@@ -52,7 +56,8 @@ def run(arguments: Sequence[str]) -> int:
     parser = Parser(
         "plugins",
         "List plugins. One that is not enabled by the configuration or --plugin is not imported. "
-        "`rlcore plugins show NAME` describes one, `rlcore plugins new NAME` writes one.",
+        "`rlcore plugins show NAME` describes one, `rlcore plugins search WORD` finds one, "
+        "`rlcore plugins new NAME` writes one.",
     )
     parser.add_settings()
     parser.add_argument(
