@@ -41,7 +41,7 @@ class CatalogueEntry:
     needs: str
     """Versions of rlcore that its metadata admits."""
     offers: tuple[str, ...]
-    """As `rlcore plugins show` names them: 'reward function mine'."""
+    """Each in the words of `rlcore plugins show`: 'reward function mine'."""
     results: Mapping[str, SuiteResult] = field(default_factory=dict)
     """By version of rlcore, as far as they were run."""
 
