@@ -48,6 +48,8 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `l
     from rlcore.contracts.scorer import Outcome as Outcome
     from rlcore.contracts.scorer import Scorer as Scorer
     from rlcore.contracts.tokens import Tokens as Tokens
+    from rlcore.contracts.tracking import Tracker as Tracker
+    from rlcore.contracts.tracking import TrackerOffer as TrackerOffer
     from rlcore.contracts.workers import ReplicaEvent as ReplicaEvent
     from rlcore.contracts.workers import ReplicaHandle as ReplicaHandle
     from rlcore.contracts.workers import Worker as Worker

@@ -25,7 +25,7 @@ LAYERS = [
     ["config"], ["contracts"], ["plan"],
     ["data", "algo", "agents", "reward"],
     ["cluster", "engines"],
-    ["runtime"], ["plugins"], ["report"], ["train"], ["testing"], ["cli"],
+    ["runtime"], ["report"], ["plugins"], ["train"], ["testing"], ["cli"],
 ]  # fmt: skip
 """A module may import what stands in its own room, and in the layers before its own."""
 LEVEL = {room: number for number, layer in enumerate(LAYERS) for room in layer}
@@ -43,7 +43,7 @@ TORCH_FREE = [
     "contracts.reward_manager", "contracts.reward_replica", "contracts.components", "contracts.tokens", "plan",
     "data", "data.tokenizer", "agents.single_turn", "reward.functions", "cluster.child", "cluster.child_main",
     "cluster.local", "cluster.kit", "engines.hf", "runtime.machine", "runtime.launch", "runtime.rollout_service",
-    "report.trackers",
+    "report.trackers", "report.core_trackers", "contracts.tracking",
     "plugins", "plugins.builtin", "plugins.planning", "testing", "testing.null", "testing.conformance", "cli",
 ]  # fmt: skip
 

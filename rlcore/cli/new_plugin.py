@@ -116,13 +116,9 @@ def _directory(name: str, into: Path) -> Path:
 
 
 def _chosen(text: str, known: Offers) -> Offers:
-    """The chosen kinds. With what belongs to another plugin's loop comes a reward that reads messages."""
+    """The chosen kinds. With those that no hook offers, such as a tool, comes a reward: a plugin needs a hook."""
     kinds = {kind.strip() for kind in text.split(",")}
     for kind in sorted(kinds - set(known)):
-        if kind == "tracker":
-            raise ConfigError(
-                "plugins new: trackers are not offers of plugins; track.to names one that accelerate has; leave it out"
-            )
         raise ConfigError(f"plugins new: there is no template for the offer '{kind}'; {nearest(kind, tuple(known))}")
     chosen = {kind: offer for kind, offer in known.items() if kind in kinds}
     if len({kind for kind in chosen if kind in ("agent", "tool", "environment")}) > 1 and "agent" in chosen:
@@ -137,7 +133,8 @@ def _chosen(text: str, known: Offers) -> Offers:
                 f"plugins new: the offer '{kind}' needs the plugin {plugin}, which is not installed; "
                 f"pip install rlcore-{plugin.replace('_', '-')}"
             )
-    return {"reward": known["reward"], **chosen} if foreign else chosen
+    hookless = any("hook" not in offer for offer in chosen.values())
+    return {"reward": known["reward"], **chosen} if hookless else chosen
 
 
 def _enable(package: _Package) -> str:
@@ -181,19 +178,20 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 def _declarations(package: _Package) -> str:
     """The plugin's module: one hook for all offers of a kind."""
-    offers: dict[tuple[str, str], list[str]] = {}
+    offers: dict[tuple[str, str, str], list[str]] = {}
     imports = {"from rlcore.contracts.hooks import hookimpl"}
     for offer in package.offers.values():
         if "hook" in offer:
-            offers.setdefault((offer["hook"], offer["returns"]), []).append(offer["offer"])
+            signature = (offer["hook"], offer.get("parameters", ""), offer["returns"])
+            offers.setdefault(signature, []).append(offer["offer"])
             imports |= set(offer["imports"])
         if "worker" in offer:
-            offers.setdefault(("rlcore_worker_classes", "WorkerClass"), []).append(offer["worker"])
+            offers.setdefault(("rlcore_worker_classes", "", "WorkerClass"), []).append(offer["worker"])
     own = sorted(line for line in imports if "@name@" in line)
     lines = ['"""An rlcore plugin: @summary@."""', "", "from collections.abc import Sequence", ""]
     lines += [*sorted(imports - set(own)), *([""] if own else []), *own]
-    for (hook, returns), values in offers.items():
-        lines += ["", "", "@hookimpl", f"def {hook}() -> Sequence[{returns}]:"]
+    for (hook, parameters, returns), values in offers.items():
+        lines += ["", "", "@hookimpl", f"def {hook}({parameters}) -> Sequence[{returns}]:"]
         if len(values) == 1:
             lines.append(f"    return [{values[0]}]")
         else:

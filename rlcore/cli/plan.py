@@ -88,6 +88,7 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
         (
             *((slot, component.component.name, component.provided_by) for slot, component in plan.components.items()),
             ("cluster", plan.cluster.offer.name, plan.cluster.provided_by),
+            *(("tracker", tracker.offer.name, tracker.provided_by) for tracker in plan.trackers),
         ),
     )
     yield table(

@@ -1,22 +1,29 @@
 """`rlcore plugins show NAME`: the offers of a plugin, its settings with defaults and meanings, and its versions."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
 from rlcore.cli.arguments import Parser
 from rlcore.cli.console import answer, say, stdout, table
 from rlcore.cli.plugins import offer_names
+from rlcore.errors import ConfigError
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print tables, or JSON with --json."""
+    """Print tables, or JSON with --json; with --readme write a section of that file instead."""
     parser = Parser("plugins show", "Show what a plugin offers, its settings, and the versions of rlcore it is for.")
     parser.add_argument("name", metavar="NAME", help="an installed plugin, or a .py file")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--readme", metavar="FILE", help="write offers and settings as a section of this file")
     parsed = parser.parse(arguments)
     found = describe_plugin(parsed.name)
+    if parsed.readme:
+        _write_section(Path(parsed.readme), found)
+        answer(f"wrote the section of {found['plugin']} in {parsed.readme}")
+        return 0
     if parsed.json:
         answer(json.dumps(found, indent=1))
         return 0
@@ -47,6 +54,50 @@ def describe_plugin(name: str) -> dict[str, Any]:
     }
 
 
+def readme_section(found: Mapping[str, Any]) -> str:
+    """Markdown of what `describe_plugin` found, between two comments by which it is found again."""
+    name = found["plugin"]
+    lines = [f"<!-- rlcore plugins show {name} -->", "## Offers and settings", ""]
+    lines += [f"- {offer}" for offer in found["offers"]]
+    if found["settings"]:
+        lines += ["", "| setting | default | |", "|---|---|---|"]
+        lines += [
+            f"| `{row['key']}` | {_cell(row['default'])} | {_prose(row['meaning'])} |" for row in found["settings"]
+        ]
+    lines += [
+        "",
+        f"Needs rlcore{found['needs']}." if found["needs"] else "",
+        f"<!-- end of rlcore plugins show {name} -->",
+    ]
+    return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
+
+
+def with_section(text: str, found: Mapping[str, Any]) -> str:
+    """The text of a README with the section in the place of an older one, or at its end."""
+    section, name = readme_section(found), found["plugin"]
+    before, start, rest = text.partition(f"<!-- rlcore plugins show {name} -->\n")
+    _, end, after = rest.partition(f"<!-- end of rlcore plugins show {name} -->\n")
+    if start and not end:
+        raise ConfigError(f"the section of {name} has a beginning and no end; remove its first line, and try again")
+    return before + section + after if start else f"{text.rstrip()}\n\n{section}"
+
+
+def _write_section(file: Path, found: Mapping[str, Any]) -> None:
+    if not file.is_file():
+        raise ConfigError(f"plugins show: there is no file '{file}' to write a section of; make it first")
+    file.write_text(with_section(file.read_text("utf-8"), found), "utf-8")
+
+
+def _prose(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _cell(default: str) -> str:
+    """A default as code on one line; long texts are cut."""
+    text = default if len(default) <= 40 else default[:37] + "..."
+    return f"`{text}`".replace("|", "\\|")
+
+
 def _range(name: str) -> str:
     """The versions of rlcore that the plugin's metadata admits; empty for a file and for rlcore's own plugins."""
     from packaging.requirements import Requirement
@@ -59,9 +110,10 @@ def _range(name: str) -> str:
 
 
 def _settings(kind: type[Any], prefix: str) -> Iterator[dict[str, str]]:
-    """A row per key: its default as JSON, and its docstring. Sections in sections come with dotted keys."""
+    """A row per key: its default as JSON, and its docstring. Sections in sections come with dotted keys; NAME stands
+    for the key of an entry."""
     from rlcore.config.key_reference import docs_of
-    from rlcore.config.schema import hints_of, section_of
+    from rlcore.config.schema import entries_of, hints_of, section_of
 
     hints, docs = hints_of(kind), docs_of(kind)
     for spec in fields(kind):
@@ -69,6 +121,9 @@ def _settings(kind: type[Any], prefix: str) -> Iterator[dict[str, str]]:
         if below is not None:
             yield from _settings(below, key)
             continue
+        entries = section_of(entries_of(hints[spec.name]))
         made = spec.default_factory() if spec.default_factory is not MISSING else spec.default
         default = "???" if made is MISSING else json.dumps(made, default=str)
         yield {"key": key, "default": default, "meaning": docs.get(spec.name, "")}
+        if entries is not None:
+            yield from _settings(entries, f"{key}.NAME")

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from rlcore.config.providers import Provider
     from rlcore.plugins import Hooks
 
-SUBCOMMANDS = {"new": "rlcore.cli.new_plugin", "show": "rlcore.cli.plugin_show"}
+SUBCOMMANDS = {
+    "new": "rlcore.cli.new_plugin",
+    "search": "rlcore.cli.plugin_search",
+    "show": "rlcore.cli.plugin_show",
+}
 _START_S = 30.0
 """For starting a process and importing rlcore in it."""
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
@@ -52,7 +56,8 @@ def run(arguments: Sequence[str]) -> int:
     parser = Parser(
         "plugins",
         "List plugins. One that is not enabled by the configuration or --plugin is not imported. "
-        "`rlcore plugins show NAME` describes one, `rlcore plugins new NAME` writes one.",
+        "`rlcore plugins show NAME` describes one, `rlcore plugins search WORD` finds one, "
+        "`rlcore plugins new NAME` writes one.",
     )
     parser.add_settings()
     parser.add_argument(
@@ -148,6 +153,7 @@ def offer_names(hooks: "Hooks", provider: "Provider") -> list[str]:
         if algorithm.provider == provider:
             names.append(f"{algorithm.value.kind.replace('_', ' ')} {algorithm.value.name}")
     names += [f"cluster {offer.value.name}" for offer in hooks.clusters() if offer.provider == provider]
+    names += [f"tracker {offer.value.name}" for offer in hooks.trackers() if offer.provider == provider]
     for worker in hooks.worker_classes():
         if worker.provider == provider:
             names.append(f"{worker.value.interface.__name__} for backend {worker.value.backend}")

@@ -252,8 +252,8 @@ class CheckpointConfig:
 class TrackConfig:
     """Trackers beside metrics.jsonl, which is always written."""
 
-    to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
-    """Trackers that get every metric too."""
+    to: tuple[str, ...] = ()
+    """Trackers that get every metric too: tensorboard, wandb, mlflow, trackio, and those that plugins offer."""
     project: str = option("rlcore", used_when="to != ()")
     """Name of the project in the trackers."""
     open_telemetry: bool = False

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
     from rlcore.contracts.requests import WorkerRequest
     from rlcore.contracts.reward_manager import RewardManager
+    from rlcore.contracts.tracking import TrackerOffer
 
 hookspec = pluggy.HookspecMarker("rlcore")
 hookimpl = pluggy.HookimplMarker("rlcore")
@@ -74,6 +75,11 @@ def rlcore_worker_classes() -> "Sequence[WorkerClass]":  # type: ignore[empty-bo
 @hookspec
 def rlcore_clusters() -> "Sequence[ClusterOffer]":  # type: ignore[empty-body]
     """Clusters, which start the workers of a run; `cluster.backend` picks one."""
+
+
+@hookspec
+def rlcore_trackers() -> "Sequence[TrackerOffer]":  # type: ignore[empty-body]
+    """Trackers, which get the numbers of a run beside its own files; `track.to` names some."""
 
 
 HOOK_NAMES: tuple[str, ...] = tuple(name for name in dict(globals()) if name.startswith("rlcore_"))

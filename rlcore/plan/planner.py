@@ -26,6 +26,7 @@ from rlcore.plan.reward_functions import brought_rewards, resolve_rewards
 from rlcore.plan.run_plan import AlgorithmPlan, LayoutPlan, RunPlan
 from rlcore.plan.schedule import plan_schedule, schedule_notes
 from rlcore.plan.skipped_rows import skip_rows
+from rlcore.plan.tracking import plan_trackers
 from rlcore.plan.weight_sync import plan_weights
 
 
@@ -43,6 +44,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     check_device(config, facts, cluster.abilities)
     arithmetic = batch_sizes(config)
     rewards = resolve_rewards(loaded, offers, components["reward"])
+    trackers = plan_trackers(config, offers)
     workers = choose_classes(config, offers, gather(config, offers, components, _targets(algorithms)))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
     workers, threads = share_threads(config, workers, facts, cluster.abilities)
@@ -57,7 +59,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     if not cluster.abilities.elsewhere:  # on other machines it is not this one's memory that counts
         check_memory(config, workers, memory, facts)
         on_devices = memory_of_devices(pools, workers, colocated_roles, memory, facts)
-    used = _used_providers([cluster], components.values(), algorithms.values(), workers, pools, rewards)
+    used = _used_providers([cluster], components.values(), algorithms.values(), workers, pools, rewards, trackers)
     made = RunPlan(
         loaded=loaded,
         facts=facts,
@@ -69,6 +71,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         colocated_roles=colocated_roles,
         weights_kind=plan_weights(config, workers),
         algorithms=algorithms,
+        trackers=trackers,
         rewards=rewards,
         reward_components=brought_rewards(config, components["reward"]),
         schedule=schedule,

@@ -9,6 +9,7 @@ from rlcore.contracts.clusters import ClusterOffer
 from rlcore.contracts.components import Component
 from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
 from rlcore.contracts.requests import WorkerRequest
+from rlcore.contracts.tracking import TrackerOffer
 
 T = TypeVar("T")
 
@@ -36,6 +37,8 @@ class Offers(Protocol):
     def worker_classes(self) -> tuple[Offer[WorkerClass], ...]: ...
 
     def clusters(self) -> tuple[Offer[ClusterOffer], ...]: ...
+
+    def trackers(self) -> tuple[Offer[TrackerOffer], ...]: ...
 
     def entry_point_rewards(self) -> tuple[Offer[RewardFunction], ...]:
         """Entry points of the group `rlcore.rewards`, none of them loaded."""

@@ -15,6 +15,7 @@ from rlcore.contracts.clusters import ClusterAbilities, ClusterOffer, PoolPlan, 
 from rlcore.contracts.components import Component, ResolvedReward, RewardComponent
 from rlcore.contracts.offers import Algorithm
 from rlcore.contracts.rollout import ROLLOUT
+from rlcore.contracts.tracking import TrackerOffer
 from rlcore.plan.machine_facts import Facts
 
 
@@ -45,6 +46,15 @@ class AlgorithmPlan:
 
     algorithm: Algorithm
     provided_by: str
+
+
+@dataclass(frozen=True)
+class TrackerPlan:
+    """A tracker of the run."""
+
+    offer: TrackerOffer
+    provided_by: str
+    section: Any = None
 
 
 WeightsKind = Literal["", "directory", "adapter", "tcp"]
@@ -123,6 +133,8 @@ class RunPlan:
     """Way in which the actor hands its weights to the rollout."""
     algorithms: Mapping[str, AlgorithmPlan]
     """By purpose: 'advantage', 'policy_loss'."""
+    trackers: tuple[TrackerPlan, ...]
+    """In the order of `track.to`."""
     rewards: tuple[ResolvedReward, ...]
     reward_components: tuple[RewardComponent, ...]
     """Scorers of the reward manager beside `rewards`."""

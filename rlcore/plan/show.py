@@ -39,6 +39,7 @@ def _to_json(plan: RunPlan) -> dict[str, Any]:
             for slot, component in sorted(plan.components.items())
         },
         "cluster": {"name": plan.cluster.offer.name, "provided_by": plan.cluster.provided_by},
+        "trackers": {tracker.offer.name: {"provided_by": tracker.provided_by} for tracker in plan.trackers},
         "algorithms": {purpose: _algorithm(algorithm) for purpose, algorithm in sorted(plan.algorithms.items())},
         "workers": {worker.request.role.name: _worker(worker) for worker in plan.workers},
         "pools": {pool.name: _pool(pool) for pool in plan.pools},

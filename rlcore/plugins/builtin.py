@@ -5,7 +5,7 @@ from typing import Any
 
 from rlcore import __version__
 from rlcore.agents.single_turn import build_single_turn
-from rlcore.algo.core_offers import OFFERS
+from rlcore.algo.core_offers import OFFERS as ALGORITHMS
 from rlcore.cluster.local import LocalCluster
 from rlcore.config import RunConfig
 from rlcore.config.providers import ConfigSection, Provider
@@ -22,11 +22,13 @@ from rlcore.contracts.reference import REFERENCE, ReferenceWorker
 from rlcore.contracts.requests import ModelFacts, WorkerRequest
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
+from rlcore.contracts.tracking import TrackerOffer
 from rlcore.engines.hf.resources import complete_embedded, complete_reference
 from rlcore.engines.hf.worker import HfActor, HfReference, HfRollout
 from rlcore.plan import CORE
 from rlcore.plan.activations import BYTES
 from rlcore.plan.memory import training_bytes_per_parameter
+from rlcore.report.core_trackers import OFFERS as TRACKERS
 from rlcore.reward.functions import build_function_rewards
 
 PROVIDER = Provider(CORE, "rlcore", __version__)
@@ -108,12 +110,17 @@ def rlcore_agent_loops() -> Sequence[Component[AgentLoop]]:
 
 @hookimpl
 def rlcore_algorithms() -> Sequence[Algorithm]:
-    return OFFERS
+    return ALGORITHMS
 
 
 @hookimpl
 def rlcore_clusters() -> Sequence[ClusterOffer]:
     return [ClusterOffer("local", LocalCluster)]
+
+
+@hookimpl
+def rlcore_trackers() -> Sequence[TrackerOffer]:
+    return TRACKERS
 
 
 @hookimpl

@@ -20,6 +20,7 @@ from rlcore.contracts.hooks import HOOK_NAMES
 from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.contracts.reward_manager import RewardManager
+from rlcore.contracts.tracking import TrackerOffer
 from rlcore.errors import CALLED, PluginError, boundary, nearest
 from rlcore.errors.checks.data import listed
 from rlcore.errors.checks.interfaces import check_product, product
@@ -91,6 +92,9 @@ class Hooks:
 
     def clusters(self) -> tuple[Offer[ClusterOffer], ...]:
         return self._offers("rlcore_clusters", ClusterOffer, _check_nothing)
+
+    def trackers(self) -> tuple[Offer[TrackerOffer], ...]:
+        return self._offers("rlcore_trackers", TrackerOffer, _check_nothing)
 
     def resource_pools(self, config: RunConfig, requests: tuple[WorkerRequest, ...]) -> tuple[Offer[PoolSpec], ...]:
         arguments = {"config": config, "requests": requests}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `l
     from rlcore.testing.suites.reward_replica import RewardReplicaSuite as RewardReplicaSuite
     from rlcore.testing.suites.rollout import RolloutWorkerSuite as RolloutWorkerSuite
     from rlcore.testing.suites.scorer import ScorerSuite as ScorerSuite
+    from rlcore.testing.suites.tracker import TrackerSuite as TrackerSuite
 
 
 __getattr__, __dir__ = lazy_names(__name__, __file__)

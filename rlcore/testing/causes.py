@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from rlcore.algo.kl import kl_controller
-from rlcore.config import TrackConfig
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.critic import CriticEngine
 from rlcore.contracts.offers import Scope
@@ -138,7 +137,7 @@ async def play(plan: RunPlan, directory: Path, script: Script, steps: int, last_
         )
         with (directory / "terminal").open("w") as file:
             terminal = Terminal(Console(file=file))
-            trackers = Trackers(TrackConfig(), directory, "run", "", warn=terminal.warn)
+            trackers = Trackers((), "rlcore", directory, "", warn=terminal.warn)
             sinks = Sinks(
                 MetricsLog(directory),
                 TrajectoryLog(directory),

@@ -10,6 +10,7 @@ from rlcore.config.load import check_section
 from rlcore.config.providers import ConfigSection, Offer, Provider
 from rlcore.contracts.clusters import ClusterOffer
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, RewardFunction, WorkerClass
+from rlcore.contracts.tracking import TrackerOffer
 from rlcore.errors import CALLED, PluginError, RlcoreError, boundary
 from rlcore.imports import import_target
 from rlcore.plan.catalog import libraries
@@ -18,6 +19,7 @@ from rlcore.plan.components import algorithm_problem
 from rlcore.plan.planner_input import join_names
 from rlcore.plan.requests import check_class
 from rlcore.plan.time_limit import limited
+from rlcore.plan.tracking import check_tracker_class
 from rlcore.plugins import Hooks, load
 from rlcore.plugins.enabled import name_of
 from rlcore.reward.signature import COMPUTE_SCORE_NAMES, TRL_NAMES, is_factory, read_signature
@@ -86,6 +88,7 @@ def _offers(hooks: Hooks, name: str) -> list[Offer[Any]]:
         *hooks.algorithms(),
         *hooks.worker_classes(),
         *hooks.clusters(),
+        *hooks.trackers(),
     ]
     return [offer for offer in everything if offer.provider.plugin == name]
 
@@ -97,6 +100,7 @@ def _clashes(hooks: Hooks, provider: Provider) -> list[str]:
         ("reward manager", hooks.reward_managers()),
         ("critic engine", hooks.critic_engines()),
         ("agent loop", hooks.agent_loops()),
+        ("tracker", hooks.trackers()),
         *((kind.replace("_", " "), [algorithm for algorithm in hooks.algorithms() if algorithm.value.kind == kind])
           for kind in AlgorithmKind),
     )  # fmt: skip
@@ -124,6 +128,8 @@ def _problems(offer: Offer[Any]) -> list[str]:
             check_class(offer)
         if isinstance(value, ClusterOffer):
             check_cluster_class(offer)
+        if isinstance(value, TrackerOffer):
+            check_tracker_class(offer)
         if isinstance(value, RewardFunction):
             _check_reward(offer)
         if isinstance(value, Algorithm):

@@ -72,7 +72,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
     ):
         try:
             activity.enter("loading data")
-            require_installed(plan.config.track.to)
+            require_installed(plan.trackers)
             prompts, heldout = load_data(plan.config)
             for note in check_data(plan, prompts, heldout):
                 terminal.warn(note)
@@ -180,7 +180,7 @@ class Session:
             TrajectoryLog(run_dir),
             TokenLog(run_dir, plan.config.train.record_tokens, run.tokens),
             TraceLog(run_dir, current_activity().unix_offset, self._spans.export if self._spans else None),
-            Trackers(plan.config.track, run_dir, run_dir.name, plan.loaded.yaml, warn=self._terminal.warn),
+            Trackers(plan.trackers, plan.config.track.project, run_dir, plan.loaded.yaml, warn=self._terminal.warn),
             self._terminal,
         )
         activity = current_activity()

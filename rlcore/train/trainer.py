@@ -21,7 +21,7 @@ from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, trajectory
 from rlcore.report.terminal import Terminal
 from rlcore.report.token_log import StepTokens, TokenLog
 from rlcore.report.trace import TraceLog
-from rlcore.report.tracked_samples import sample_rows
+from rlcore.report.tracked_samples import tracked_samples
 from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime
 from rlcore.train.buffer import RolloutBuffer, issuing
@@ -186,7 +186,7 @@ class Trainer:
             )  # of different prompts, where there are several
             chosen = shown[::stride][: train.log_completions]
             self.sinks.terminal.completions(step, chosen)
-            self.sinks.trackers.log_samples(step, sample_rows(chosen))
+            self.sinks.trackers.log_samples(step, tracked_samples(chosen))
         for finding in self.watch.step(facts.with_metrics(metrics)):
             self.sinks.terminal.warn(f"step {step}: {finding.words}")
         self.published |= {"watch": self.watch.state()}

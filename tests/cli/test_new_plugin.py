@@ -59,7 +59,8 @@ def test_every_kind_has_a_file_a_test_and_a_key_that_uses_it(place: Path, monkey
     with importable(package):
         module = __import__("rlcore_mine")
         assert [offer.name for offer in module.rlcore_algorithms()] == ["mine_centred", "mine_bounded"]
-        assert len(module.rlcore_worker_classes()) == len(module.rlcore_clusters()) == 1
+        assert len(module.rlcore_worker_classes()) == 2
+        assert [offer.name for offer in (*module.rlcore_clusters(), *module.rlcore_trackers())] == ["mine", "mine"]
         for name in [name for name in sys.modules if name.split(".")[0] == "rlcore_mine"]:
             del sys.modules[name]
     settings = yaml.safe_load((package / "try.yaml").read_text())
@@ -67,6 +68,11 @@ def test_every_kind_has_a_file_a_test_and_a_key_that_uses_it(place: Path, monkey
     assert settings["algo"] == {"advantage": "mine_centred", "policy_loss": "mine_bounded"}
     texts = [path.read_text() for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert not re.search("@[a-z]+@", "".join(texts))
+
+
+def test_every_kind_that_an_author_may_ask_for_has_a_template() -> None:
+    wanted = "reward judge tool environment agent estimator loss critic worker pool cluster tracker"
+    assert sorted(KINDS) == sorted(wanted.split())
 
 
 def test_names_of_package_distribution_and_entry_point(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +130,6 @@ def test_a_command_that_fails_is_named(
         (["null"], "is installed; choose another name than 'null'"),
         (["mine", "--offers", "rewards"], "no template for the offer 'rewards'; did you mean 'reward'?"),
         (["mine", "--offers", ""], "no template for the offer ''"),
-        (["mine", "--offers", "tracker"], "trackers are not offers of plugins; track.to names one"),
         (["mine", "--offers", "agent,tool"], "choose one of the two"),
         (["mine", "--into", "gone"], "there is no directory 'gone' to write into"),
     ],

@@ -131,7 +131,6 @@ def test_an_entry_of_a_named_section_is_completed_and_overridden(tmp_path: Path)
         ("actor.rounding=stochastic", ("actor.rounding", "has no effect")),
         ("actor.rounding=down", ("actor.rounding: found 'down'", "choose from: nearest, stochastic")),
         ("actor.lr_schedule=cosin", ("did you mean 'cosine'?",)),
-        ("track.to=[wandb, tensorbord]", ("track.to", "tensorbord", "each of them one of")),
         ("track.to=5", ("track.to: found 5", "needs a list")),
         ("rollout.stop=5", ("rollout.stop", "needs a list")),
         ("actor=3", ("actor: found 3", "needs a section")),

@@ -16,7 +16,6 @@ import pytest
 from rich.console import Console
 
 from rlcore.algo.kl import FixedKl
-from rlcore.config import TrackConfig
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.components import BuildContext, Component
 from rlcore.contracts.hooks import hookimpl
@@ -222,7 +221,7 @@ async def one_schedule(run: Runtime, directory: Path, number: int) -> None:
     progress = Progress(0, PromptOrder(prompts, {}, number, True), FixedKl(0.0))
     with (directory / "terminal").open("w") as file:
         terminal = Terminal(Console(file=file))
-        trackers = Trackers(TrackConfig(), directory, "run", "", warn=terminal.warn)
+        trackers = Trackers((), "rlcore", directory, "", warn=terminal.warn)
         sinks = Sinks(
             MetricsLog(directory),
             TrajectoryLog(directory),

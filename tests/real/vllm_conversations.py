@@ -18,7 +18,6 @@ import numpy as np
 from rich.console import Console
 
 from rlcore.algo.kl import FixedKl
-from rlcore.config import TrackConfig
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.agents import RolloutTask
 from rlcore.data import PromptOrder, load_prompts
@@ -254,7 +253,7 @@ async def one_step(run: Runtime) -> dict[str, Any]:
     """A step of GRPO."""
     progress = Progress(0, PromptOrder({"all": prompts_of(run)}, {}, 0, True), FixedKl(0.0))
     terminal = Terminal(Console(file=io.StringIO()))
-    trackers = Trackers(TrackConfig(), HERE, "run", "", warn=terminal.warn)
+    trackers = Trackers((), "rlcore", HERE, "", warn=terminal.warn)
     sinks = Sinks(
         MetricsLog(HERE),
         TrajectoryLog(HERE),

@@ -1,57 +1,72 @@
-"""Trackers: tensorboard for real, and trackers that fail or hang never hold up a run."""
+"""Trackers: tensorboard for real, plugins' own, and trackers that fail or hang never hold up a run."""
 
 import math
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlcore.config import TrackConfig
+from rlcore.contracts.tracking import Setting, TrackContext, TrackedSample, Tracker, TrackerOffer
 from rlcore.errors import ConfigError
-from rlcore.report.trackers import Tracker, Trackers, require_installed
+from rlcore.plan import TrackerPlan
+from rlcore.report import core_trackers
+from rlcore.report.core_trackers import MLflow
+from rlcore.report.trackers import Trackers, require_installed
 
 RUN_CONFIG = "actor: {lr: 1.0e-05, backend: hf}\nrollout: {stop: []}\nkey: ${oc.env:SECRET}\nnothing: null\n"
 
 
-class FakeTracker:
+class FakeTracker(Tracker):
     """Keeps what it is told; calls `trouble` with the name of each call first."""
 
-    def __init__(self, trouble: Callable[[str], None] = lambda call: None) -> None:
+    trouble: Callable[[str], None] = staticmethod(lambda call: None)
+
+    def __init__(self, context: TrackContext) -> None:
+        super().__init__(context)
         self.calls: list[tuple[str, Any]] = []
-        self._trouble = trouble
+        made[context.name] = self
 
-    def start(self) -> None:
-        self._call("start", threading.current_thread())
+    def start(self, configuration: Mapping[str, Setting]) -> None:
+        self._call("start", (threading.current_thread(), configuration))
 
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        self._call("configuration", values)
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._call("log", (step, metrics))
 
-    def log(self, values: dict[str, Any], step: int | None = None) -> None:
-        self._call("log", (step, values))
+    def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
+        self._call("samples", (step, samples))
 
-    def finish(self) -> None:
-        self._call("finish", threading.current_thread())
+    def close(self) -> None:
+        self._call("close", threading.current_thread())
 
     def _call(self, name: str, value: Any) -> None:
-        self._trouble(name)
+        self.trouble(name)
         self.calls.append((name, value))
 
 
-def trackers_of(tmp_path: Path, warnings: list[str], **fakes: FakeTracker) -> Trackers:
-    def make(name: str, project: str, run_dir: Path, run_name: str) -> Tracker:
-        assert (project, run_dir, run_name) == ("rlcore", tmp_path, "my-run")
-        return fakes[name]
+made: dict[str, FakeTracker] = {}
+"""The fakes of the last test, by name."""
 
-    config = TrackConfig(to=tuple(fakes))  # type: ignore[arg-type]
-    found = {name: object() for name in fakes}
-    trackers = Trackers(config, tmp_path, "my-run", RUN_CONFIG, warn=warnings.append, make=make, find=found.get)
+
+def fake(trouble: Callable[[str], None] = lambda call: None) -> type[FakeTracker]:
+    return type("Troubled", (FakeTracker,), {"trouble": staticmethod(trouble)})
+
+
+def trackers_of(tmp_path: Path, warnings: list[str], **fakes: type[Tracker]) -> Trackers:
+    made.clear()
+    plans = [TrackerPlan(TrackerOffer(name, cls), "plugin 'x' (x 1.0)", "section") for name, cls in fakes.items()]
+    trackers = Trackers(plans, "project", tmp_path, RUN_CONFIG, warn=warnings.append)
     trackers.start()
     return trackers
+
+
+def core(name: str) -> TrackerPlan:
+    """The core's own tracker of that name, as it is planned."""
+    return TrackerPlan(next(offer for offer in core_trackers.OFFERS if offer.name == name), "plugin 'core' (rlcore 1)")
 
 
 def failing(when: str) -> Callable[[str], None]:
@@ -68,7 +83,7 @@ def test_tensorboard_has_every_metric_under_its_step(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     state_before = dict(PartialState._shared_state)
-    trackers = Trackers(TrackConfig(to=("tensorboard",)), tmp_path, "my-run", RUN_CONFIG, warn=pytest.fail)
+    trackers = Trackers([core("tensorboard")], "rlcore", tmp_path, RUN_CONFIG, warn=pytest.fail)
     trackers.start()
     trackers.log(1, {"reward/mean": 0.25, "actor/loss": -1.5})
     trackers.log(2, {"reward/mean": 0.5, "actor/loss": math.nan})
@@ -87,9 +102,8 @@ def test_tensorboard_has_every_metric_under_its_step(tmp_path: Path) -> None:
 
 def test_without_trackers_nothing_is_imported_and_no_thread_runs(tmp_path: Path) -> None:
     program = (
-        "import sys, threading\nfrom pathlib import Path\nfrom rlcore.config import TrackConfig\n"
-        "from rlcore.report.trackers import Trackers\n"
-        "trackers = Trackers(TrackConfig(), Path(), 'x', '')\ntrackers.start()\n"
+        "import sys, threading\nfrom pathlib import Path\nfrom rlcore.report.trackers import Trackers\n"
+        "trackers = Trackers((), 'x', Path(), '')\ntrackers.start()\n"
         "trackers.log(1, {'a': 1.0})\ntrackers.close()\n"
         "sys.exit(str([m for m in ('torch', 'accelerate') if m in sys.modules] + threading.enumerate()[1:]))"
     )
@@ -97,84 +111,125 @@ def test_without_trackers_nothing_is_imported_and_no_thread_runs(tmp_path: Path)
     assert done.stderr == "[]\n"
 
 
-def test_every_tracker_gets_configuration_and_metrics_in_one_thread(tmp_path: Path) -> None:
-    one, two, warnings = FakeTracker(), FakeTracker(), list[str]()
-    trackers = trackers_of(tmp_path, warnings, wandb=one, mlflow=two)
-    metrics = {"a": 1.0}
+def test_every_tracker_gets_configuration_metrics_and_samples_in_one_thread(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    trackers = trackers_of(tmp_path, warnings, first=fake(), second=fake())
+    metrics, samples = {"a": 1.0}, [TrackedSample("p", "c", 0.5, None)]
     trackers.log(1, metrics)
     metrics["a"] = 2.0
     trackers.log(2, metrics)
+    trackers.log_samples(2, samples)
+    trackers.log_samples(3, [])
     trackers.close()
-    assert [name for name, _ in one.calls] == ["start", "configuration", "log", "log", "finish"]
-    assert one.calls[1:4] == [
-        (
-            "configuration",
-            {
-                "actor.lr": 1e-5,
-                "actor.backend": "hf",
-                "rollout.stop": "[]",
-                "key": "${oc.env:SECRET}",
-                "nothing": "None",
-            },
-        ),
-        ("log", (1, {"a": 1.0})),
-        ("log", (2, {"a": 2.0})),
-    ]
+    one, two = made["first"], made["second"]
+    assert [name for name, _ in one.calls] == ["start", "log", "log", "samples", "close"]
+    thread, configuration = one.calls[0][1]
+    assert configuration == {
+        "actor.lr": 1e-5,
+        "actor.backend": "hf",
+        "rollout.stop": "[]",
+        "key": "${oc.env:SECRET}",
+        "nothing": "None",
+    }
+    assert one.calls[1:4] == [("log", (1, {"a": 1.0})), ("log", (2, {"a": 2.0})), ("samples", (2, samples))]
     assert two.calls == one.calls
-    assert one.calls[0][1] == one.calls[-1][1] != threading.current_thread()
+    assert thread == one.calls[-1][1] != threading.current_thread()
+    context = one.context
+    assert (context.name, context.project, context.run_name) == ("first", "project", tmp_path.name)
+    assert (context.run_dir, context.section) == (tmp_path, "section")
     assert warnings == []
 
 
-def test_mlflow_gets_names_that_it_takes(tmp_path: Path) -> None:
-    mlflow, wandb = FakeTracker(), FakeTracker()
-    trackers = trackers_of(tmp_path, [], mlflow=mlflow, wandb=wandb)
-    trackers.log(1, {"eval/two words/pass@8": 1.0, "a-b.c:d_e": 2.0})
+def test_a_tracker_that_changes_its_metrics_changes_no_other(tmp_path: Path) -> None:
+    class Greedy(FakeTracker):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            metrics.clear()  # type: ignore[attr-defined]
+
+    trackers = trackers_of(tmp_path, [], greedy=Greedy, other=fake())
+    trackers.log(1, {"a": 1.0})
     trackers.close()
-    assert ("log", (1, {"eval/two words/pass_8": 1.0, "a-b.c:d_e": 2.0})) in mlflow.calls
-    assert ("log", (1, {"eval/two words/pass@8": 1.0, "a-b.c:d_e": 2.0})) in wandb.calls
+    assert ("log", (1, {"a": 1.0})) in made["other"].calls
+
+
+def test_mlflow_gets_names_that_it_takes(tmp_path: Path) -> None:
+    names = MLflow(TrackContext("mlflow", "p", "r", tmp_path)).named
+    assert [names(name) for name in ("eval/two words/pass@8", "a-b.c:d_e")] == ["eval/two words/pass_8", "a-b.c:d_e"]
 
 
 def test_a_tracker_that_fails_later_is_named_and_switched_off_and_others_go_on(tmp_path: Path) -> None:
-    bad, good, warnings = FakeTracker(failing("log")), FakeTracker(), list[str]()
-    trackers = trackers_of(tmp_path, warnings, wandb=bad, mlflow=good)
+    warnings: list[str] = []
+    trackers = trackers_of(tmp_path, warnings, bad=fake(failing("log")), good=fake())
     for step in (1, 2, 3):
         trackers.log(step, {"a": 1.0})
     trackers.close()
-    assert warnings == ["tracker wandb: RuntimeError: no route; it is switched off, metrics.jsonl has everything"]
-    assert [name for name, _ in good.calls].count("log") == 3
-    assert "finish" not in [name for name, _ in bad.calls]
+    assert warnings == [
+        "tracker bad of plugin 'x' (x 1.0): RuntimeError: no route; it is switched off, metrics.jsonl has everything"
+    ]
+    assert [name for name, _ in made["good"].calls].count("log") == 3
+    assert [name for name, _ in made["bad"].calls] == ["start", "close"]
+
+
+def test_a_tracker_that_exits_ends_nothing(tmp_path: Path) -> None:
+    def leave(call: str) -> None:
+        if call in ("log", "close"):
+            raise SystemExit(call) if call == "log" else GeneratorExit(call)
+
+    warnings: list[str] = []
+    trackers = trackers_of(tmp_path, warnings, bad=fake(leave), good=fake())
+    trackers.log(1, {"a": 1.0})
+    trackers.log(2, {"a": 1.0})
+    trackers.close()
+    assert [warning.split(": ", 1)[1] for warning in warnings] == [
+        "it called sys.exit('log'); it is switched off, metrics.jsonl has everything",
+        "GeneratorExit: close",
+    ]
+    assert [name for name, _ in made["good"].calls] == ["start", "log", "log", "close"]
+
+
+def test_a_tracker_that_does_not_take_samples_keeps_getting_metrics(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    trackers = trackers_of(tmp_path, warnings, bad=fake(failing("samples")))
+    samples = [TrackedSample("p", "c", 0.5, None)]
+    trackers.log_samples(1, samples)
+    trackers.log_samples(2, samples)
+    trackers.log(2, {"a": 1.0})
+    trackers.close()
+    assert [name for name, _ in made["bad"].calls] == ["start", "log", "close"]
+    assert len(warnings) == 1
+    assert "samples: RuntimeError: no route; it gets metrics alone" in warnings[0]
 
 
 def test_a_tracker_that_fails_at_the_end_is_a_warning(tmp_path: Path) -> None:
     warnings: list[str] = []
-    trackers_of(tmp_path, warnings, wandb=FakeTracker(failing("finish"))).close()
-    assert warnings == ["tracker wandb at the end: RuntimeError: no route"]
+    trackers_of(tmp_path, warnings, bad=fake(failing("close"))).close()
+    assert warnings == ["tracker bad of plugin 'x' (x 1.0) at the end: RuntimeError: no route"]
 
 
-def test_a_tracker_that_does_not_start_is_a_configuration_error_and_the_others_are_finished(tmp_path: Path) -> None:
-    good = FakeTracker()
-    with pytest.raises(ConfigError, match=r"^track\.to: wandb did not start: RuntimeError: no route$"):
-        trackers_of(tmp_path, [], mlflow=good, wandb=FakeTracker(failing("start")))
-    assert [name for name, _ in good.calls] == ["start", "configuration", "finish"]
+def test_a_tracker_that_does_not_start_is_a_configuration_error_and_the_others_are_closed(tmp_path: Path) -> None:
+    words = r"^track\.to: tracker bad of plugin 'x' \(x 1\.0\) did not start: RuntimeError: no route$"
+    with pytest.raises(ConfigError, match=words):
+        trackers_of(tmp_path, [], good=fake(), bad=fake(failing("start")))
+    assert [name for name, _ in made["good"].calls] == ["start", "close"]
 
 
-def test_a_tracker_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_tracker_that_hangs_holds_up_no_step(tmp_path: Path) -> None:
     release, warnings = threading.Event(), list[str]()
 
     def hang(call: str) -> None:
         if call == "log":
             release.wait(60)
 
-    trackers = trackers_of(tmp_path, warnings, wandb=FakeTracker(hang))
+    trackers = trackers_of(tmp_path, warnings, slow=fake(hang))
     began = time.monotonic()
     for step in range(100):
         trackers.log(step, {"a": 1.0})
     trackers.close(limit_s=0.2)
     assert time.monotonic() - began < 20
-    assert warnings == ["trackers wandb: not finished within 0.2 s; left behind"]
+    assert warnings == ["tracker slow of plugin 'x' (x 1.0): not finished within 0.2 s; left behind"]
     release.set()
 
 
 def test_a_missing_package_is_named_with_its_install_line() -> None:
-    with pytest.raises(ConfigError, match=r"^track\.to: wandb is not installed; install it with: pip install wandb$"):
-        require_installed(("tensorboard", "wandb"), {"tensorboard": object()}.get)
+    words = r"^track\.to: tracker wandb needs wandb, which is not installed; install it with: pip install wandb$"
+    with pytest.raises(ConfigError, match=words):
+        require_installed([core("tensorboard"), core("wandb")], {"tensorboard": object()}.get)

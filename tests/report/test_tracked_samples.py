@@ -1,4 +1,4 @@
-"""Samples in trackers: what each of them is given, and one that fails."""
+"""Samples in the core's trackers: what each of them is given."""
 
 import sys
 from pathlib import Path
@@ -8,27 +8,22 @@ from typing import Any
 import pandas
 import pytest
 
-from rlcore.config import TrackConfig
+from rlcore.contracts.tracking import TrackContext, TrackedSample
 from rlcore.errors.redaction import remember_variable
-from rlcore.report.tracked_samples import log_samples, sample_rows
-from rlcore.report.trackers import Trackers
+from rlcore.report.core_trackers import AccelerateShell, MLflow, TensorBoard, Trackio, WeightsAndBiases
+from rlcore.report.tracked_samples import tracked_samples
 from rlcore.testing.rewards import make_prompt, make_trajectory
 from rlcore.types import Reward, ScoredTrajectory
 
+SAMPLES = (TrackedSample("say |a|\n<b>", "a & b", 0.5, None), TrackedSample("second", "c", 1.0, -0.25))
 ROWS = [["say |a|\n<b>", "a & b", 0.5, None], ["second", "c", 1.0, -0.25]]
 
 
 class Recorder:
-    """Keeps what a tracker is logged."""
+    """Keeps what accelerate's tracker is logged."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
-
-    def start(self) -> None: ...
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None: ...
-
-    def finish(self) -> None: ...
 
     def log(self, values: dict[str, Any], step: int | None = None) -> None:
         self.calls.append(("log", (step, values)))
@@ -37,14 +32,21 @@ class Recorder:
         self.calls.append((name, arguments))
 
 
+def served(cls: type[AccelerateShell]) -> tuple[AccelerateShell, Recorder]:
+    """A tracker that stands before a recorder."""
+    tracker, recorder = cls(TrackContext("x", "p", "r", Path())), Recorder()
+    tracker.served_by = recorder  # type: ignore[assignment]
+    return tracker, recorder
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 def test_tensorboard_shows_a_table_of_text(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    trackers = Trackers(TrackConfig(to=("tensorboard",)), tmp_path, "run", "{}", warn=pytest.fail)
-    trackers.start()
-    trackers.log_samples(3, ROWS)
-    trackers.close()
+    tracker = TensorBoard(TrackContext("tensorboard", "p", "r", tmp_path))
+    tracker.start({})
+    tracker.log_samples(3, SAMPLES)
+    tracker.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     (event,) = events.Tensors("samples/text_summary")
@@ -55,55 +57,34 @@ def test_tensorboard_shows_a_table_of_text(tmp_path: Path) -> None:
 
 
 def test_wandb_gets_a_table() -> None:
-    tracker = Recorder()
-    log_samples("wandb", tracker, 3, ROWS)
+    tracker, recorder = served(WeightsAndBiases)
+    tracker.log_samples(3, SAMPLES)
     columns = ["prompt", "completion", "reward", "advantage"]
-    assert tracker.calls == [("samples", {"columns": columns, "data": ROWS, "step": 3})]
+    assert recorder.calls == [("samples", {"columns": columns, "data": ROWS, "step": 3})]
 
 
 def test_mlflow_gets_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[Any] = []
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(log_table=lambda *arguments: logged.append(arguments)))
-    log_samples("mlflow", Recorder(), 3, ROWS)
+    served(MLflow)[0].log_samples(3, SAMPLES)
     ((columns, file),) = logged
     assert (columns["step"], columns["reward"], file) == ([3, 3], [0.5, 1.0], "samples.json")
 
 
 def test_trackio_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(Table=lambda dataframe: dataframe))
-    tracker = Recorder()
-    log_samples("trackio", tracker, 3, ROWS)
-    (_, (step, values)) = tracker.calls[0]
+    tracker, recorder = served(Trackio)
+    tracker.log_samples(3, SAMPLES)
+    (_, (step, values)) = recorder.calls[0]
     assert (step, list(values["samples"]["reward"])) == (3, [0.5, 1.0])
     assert isinstance(values["samples"], pandas.DataFrame)
 
 
-def test_a_tracker_that_does_not_take_samples_keeps_getting_metrics(tmp_path: Path) -> None:
-    tracker, warnings = Recorder(), list[str]()
-
-    def refuse(name: str, **arguments: Any) -> None:
-        raise RuntimeError("no tables here")
-
-    tracker.log_table = refuse  # type: ignore[method-assign]
-    config = TrackConfig(to=("wandb",))
-    trackers = Trackers(
-        config, tmp_path, "run", "{}", warn=warnings.append, make=lambda *arguments: tracker, find=lambda name: object()
-    )
-    trackers.start()
-    trackers.log_samples(1, ROWS)
-    trackers.log_samples(2, ROWS)
-    trackers.log(2, {"a": 1.0})
-    trackers.close()
-    assert tracker.calls == [("log", (2, {"a": 1.0}))]
-    assert len(warnings) == 1
-    assert "RuntimeError: no tables here; it gets metrics alone" in warnings[0]
-
-
-def test_rows_are_cut_and_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_cut_and_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_TOKEN", "sk-very-secret-1234")
     remember_variable("API_TOKEN")
     trajectory = make_trajectory(make_prompt(), text="sk-very-secret-1234 " + "x" * 5000)
-    ((prompt, completion, reward, advantage),) = sample_rows([(ScoredTrajectory(trajectory, Reward(0.5)), None)])
-    assert "secret" not in completion
-    assert len(completion) < 4100
-    assert (type(prompt), reward, advantage) == (str, 0.5, None)
+    (sample,) = tracked_samples([(ScoredTrajectory(trajectory, Reward(0.5)), None)])
+    assert "secret" not in sample.completion
+    assert len(sample.completion) < 4100
+    assert (type(sample.prompt), sample.reward, sample.advantage) == (str, 0.5, None)

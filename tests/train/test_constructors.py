@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,10 +12,12 @@ import pytest
 
 from rlcore.algo.kl import FixedKl
 from rlcore.cluster.thread import WorkerThread
-from rlcore.config import RunConfig, TrackConfig
+from rlcore.config import RunConfig
 from rlcore.contracts.offers import Scope
+from rlcore.contracts.tracking import Setting, TrackContext, Tracker, TrackerOffer
 from rlcore.data import PromptOrder
 from rlcore.errors import ConfigError
+from rlcore.plan import TrackerPlan
 from rlcore.report.trackers import Trackers
 from rlcore.testing.rewards import make_prompt
 from rlcore.train.step_batcher import StepBatcher
@@ -64,13 +67,18 @@ def test_a_trainer_leaves_the_garbage_collector_alone_until_its_start_and_after_
 
 
 def test_trackers_start_no_thread_and_no_tracker_until_their_start(tmp_path: Path) -> None:
-    def make(*_: object) -> Any:
-        raise RuntimeError("a tracker was made")
+    class Eager(Tracker):
+        def __init__(self, context: TrackContext) -> None:
+            raise RuntimeError("a tracker was made")
+
+        def start(self, configuration: Mapping[str, Setting]) -> None: ...
+
+        def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     before = threading.enumerate()
-    trackers = Trackers(TrackConfig(to=("wandb",)), tmp_path, "run", "", make=make, find=lambda name: name)
+    trackers = Trackers([TrackerPlan(TrackerOffer("eager", Eager), "x")], "project", tmp_path, "")
     assert threading.enumerate() == before
-    with pytest.raises(ConfigError, match="wandb did not start: RuntimeError: a tracker was made"):
+    with pytest.raises(ConfigError, match="tracker eager of x did not start: RuntimeError: a tracker was made"):
         trackers.start()
     assert "trackers" not in [thread.name for thread in threading.enumerate()]
 

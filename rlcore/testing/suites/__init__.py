@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlcore.testing.suites.reward_replica import RewardReplicaSuite
     from rlcore.testing.suites.rollout import RolloutWorkerSuite
     from rlcore.testing.suites.scorer import ScorerSuite
+    from rlcore.testing.suites.tracker import TrackerSuite
 
 __all__ = [
     "ActorWorkerSuite",
@@ -38,6 +39,7 @@ __all__ = [
     "RewardReplicaSuite",
     "RolloutWorkerSuite",
     "ScorerSuite",
+    "TrackerSuite",
     "checks",
     "failures",
 ]
@@ -57,6 +59,7 @@ _MODULES = {
     "RewardReplicaSuite": "reward_replica",
     "RolloutWorkerSuite": "rollout",
     "ScorerSuite": "scorer",
+    "TrackerSuite": "tracker",
     "checks": "harness",
     "failures": "harness",
 }

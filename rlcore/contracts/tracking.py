@@ -1,0 +1,104 @@
+"""Trackers: where a run's numbers go beside its own files. A plugin offers one by the hook `rlcore_trackers`.
+
+`track.to` names the trackers of a run. Each is made from a `TrackContext` and gets the configuration in `start()`, the
+metrics of every step in `log()`, samples as text in `log_samples()`, and `close()` at the end. All calls come one after
+another from one thread, which is not the thread that trains, so a slow tracker holds up no step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rlcore.contracts.plugin_settings import settings_as
+from rlcore.errors.checks.data import check_is, check_names, check_subclass
+
+S = TypeVar("S")
+
+Setting = bool | int | float | str
+"""The value of a configuration key, as trackers get it."""
+
+
+@dataclass(frozen=True)
+class TrackedSample:
+    """A sample as text, without secrets; long texts are cut."""
+
+    prompt: str
+    """The last message of the prompt."""
+    completion: str
+    reward: float
+    advantage: float | None
+    """None where the sample is not trained on."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrackContext:
+    """Everything that a tracker is told when it is made."""
+
+    name: str
+    """The name in `track.to`."""
+    project: str
+    """`track.project`."""
+    run_name: str
+    run_dir: Path
+    """A tracker that writes files writes them here. A resumed run has the same directory."""
+    section: object = None
+    """The settings section of the plugin that offers the tracker, or None; `settings` reads it as its class."""
+
+    def settings(self, cls: type[S]) -> S:
+        """The plugin's settings section; PluginError where it is not a `cls`."""
+        return settings_as(f"tracker {self.name}", self.section, cls)
+
+
+class Tracker(ABC):
+    """Receives the numbers of a run.
+
+    An exception in the constructor or in `start` refuses the run before its first step. After that a tracker ends no
+    run: one that raises is named in a warning and gets nothing more but `close`.
+
+    A thin shell, as a worker class is: the module is imported when planning, so heavy libraries are imported in
+    `start`. The constructor starts nothing and writes nothing.
+    """
+
+    def __init__(self, context: TrackContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def start(self, configuration: Mapping[str, Setting]) -> None:
+        """Begin, with the run's configuration by dotted key. Values of the environment are left as `${oc.env:NAME}`."""
+
+    @abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a step. Called more than once for a step, such as with those of its evaluation.
+
+        Values may be NaN or infinite. A resumed run goes on after its checkpoint, so steps may come a second time.
+        """
+
+    # Not abstract: a tracker of numbers alone has nothing to do here, nor one without a connection in `close`.
+    def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
+        """Take some samples of a step, at least one; does nothing by default.
+
+        After an exception the tracker gets metrics alone.
+        """
+
+    def close(self) -> None:
+        """Write what is outstanding, and release files and connections. Called once, unless `start` has failed."""
+
+
+@dataclass(frozen=True)
+class TrackerOffer:
+    """An offer of a tracker; `track.to` names it."""
+
+    name: str
+    cls: type[Tracker]
+    """Held against `Tracker` when planning; made as `cls(context)`."""
+    package: str = ""
+    """A package without which the run is refused, with the line that installs it; empty: none."""
+
+    def __post_init__(self) -> None:
+        check_names(self, "name")
+        check_subclass(self, "cls", Tracker)
+        check_is(self, "package", str)
