@@ -23,6 +23,9 @@ MAX_DEPTH = 32
 """The deepest nesting of values beside a score; deeper values would overflow the stack of recursive code."""
 MAX_BYTES = 4 << 20
 """The most bytes of values beside a score, which are held until the step ends and copied to its records."""
+MAX_BITS = 10_000
+"""The longest integer that is logged; Python refuses to write one of more than 4300 digits."""
+_PLAIN = frozenset((bool, int, float, str))
 SHOWN = (bool, int, float, complex, str, list, tuple, dict)
 """Types whose short repr an error may show. The repr of others may be slow or huge, or run foreign code."""
 
@@ -116,6 +119,29 @@ def exact_text(value: Any) -> str:
     """The value's text as a str and no class derived from it, which `str` may return."""
     text = str(value)
     return text if type(text) is str else str.__str__(text)
+
+
+def as_plain(value: Any) -> Any:
+    """A value that pickles without its library and can be logged: scalars as they are, arrays as lists.
+
+    A class derived from one of these types becomes that type: what it pickles to would run in the controller. Of an
+    integer of more than MAX_BITS its length remains.
+    """
+    if isinstance(value, int) and int.bit_length(value) > MAX_BITS:
+        return f"an integer of {int.bit_length(value)} bits"
+    if value is None or type(value) in _PLAIN:
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return exact_text(value) if kind is str else getattr(kind, f"__{kind.__name__}__")(value)
+    if hasattr(value, "tolist"):
+        listed = value.tolist()
+        return as_plain(listed) if type(listed) is not type(value) else exact_text(value)
+    if isinstance(value, Mapping):
+        return {exact_text(key): as_plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_plain(part) for part in value]
+    return exact_text(value)
 
 
 def shown(value: Any) -> str:

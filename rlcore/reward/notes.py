@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlcore.contracts.scorer import Outcome, beside_score, exact_text, number
+from rlcore.contracts.scorer import Outcome, as_plain, beside_score, exact_text, number
 from rlcore.errors import RewardError
-from rlcore.reward.outcome import plain
 
 
 class CallNotes:
@@ -28,7 +27,7 @@ class CallNotes:
         for value in values:
             if (wrong := beside_score(value)) is not None:
                 raise RewardError(f"log_extra('{column}', ...): found {wrong}")
-        self._extra[exact_text(column)] = [plain(value) for value in values]
+        self._extra[exact_text(column)] = [as_plain(value) for value in values]
 
     def log_metric(self, name: str, value: Any) -> None:
         """A number of this call, which becomes a metric: its mean over the samples."""

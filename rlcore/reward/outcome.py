@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.contracts.scorer import LARGEST, SKIPPED, Outcome, beside_score, exact_text, failed, number, shown
+from rlcore.contracts.scorer import LARGEST, SKIPPED, Outcome, as_plain, beside_score, exact_text, failed, number, shown
 from rlcore.errors import CALLED, describe
 from rlcore.types import Reward, RewardStatus
 
 ANSWERS = ("answer", "pred")
 """Entries beside the score that are what was extracted, and no measure, also where that is a number."""
-_PLAIN = frozenset((bool, int, float, str))
 
 
 def outcome_of_one(value: Any, num_tokens: int, may_skip: bool) -> Outcome:
@@ -56,7 +55,7 @@ def outcome_of_score(value: Any, num_tokens: int) -> Outcome:
     if (wrong := beside_score(value)) is not None:
         return failed(f"returned {wrong}")
     extra = {key: member for more in value[1:] if isinstance(more, Mapping) for key, member in more.items()}
-    details = [plain(part) for part in value[1:] if not isinstance(part, Mapping)]
+    details = [as_plain(part) for part in value[1:] if not isinstance(part, Mapping)]
     with_extra = _outcome_of_mapping({**extra, "score": outcome.score})
     return replace(with_extra, info={**with_extra.info, "details": details}) if details else with_extra
 
@@ -82,7 +81,7 @@ def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
         return SKIPPED
     if (wrong := beside_score(value.info) or beside_score(value.components)) is not None:
         return failed(f"returned {wrong}")
-    info = {exact_text(key): plain(member) for key, member in value.info.items()}
+    info = {exact_text(key): as_plain(member) for key, member in value.info.items()}
     if value.status is RewardStatus.FAILED:
         return failed(str(info.get("error") or "returned a Reward with status FAILED and no info['error']"))
     score = number(value.score)
@@ -112,7 +111,7 @@ def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
         return failed(f"'score': {score}")
     if (wrong := beside_score(value)) is not None:
         return failed(f"returned {wrong}")
-    info = {exact_text(key): plain(part) for key, part in value.items() if key != "score"}
+    info = {exact_text(key): as_plain(part) for key, part in value.items() if key != "score"}
     parts = {key: float(value) for key, value in info.items() if key not in ANSWERS and _is_measure(value)}
     if "answer" not in info and "pred" in info:
         info["answer"] = info["pred"]
@@ -122,23 +121,3 @@ def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
 def _is_measure(value: Any) -> bool:
     """True if an entry beside the score is a number that can be averaged over samples, as verl's `acc`."""
     return isinstance(value, (bool, int, float)) and not isinstance(number(value), str)
-
-
-def plain(value: Any) -> Any:
-    """A value that pickles without its library and can be logged: scalars as they are, arrays as lists.
-
-    A class derived from one of these types becomes that type: what it pickles to would run in the controller.
-    """
-    if value is None or type(value) in _PLAIN:
-        return value
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return exact_text(value) if kind is str else getattr(kind, f"__{kind.__name__}__")(value)
-    if hasattr(value, "tolist"):
-        listed = value.tolist()
-        return plain(listed) if type(listed) is not type(value) else exact_text(value)
-    if isinstance(value, Mapping):
-        return {exact_text(key): plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
-    return exact_text(value)

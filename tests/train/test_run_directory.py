@@ -29,6 +29,7 @@ from rlcore.train.run_dir import (
     removed_without_results,
     write_plan,
 )
+from rlcore.train.signals import Stopped
 
 HOLD = """
 import sys
@@ -158,6 +159,12 @@ def test_the_log_says_which_error_ended_the_run(tmp_path: Path, error: BaseExcep
     assert "the run ended by an error" in log
 
 
+def test_a_signal_that_ends_a_run_is_not_logged_as_an_error(tmp_path: Path) -> None:
+    with pytest.raises(Stopped), logging_to(tmp_path):
+        raise Stopped(15, "stopped by signal 15: saved")
+    assert (tmp_path / "log.txt").read_text() == ""
+
+
 def test_starts_in_one_second_have_directories_of_different_names(tmp_path: Path) -> None:
     settings = {"model.path": "m", "data.sources.a.path": "a.jsonl", "reward.functions.b.fn": "b.py:b"}
     loaded = load_config([{**settings, "train.dir": str(tmp_path)}], [], [])
@@ -179,6 +186,9 @@ def test_starts_in_one_second_have_directories_of_different_names(tmp_path: Path
             {"log.txt": "2026-01-01 ERROR rlcore: the run ended by an error: canary\n"},
             False,
         ),
+        (Stopped(15, "stopped"), True, {"log.txt": "2026-01-01 INFO rlcore: stopped by signal 15\n"}, False),
+        (Stopped(15, "stopped"), True, {"metrics.jsonl": '{"step": 0}\n'}, True),
+        (Stopped(15, "stopped"), False, {"config.yaml": "{}"}, True),
         (RewardError("raised"), True, {"log.txt": "2026-01-01 WARNING rlcore: f raised:\nTraceback\n"}, True),
         (ConfigError("wrong"), True, {"metrics.jsonl": '{"step": 0}\n'}, True),
         (ConfigError("wrong"), False, {"config.yaml": "{}"}, True),

@@ -4,12 +4,13 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rlcore.contracts.children import ChildPool, ChildSlot
+from rlcore.contracts.scorer import as_plain
 from rlcore.errors import ChildError, boundary, shown
 from rlcore.imports import import_target
 from rlcore.types import Message, Prompt
@@ -106,11 +107,15 @@ class InChild(SampleEnvironment):
         self._generation = -1
 
     async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
-        return opening(await self._call("reset", self._sample, prompt, seed, *self._limits), *self._limits)
+        found = await self._call("reset", self._sample, prompt, seed, *self._limits)
+        with boundary("environment.reset", ChildError):
+            return opening(found, *self._limits)
 
     async def step(self, messages: Sequence[Message]) -> Step:
         plain = [dict(message) for message in messages]
-        return checked(await self._call("step", self._sample, plain, *self._limits), *self._limits)
+        found = await self._call("step", self._sample, plain, *self._limits)
+        with boundary("environment.step", ChildError):
+            return checked(found, *self._limits)
 
     async def _call(self, method: str, *args: Any) -> Any:
         who, deadline_s = f"environment.{method}", self._settings.deadline_s
@@ -181,29 +186,35 @@ def opening(messages: Any, max_messages: int, max_chars: int) -> list[Message]:
 
 
 def readable(what: str, messages: Any) -> list[Message]:
-    """The messages of an environment; ChildError if they are none. What no tokenizer could encode is replaced."""
+    """The messages of an environment as plain values; ChildError if they are none.
+
+    What no tokenizer could encode is replaced.
+    """
     if not isinstance(messages, (list, tuple)):
         raise ChildError(f"environment.{what} {type(messages).__name__} as messages; needs a list of them")
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ChildError(f"environment.{what} the message {message!r:.80}; needs one with role and content")
+            raise ChildError(f"environment.{what} the message {shown(message)}; needs one with role and content")
         if not isinstance(message.get("content", ""), (str, list, tuple, type(None))):
             found = type(message["content"]).__name__
             raise ChildError(f"environment.{what} a message whose content is {found}; needs text")
-    return [encodable(message) for message in messages]
+    return [encodable(as_plain(message)) for message in messages]
 
 
 def checked(step: Any, max_messages: int, max_chars: int) -> Step:
-    """The step, if it is one that the loop can go on with."""
+    """The step with plain values in it, if it is one that the loop can go on with."""
     if not isinstance(step, Step):
         raise ChildError(f"environment.step returned {type(step).__name__}; needs rlcore_agent_loop.Step")
     check_size("step returned", step.messages, step.info, max_messages, max_chars)
-    if not step.done and not step.messages:
-        raise ChildError("environment.step returned no messages and is not done; needs one of them")
-    if not isinstance(step.done, (bool, np.bool_)):
-        raise ChildError(f"environment.step returned done={shown(step.done)}; needs True or False")
-    if not isinstance(step.reward, (int, float)) or not abs(step.reward) <= LARGEST:
+    for name, flag in (("done", step.done), ("restart", step.restart)):
+        if not isinstance(flag, (bool, np.bool_)):
+            raise ChildError(f"environment.step returned {name}={shown(flag)}; needs True or False")
+    reward = as_plain(step.reward) if isinstance(step.reward, (int, float)) else None
+    if reward is None or not abs(reward) <= LARGEST:
         raise ChildError(f"environment.step returned reward={shown(step.reward)}; needs a finite number")
     if not isinstance(step.info, Mapping):
         raise ChildError(f"environment.step returned {type(step.info).__name__} as info; needs a mapping")
-    return step if step.done else replace(step, messages=readable("step returned", step.messages))
+    messages = () if step.done else readable("step returned", step.messages)
+    if not step.done and not messages:
+        raise ChildError("environment.step returned no messages and is not done; needs one of them")
+    return Step(messages, bool(step.done), reward, bool(step.restart), as_plain(step.info))

@@ -1,10 +1,13 @@
 """Tool calls as the policy asked for them, and their results as it gets to see them."""
 
+import inspect
 import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from rlcore.errors import ChildError
 
@@ -42,6 +45,8 @@ def as_text(value: Any, max_chars: int) -> str:
         try:
             text = json.dumps(value, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as cause:
+            if inspect.iscoroutine(value):
+                value.close()
             raise ChildError(
                 f"the result is not text: {type(value).__name__} ({cause}); needs text, a number or what JSON knows"
             ) from cause
@@ -68,15 +73,24 @@ def _chars_left(value: Any, left: int, depth: int) -> int:
     """`left` less the characters in the value; negative as soon as that is known, and below `depth` levels."""
     if not depth:
         return -1
-    inner: Any = value if isinstance(value, (list, tuple)) else ()
+    inner: Any = value if isinstance(value, (list, tuple, set, frozenset)) else ()
     if isinstance(value, Mapping):
         inner = itertools.chain(value, value.values())
-    left -= max(1, len(value)) if isinstance(value, (str, bytes)) else 1
+    left -= max(1, _length(value))
     for part in inner:
         if left < 0:
             break
         left = _chars_left(part, left, depth - 1)
     return left
+
+
+def _length(value: Any) -> int:
+    """Characters of a text, values of an array, digits of a large integer; 0 for other values."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return len(value)
+    if isinstance(value, int):
+        return value.bit_length() // 3
+    return value.size if isinstance(value, np.ndarray) else 0
 
 
 def encodable_text(text: str) -> str:

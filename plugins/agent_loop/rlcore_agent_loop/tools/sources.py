@@ -5,7 +5,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rlcore.contracts.children import ChildPool, ChildSlot
 from rlcore.errors import ChildError, boundary
@@ -15,6 +15,8 @@ from rlcore_agent_loop.tools.calls import as_text
 from rlcore_agent_loop.tools.in_child import in_child
 from rlcore_agent_loop.tools.schemas import schema_of
 from rlcore_agent_loop.tools.toolbox import FUNCTION, OBJECTS, created, kind_of
+
+T = TypeVar("T")
 
 
 class ToolSource(ABC):
@@ -91,8 +93,7 @@ class Functions(ToolSource):
         tool = self._settings.tools[name]
         max_chars = tool.max_result_chars or self._settings.max_result_chars
         if name in self._async:
-            value = await within(name, tool.deadline_s, self._here(name, sample, columns, arguments))
-            return as_text(value, max_chars)
+            return await within(name, tool.deadline_s, self._here(name, sample, columns, arguments, max_chars))
         if self._kinds[name][0] != OBJECTS:
             args: tuple[Any, ...] = (name, dict(arguments), max_chars)
             return str(await in_child(self._functions, name, tool.deadline_s, "call", *args))
@@ -114,17 +115,20 @@ class Functions(ToolSource):
         await in_child(self._objects, f"{name}.create", deadline_s, "create", *args, slot=slot)
         place.held[name] = slot.generation
 
-    async def _here(self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
+    async def _here(
+        self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any], max_chars: int
+    ) -> str:
+        """The result as text: a class of the tool's may raise when it is read."""
         target = self._async[name]
         if kind_of(target)[0] != OBJECTS:
-            return await target(**arguments)
+            return as_text(await target(**arguments), max_chars)
         held = self._held.setdefault((sample, name), _Held())
         async with held.lock:
             if held.made is None:
                 new, pending = created(target, columns)
                 await awaited(pending)
                 held.made = new
-        return await held.made.execute(**arguments)
+        return as_text(await held.made.execute(**arguments), max_chars)
 
     async def release(self, sample: str) -> None:
         """Let the sample's objects go, here and in its child; each gets its turn, also when another raises."""
@@ -174,7 +178,7 @@ async def awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-async def within(who: str, deadline_s: float, work: Awaitable[Any]) -> Any:
+async def within(who: str, deadline_s: float, work: Awaitable[T]) -> T:
     """The result of a foreign coroutine; ChildError naming it when it raises, exits, takes longer, or says that it was
     cancelled though this task is not."""
     limit = asyncio.timeout(deadline_s)
