@@ -116,12 +116,14 @@ class TraceLog:
             else:
                 lane = self._lane(pid, thread, work.began, span.ended)
             tid = yield from self._thread(pid, lane)
+            began = round((work.began + self._offset) * 1e6)
+            ended = round((span.ended + self._offset) * 1e6)  # so that what follows does not begin before
             yield {
                 "name": work.what or work.who,
                 "cat": work.kind,
                 "ph": "X",
-                "ts": round((work.began + self._offset) * 1e6),
-                "dur": max(0, round((span.ended - work.began) * 1e6)),
+                "ts": began,
+                "dur": max(0, ended - began),
                 "pid": pid,
                 "tid": tid,
                 "args": {"step": step, **_sample(work.sample, work.num)},

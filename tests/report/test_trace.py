@@ -1,6 +1,7 @@
 """trace.json: a file that Perfetto and Chrome open, whole at all times, of bounded size."""
 
 import json
+import random
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -38,26 +39,41 @@ def events_of(run_dir: Path) -> list[Event]:
     return found
 
 
+FIELDS = {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args", "s"}
+
+
 def check_format(events: list[Event]) -> None:
-    """The rules of the Trace Event Format: phases, microseconds, numbers of processes and threads, names, nesting."""
+    """The rules of the Trace Event Format: fields, phases, microseconds, numbers and names of processes and threads.
+
+    Complete events of a thread stand in the order of their beginnings and do not overlap by a microsecond, which is
+    stricter than the format, where those of a thread must nest.
+    """
     named: set[tuple[int, int]] = set()
     processes: set[int] = set()
     busy: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in events:
+        assert {"name", "ph", "pid", "tid", "args"} <= event.keys() <= FIELDS
         assert isinstance(event["name"], str)
+        assert event["name"]
         assert type(event["pid"]) is type(event["tid"]) is int
         assert isinstance(event["args"], dict)
         if event["ph"] == "M":
             assert event["name"] in ("process_name", "thread_name")
             assert isinstance(event["args"]["name"], str)
-            processes.add(event["pid"])
             if event["name"] == "thread_name":
+                assert event["pid"] in processes
+                assert (event["pid"], event["tid"]) not in named
                 named.add((event["pid"], event["tid"]))
+            else:
+                assert event["pid"] not in processes
+                processes.add(event["pid"])
             continue
         assert event["ph"] in ("X", "i")
         assert event["pid"] in processes
         assert (event["pid"], event["tid"]) in named
         assert type(event["ts"]) is int
+        assert event["ts"] >= 0
+        assert isinstance(event["cat"], str)
         if event["ph"] == "X":
             assert type(event["dur"]) is int
             assert event["dur"] >= 0
@@ -65,9 +81,8 @@ def check_format(events: list[Event]) -> None:
         else:
             assert event["s"] in ("g", "p", "t")
     for intervals in busy.values():
-        intervals.sort()
-        overlapping = [pair for pair in pairwise(intervals) if pair[1][0] < pair[0][1] - 1]
-        assert overlapping == [], "complete events of a thread either nest or do not overlap"
+        overlapping = [pair for pair in pairwise(intervals) if pair[1][0] < pair[0][1]]
+        assert overlapping == [], "complete events of a thread follow each other"
 
 
 def test_a_span_has_its_times_in_microseconds_and_says_step_and_sample(tmp_path: Path) -> None:
@@ -87,6 +102,17 @@ def test_spans_that_overlap_stand_on_threads_of_their_own_and_those_that_follow_
     events = events_of(tmp_path)
     check_format(events)
     assert [event["tid"] for event in events if event["ph"] == "X"] == [1, 2, 1, 2]
+
+
+def test_work_that_follows_at_once_does_not_begin_before_the_end_whatever_rounding_does(tmp_path: Path) -> None:
+    log, draw = TraceLog(tmp_path, 1.7e9), random.Random(0)
+    for step in range(1, 6):
+        times = [step + draw.random() for _ in range(400)]
+        ends = sorted(times)
+        log.write(step, spans_of(*pairwise(ends), *((begin, begin + draw.random()) for begin in times)))
+    events = events_of(tmp_path)
+    check_format(events)
+    assert len([event for event in events if event["ph"] == "X"]) == 5 * 799
 
 
 def test_both_parts_of_a_sample_stand_on_one_thread(tmp_path: Path) -> None:
