@@ -211,6 +211,8 @@ def _named(paths: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
         names = ["/".join(part[-length:]) for part in parts]
         if len(set(names)) == len(names):
             break
+    else:  # a path that was given twice
+        return [replace(run, name=f"{run.name} ({number})") for number, run in enumerate(runs, 1)]
     shared = 0
     while len({name.split("/")[-1 - shared] for name in names}) == 1 and all(
         name.count("/") > shared for name in names

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from expressions import FOUND, REFUSED, samples_to_find
 from made_runs import sample, write_rlcore_run
-from rlcore_view import ViewError, query
+from rlcore_view import ViewError, query, read
 from rlcore_view.cli import main
 from rlcore_view.redaction import _secrets, redact
 
@@ -98,9 +98,22 @@ def test_a_run_without_a_step_says_so(tmp_path: Path, capsys) -> None:
     assert "there are no samples yet" in capsys.readouterr().err
 
 
+def test_a_run_in_its_first_step_is_known_and_has_no_samples_yet(tmp_path: Path, capsys) -> None:
+    for name in ("plan.json", "status.json", "config.yaml"):
+        (tmp_path / name).write_text("{}")
+    assert main([str(tmp_path)]) == 2
+    assert "there are no samples yet; take a step first" in capsys.readouterr().err
+    assert read(tmp_path).format == "rlcore"
+
+
 def test_a_page_that_cannot_be_written_says_so(run: Path, capsys) -> None:
     assert main([str(run), "--out", str(run / "no" / "x.html")]) == 2
     assert "it cannot be written: No such file or directory; choose another with --out" in capsys.readouterr().err
+
+
+def test_a_run_that_is_given_twice_has_two_names(run: Path, capsys) -> None:
+    assert main(["diff", str(run), str(run)]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["a: sums (1)", "b: sums (2)"]
 
 
 def test_a_terminal_sees_no_control_characters(run: Path, capsys) -> None:

@@ -20,8 +20,9 @@ _STEP = re.compile(r"step_(\d+)\.jsonl")
 
 
 def recognises(path: Path) -> bool:
-    """A directory with metrics.jsonl or trajectories/."""
-    return (path / "trajectories").is_dir() or ((path / "metrics.jsonl").is_file() and (path / "plan.json").is_file())
+    """A directory with trajectories/, or with plan.json and what a run writes before its first step."""
+    begun = any((path / name).is_file() for name in ("metrics.jsonl", "status.json"))
+    return (path / "trajectories").is_dir() or (begun and (path / "plan.json").is_file())
 
 
 def read(path: Path, memory: FileMemory | None = None) -> Run:
