@@ -22,7 +22,7 @@ from rlcore.plugins.catalogue import CatalogueEntry, read_catalogue
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "rlcore" / "plugins" / "catalogue.json"
 PAGE = ROOT / "docs" / "catalogue.md"
-PLACES = ("plugins/*/pyproject.toml", "examples/*/plugin/pyproject.toml", "examples/plugins/*/pyproject.toml")
+PLACES = ("plugins/*/pyproject.toml", "examples/*/plugin/pyproject.toml")
 EXTRAS = {"ray", "vllm"}
 """Plugins that are installed as an extra of rlcore."""
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SUBCOMMANDS = {
     "new": "rlcore.cli.new_plugin",
+    "package": "rlcore.cli.plugin_file",
     "search": "rlcore.cli.plugin_search",
     "show": "rlcore.cli.plugin_show",
 }

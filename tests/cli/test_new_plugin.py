@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlcore.cli import main, new_plugin
+from rlcore.cli import main, new_plugin, plugin_package
 from rlcore.errors import ConfigError
 from rlcore.testing.packages import importable
 
-KINDS = tuple(new_plugin._known())
+KINDS = tuple(plugin_package.known_offers())
 PUBLIC = re.compile(
     r"rlcore|rlcore\.(contracts|algo|testing)(\.\w+)*|rlcore\.(types|errors|config|cluster\.kit)|"
     r"rlcore_@name@(\.\w+)?|rlcore_agent_loop(\.suites)?"
@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def written(kinds: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package, whose commands were not run."""
-    monkeypatch.setattr(new_plugin, "_try", lambda package: None)
+    monkeypatch.setattr(new_plugin, "try_package", lambda package: None)
     assert main(["plugins", "new", "mine", "--offers", kinds]) == 0
     return Path("rlcore-mine")
 
@@ -76,7 +76,7 @@ def test_every_kind_that_an_author_may_ask_for_has_a_template() -> None:
 
 
 def test_names_of_package_distribution_and_entry_point(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(new_plugin, "_try", lambda package: None)
+    monkeypatch.setattr(new_plugin, "try_package", lambda package: None)
     assert main(["plugins", "new", "two_words", "--offers", "tool"]) == 0
     project = tomllib.loads((place / "rlcore-two-words" / "pyproject.toml").read_text())["project"]
     assert project["name"] == "rlcore-two-words"
@@ -113,9 +113,9 @@ def test_a_command_that_fails_is_named(
     if "FAILED" not in named:  # its test would be the first to fail
         for test in (directory / "tests").iterdir():
             test.write_text("def test_nothing():\n    pass\n")
-    package = new_plugin._Package("mine", directory, {"reward": new_plugin._known()["reward"]})
+    package = plugin_package.PluginPackage("mine", directory, {"reward": plugin_package.known_offers()["reward"]})
     with pytest.raises(ConfigError, match=re.escape(named)):
-        new_plugin._try(package)
+        plugin_package.try_package(package)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_directory_that_is_not_writable_is_refused(
 def test_a_tool_without_the_plugin_of_tools_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(new_plugin, "find_spec", lambda name: None)
+    monkeypatch.setattr(plugin_package, "find_spec", lambda name: None)
     assert main(["plugins", "new", "mine", "--offers", "tool"]) == 2
     assert (
         "needs the plugin agent_loop, which is not installed; pip install rlcore-agent-loop" in capsys.readouterr().err
@@ -164,6 +164,6 @@ def test_a_tool_without_the_plugin_of_tools_is_refused(
 def test_a_command_that_does_not_end_is_stopped(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(new_plugin, "run_in_new_interpreter", lambda code, deadline_s: None)
+    monkeypatch.setattr(plugin_package, "run_in_new_interpreter", lambda code, deadline_s: None)
     assert main(["plugins", "new", "mine"]) == 2
     assert "'pytest -q -p' was not done after 180 s" in capsys.readouterr().err

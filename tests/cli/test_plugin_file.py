@@ -1,0 +1,121 @@
+"""Plugins in one file: written, used, and made into packages; what cannot be is refused in one line."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlcore.cli import main, plugin_file, plugin_package
+from rlcore.testing.packages import importable
+
+HEAD = 'from rlcore import Algorithm, AlgorithmKind, RewardFunction, Scope, hookimpl\n\nRLCORE_API = "1"\n\n\n'
+REWARD = HEAD + (
+    "def short(completions):\n    return [float(len(text) < 9) for text in completions]\n\n\n"
+    "@hookimpl\ndef rlcore_reward_functions():\n    return [RewardFunction('short', TARGET)]\n"
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands are not run."""
+    monkeypatch.setattr(plugin_file, "try_package", lambda package: None)
+    monkeypatch.setattr(plugin_file, "run_command", lambda *arguments: None)
+
+
+@pytest.mark.fault
+def test_a_file_is_written_checked_and_trained_with(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "new", "mine", "--file", "--offers", "reward,tracker"]) == 0
+    assert [path.name for path in place.iterdir()] == ["mine.py"]
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:3] == ["wrote mine.py", "next (these were run just now):", "rlcore plugins --check mine.py"]
+    assert lines[3].startswith("rlcore train --plugin null --plugin mine.py ")
+    assert lines[4] == "later: rlcore plugins package mine.py"
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("kinds", ["reward,tracker", "agent,cluster"])
+def test_a_written_file_becomes_a_package_that_passes_its_tests_and_trains(place: Path, kinds: str) -> None:
+    offers = plugin_package.chosen_offers(kinds, plugin_package.known_offers())
+    (place / "mine.py").write_text(plugin_file.file_text("mine", offers))
+    assert main(["plugins", "package", "mine.py"]) == 0
+    assert (place / "rlcore-mine" / "tests" / "test_mine.py").is_file()
+
+
+@pytest.mark.usefixtures("untried")
+def test_every_kind_stands_in_one_file(place: Path) -> None:
+    assert main(["plugins", "new", "mine", "--file", "--offers", ",".join(plugin_file.FILE_KINDS)]) == 0
+    text = (place / "mine.py").read_text()
+    assert not re.search("@[a-z]+@", text)
+    modules = re.findall(r"^from (\S+) import", text, re.MULTILINE)
+    assert len(modules) == len(set(modules)) > 5
+    assert main(["plugins", "package", "mine.py"]) == 0
+    tests = (place / "rlcore-mine" / "tests" / "test_mine.py").read_text()
+    for suite in ("RewardFunctionSuite", "AgentLoopSuite", "TrackerSuite", "ClusterSuite"):
+        assert f"({suite}):" in tests
+
+
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize(
+    "target",
+    ['f"{__file__}:short"', '"mine.py:short"', '"./mine.py:short"', "'mine:short'", '"rlcore_file_mine:short"'],
+)
+def test_targets_in_the_file_name_the_package(place: Path, target: str) -> None:
+    file = place / "mine.py"
+    file.write_text(REWARD.replace("TARGET", target))
+    assert main(["plugins", "package", "mine.py"]) == 0
+    source = (place / "rlcore-mine" / "rlcore_mine" / "__init__.py").read_text()
+    assert "RewardFunction('short', \"rlcore_mine:short\")" in source
+    assert "RLCORE_API" not in source
+    assert "RLCORE_API" in file.read_text(), "the file stays as it is"
+    assert 'target = "rlcore_mine:short"' in (place / "rlcore-mine" / "tests" / "test_mine.py").read_text()
+    with importable(place / "rlcore-mine" / "rlcore_mine"):
+        assert compile(source, "mine", "exec")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["package", "gone.py"], "'gone.py' is not a .py file"),
+        (["package", "notes.txt"], "'notes.txt' is not a .py file"),
+        (["package", "json.py"], "is a module of the standard library"),
+        (["package", "two-words.py"], "is not a lower-case Python identifier"),
+        (["package", "broken.py"], "importing it: ZeroDivisionError"),
+        (["package", "plain.py"], "RLCORE_API is None; needs RLCORE_API = '1'"),
+        (["package", "empty.py"], "'empty.py' offers nothing; needs a hook"),
+        (["package", "taken.py"], "'rlcore-taken' exists"),
+        (["new", "taken", "--file"], "'taken.py' exists"),
+        (
+            ["new", "mine", "--file", "--offers", "loss"],
+            "--file has no template for the offer 'loss'; choose from: reward",
+        ),
+        (["new", "mine", "--file", "--into", "gone"], "there is no directory 'gone' to write into"),
+        (["new", "json", "--file"], "is a module of the standard library"),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_written(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    (place / "rlcore-taken").mkdir()
+    for name in ("notes.txt", "json.py", "two-words.py", "plain.py"):
+        (place / name).write_text("")
+    (place / "broken.py").write_text("1 / 0\n")
+    (place / "empty.py").write_text('RLCORE_API = "1"\n')
+    (place / "taken.py").write_text(REWARD.replace("TARGET", 'f"{__file__}:short"'))
+    before = sorted(place.rglob("*"))
+    assert main(["plugins", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert sorted(path for path in place.rglob("*") if "__pycache__" not in path.parts) == before
+
+
+def test_a_file_whose_command_fails_is_named(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plugin_package, "run_in_new_interpreter", lambda code, deadline_s: None)
+    assert main(["plugins", "new", "mine", "--file"]) == 2
+    assert "wrote 'mine.py', where 'rlcore plugins --check' was not done" in capsys.readouterr().err
