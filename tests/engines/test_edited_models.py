@@ -73,7 +73,7 @@ def described(text: str | bytes) -> Edit:
     return lambda directory: (directory / "config.json").write_bytes(data)
 
 
-def said(**values: Any) -> Edit:
+def with_settings(**values: Any) -> Edit:
     """Other values in config.json."""
 
     def edit(directory: Path) -> None:
@@ -105,10 +105,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "a configuration of bytes": (described(b"\xff\xfe"), "UnicodeDecodeError"),
     "a deep configuration": (described("[" * 100_000), "RecursionError"),
     "a configuration that is a list": (described("[]"), "AttributeError"),
-    "another kind": (said(model_type="nope"), "nope"),
-    "wider": (said(hidden_size=64), r"shape|size"),
-    "more layers": (said(num_hidden_layers=3), r"lack 9 of the weights"),
-    "no heads": (said(num_attention_heads=0), "ZeroDivisionError"),
+    "another kind": (with_settings(model_type="nope"), "nope"),
+    "wider": (with_settings(hidden_size=64), r"shape|size"),
+    "more layers": (with_settings(num_hidden_layers=3), r"lack 9 of the weights"),
+    "no heads": (with_settings(num_attention_heads=0), "ZeroDivisionError"),
 }
 NUMBERS = {"not a number": float("nan"), "infinite": float("inf")}
 
