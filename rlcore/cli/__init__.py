@@ -1,7 +1,8 @@
 """The command line: `rlcore COMMAND ...`, one module for each command, imported when it is called.
 
-Nothing heavy is imported here, so that `rlcore --help` is immediate. An RlcoreError is one line on stderr and exit code
-2; Ctrl-C is 130; a bug of ours is a traceback and 1, and so is `sys.exit()` in code that is called, in one line.
+Nothing heavy is imported here, so that `rlcore --help` is immediate. An RlcoreError, and memory that
+runs out, is one line on stderr and exit code 2; Ctrl-C is 130; a bug of ours is a traceback and 1, and so is
+`sys.exit()` in code that is called, in one line.
 `os._exit()` and `os.execv()` in such code are refused by its boundary, like `sys.exit()` (`endings`).
 """
 
@@ -63,9 +64,7 @@ def _answered(arguments: Sequence[str]) -> int:
         with boundary("rlcore", _Bug, Exception):
             return _run(list(arguments))
     except _Bug as bug:
-        # Through `complain`: a traceback must not show the secrets of a configuration.
-        complain("".join(traceback.format_exception(bug.__cause__)).rstrip())
-        return BUG
+        return _explained(bug.__cause__)
     except RlcoreError as error:
         complain(_one_line(error))
         return ERROR
@@ -79,6 +78,22 @@ def _answered(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         complain("rlcore: interrupted")
         return INTERRUPTED
+
+
+def _explained(bug: BaseException | None) -> int:
+    """The exit code of a bug, whose traceback is shown, or of memory that ran out, which is one line."""
+    try:
+        from rlcore.cli.lack_of_memory import lack_of_memory
+
+        if problem := lack_of_memory(bug):
+            complain(f"rlcore: {problem}")
+            return ERROR
+        # Through `complain`: a traceback must not show the secrets of a configuration.
+        complain("".join(traceback.format_exception(bug)).rstrip())
+        return BUG
+    except MemoryError:  # also for the words
+        os.write(2, b"rlcore: not enough memory\n")
+        return ERROR
 
 
 def _run(arguments: list[str]) -> int:

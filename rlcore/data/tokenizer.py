@@ -209,4 +209,5 @@ def _model_facts(model: ModelConfig) -> tuple[frozenset[int], int | None]:
         stated = getattr(config.get_text_config(), "eos_token_id", None)
     ids = stated if isinstance(stated, list) else [stated]
     window = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return frozenset(int(i) for i in ids if i is not None), int(window) if window else None
+    with boundary(f"model.path='{model.path}': eos_token_id, max_position_embeddings", ConfigError):
+        return frozenset(int(i) for i in ids if i is not None), int(window) if window else None

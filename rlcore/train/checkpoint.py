@@ -70,7 +70,7 @@ class Survey:
 def staging(run_dir: Path, step: int, files: FileOperations = FILES) -> Path:
     """A fresh directory to write the checkpoint of `step` into; `publish` makes it one. Cleans up first."""
     directory = run_dir / "checkpoints"
-    with _reported(f"checkpoint of step {step}: no directory to write it into"):
+    with reported(f"checkpoint of step {step}: no directory to write it into"):
         _make_directories(directory, files)
         clean(run_dir, files)
         path = directory / f".step_{step}.staging"
@@ -104,7 +104,7 @@ def publish(
     """
     directory = run_dir / "checkpoints"
     target, aside = directory / f"step_{step}", directory / f".step_{step}.replaced"
-    with _reported(f"checkpoint of step {step} was not saved, what was published before stands", staging, files):
+    with reported(f"checkpoint of step {step} was not saved, what was published before stands", staging, files):
         files.write(staging / STATE, _encode_state(state, step))
         readable_as(staging / STATE, staging)
         files.write(staging / MANIFEST, _make_manifest(staging, step))
@@ -113,7 +113,7 @@ def publish(
             files.rename(target, aside)
         files.rename(staging, target)
         files.sync(directory)
-    with _reported(f"checkpoint of step {step} was saved, tidying up after it failed"):
+    with reported(f"checkpoint of step {step} was saved, tidying up after it failed"):
         write_atomically(directory / POINTER, f"{target.name}\n".encode(), files)
         if best is not None and (directory / f"step_{best}").is_dir():
             write_atomically(directory / BEST, f"step_{best}\n".encode(), files)
@@ -156,7 +156,7 @@ def load(path: Path) -> LoadedCheckpoint:
     CheckpointError, naming the file, when anything is missing, changed, added, a link, outside the directory or a
     pickle.
     """
-    with _reported(f"checkpoint '{path}' cannot be read"):
+    with reported(f"checkpoint '{path}' cannot be read"):
         step, listed = _read_manifest(path)
         if _NAME.fullmatch(path.name) and step_of(path) != step:
             raise CheckpointError(f"checkpoint '{path}': its manifest is that of step {step}; rename it to step_{step}")
@@ -175,8 +175,8 @@ def load(path: Path) -> LoadedCheckpoint:
 
 
 @contextmanager
-def _reported(what: str, staging: Path | None = None, files: FileOperations = FILES) -> Iterator[None]:
-    """OSError becomes CheckpointError; a failed save gives the disk space of `staging` back."""
+def reported(what: str, staging: Path | None = None, files: FileOperations = FILES) -> Iterator[None]:
+    """OSError becomes CheckpointError that begins with `what`; a failed save gives the space of `staging` back."""
     try:
         yield
     except (OSError, CheckpointError) as error:

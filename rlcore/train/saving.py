@@ -82,13 +82,15 @@ class Saver:
         self._check_states(state)
         await trainer.written()
         staging = await asyncio.to_thread(checkpoint.staging, self._run_dir, step)
-        await trainer.actor.call(ActorWorker.save, staging)
-        await asyncio.to_thread(_check_actor, staging)
-        await self._save_critic(staging / CRITIC)
-        await asyncio.to_thread(trainer.run.tokens.save, staging / "model")
-        await asyncio.to_thread(write_scored, staging / IN_FLIGHT, in_flight)
-        for name in ("config.yaml", "plan.json"):
-            (staging / name).write_bytes((self._run_dir / name).read_bytes())
+        what = f"checkpoint of step {step} was not saved, what was published before stands"
+        with checkpoint.reported(what, staging):
+            await trainer.actor.call(ActorWorker.save, staging)
+            await asyncio.to_thread(_check_actor, staging)
+            await self._save_critic(staging / CRITIC)
+            await asyncio.to_thread(trainer.run.tokens.save, staging / "model")
+            await asyncio.to_thread(write_scored, staging / IN_FLIGHT, in_flight)
+            for name in ("config.yaml", "plan.json"):
+                (staging / name).write_bytes((self._run_dir / name).read_bytes())
         publish = partial(checkpoint.publish, keep=self._config.keep, best=self.best_step)
         self.last = await asyncio.to_thread(publish, staging, self._run_dir, step, state)
         self._num_kept = len(in_flight)

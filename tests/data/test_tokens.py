@@ -200,6 +200,18 @@ def test_missing_files_are_named(directory: Path, tmp_path: Path, settings: dict
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("end", ["x", ["x"], [[1]], {"a": 1}])
+def test_an_end_token_that_is_not_an_id_is_one_line(directory: Path, tmp_path: Path, end: object) -> None:
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    with pytest.raises(
+        ConfigError, match=r"^model\.path='.*': eos_token_id, max_position_embeddings: \w+Error"
+    ) as caught:
+        tokens_of(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_template_that_fails_on_a_conversation_is_a_config_error(directory: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.jinja"
     own.write_text("{{ raise_exception('roles must alternate') }}")

@@ -116,6 +116,8 @@ def test_a_run_that_is_started_oddly_is_trained_to_its_end(name: str, tmp_path: 
 REFUSED: dict[str, Callable[[], object]] = {
     "20 descriptors": limit(resource.RLIMIT_NOFILE, 20),
     "files of 2000 bytes": limit(resource.RLIMIT_FSIZE, 2000),
+    "300 MB of addresses": limit(resource.RLIMIT_AS, 300_000_000),
+    "60 MB of addresses": limit(resource.RLIMIT_AS, 60_000_000),
 }
 
 
@@ -125,6 +127,9 @@ def test_a_run_that_cannot_be_is_refused_in_one_line(name: str, tmp_path: Path) 
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(b"rlcore: ")
+    if "addresses" in name:
+        assert done.stderr.startswith(b"rlcore: not enough memory")
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_clock_that_jumps_changes_no_weight_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

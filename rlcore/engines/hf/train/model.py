@@ -272,7 +272,8 @@ def open_transformer(
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the trainer's
-    check_stored(path_key, path)
+    with boundary(f"{path_key}='{path}'", ConfigError):
+        check_stored(path_key, path)
     opener: Any = AutoModel if kind == ModelKind.VALUE else AutoModelForCausalLM
     with boundary(f"{path_key}='{path}'", ConfigError):
         model, loaded = opener.from_pretrained(
@@ -282,6 +283,7 @@ def open_transformer(
             attn_implementation=attention,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # checked below, where they are named
         )
     check_not_quantised(path_key, path, getattr(model.config, "quantization_config", None))
     check_tensors(f"{path_key}='{path}'", type(model).__name__, loaded, new_head=kind == ModelKind.VALUE)

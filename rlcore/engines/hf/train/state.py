@@ -2,18 +2,22 @@
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.model import Model, ValueModel, load_value_head, save_value_head
 from rlcore.engines.hf.train.optimizer import MasterAdamW
 from rlcore.engines.hf.train.sharded_tensors import HOST, SavedTensors, put
-from rlcore.errors import CheckpointError, boundary
+from rlcore.engines.hf.train.stored_weights import check_stored
+from rlcore.engines.hf.train.tensor_names import check_tensors
+from rlcore.errors import CheckpointError, ConfigError, boundary
 
 MODEL_DIR = "model"
 ADAPTER_DIR = "adapter"
@@ -174,13 +178,34 @@ def _load_transformer(transformer: Any, source: Path) -> None:
             f"'{source}' holds a model of type '{found}', and this run's is a '{transformer.config.model_type}'; go "
             "on with the model that the run was begun with"
         )
-    saved = type(transformer).from_pretrained(source, dtype=transformer.dtype, trust_remote_code=False)
+    try:
+        check_stored("checkpoint", str(source))
+        saved, loaded = type(transformer).from_pretrained(
+            source,
+            dtype=transformer.dtype,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # checked next, where they are named
+        )
+        check_tensors(f"checkpoint '{source}'", type(transformer).__name__, loaded, new_head=False)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
     tensors = dict(saved.named_parameters())
+    _check_finite(source, tensors)
     parameters = dict(transformer.named_parameters())
     if {name: tensor.shape for name, tensor in tensors.items()} != {n: p.shape for n, p in parameters.items()}:
         raise CheckpointError(f"'{source}' holds another model than the one of this run")
     for name, parameter in parameters.items():
         put(parameter, tensors[name])
+
+
+def _check_finite(source: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        shard = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if not bool(shard.isfinite().all()):
+            raise CheckpointError(
+                f"checkpoint '{source}': weight '{name}' has numbers that are not finite; go on from an earlier one"
+            )
 
 
 @torch.no_grad()

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from rlcore.errors import ConfigError
 
-NARROW = ("F8", "F6", "F4")
+NARROW = ("F8", "F6_", "F4")
 """Prefixes of safetensors formats of 8 bits and fewer, whose numbers need scales that other tensors hold."""
+WIDE = ("F64", "F32", "BF16", "F16")
+"""Formats that a weight may have; masks and positions beside the weights may be integers."""
 
 
 def check_stored(path_key: str, path: str) -> None:
-    """ConfigError when the files of a model directory hold quantised weights or numbers of 8 bits and fewer.
+    """ConfigError when the files of a model directory hold quantised weights, numbers of 8 bits or integer weights.
 
     A path that is not a directory passes.
     """
@@ -23,9 +25,9 @@ def check_stored(path_key: str, path: str) -> None:
     config_file = directory / "config.json"
     if config_file.is_file():
         check_not_quantised(path_key, path, json.loads(config_file.read_text("utf-8")).get("quantization_config"))
-    for file in sorted(directory.glob("*.safetensors")):
+    for file in filter(Path.is_file, sorted(directory.glob("*.safetensors"))):
         for name, found in _formats(file):
-            if found.startswith(NARROW):
+            if found.startswith(NARROW) or (name.endswith("weight") and found not in WIDE):
                 raise ConfigError(
                     f"{path_key}='{path}': tensor '{name}' is stored as {found}, which training cannot start from; "
                     "needs float32, bfloat16 or float16: choose the checkpoint that this one was quantised from"
@@ -90,8 +92,8 @@ def _formats(file: Path) -> Iterator[tuple[str, str]]:
         length = int.from_bytes(opened.read(8), "little")
         try:
             header = json.loads(opened.read(length)) if length < 2**27 else {}
-        except ValueError:  # loading it says what is wrong with it
+        except (ValueError, RecursionError):  # loading it says what is wrong with it
             return
-    for name, tensor in header.items():
-        if name != "__metadata__":
+    for name, tensor in header.items() if isinstance(header, dict) else ():
+        if name != "__metadata__" and isinstance(tensor, dict):
             yield name, str(tensor.get("dtype", ""))

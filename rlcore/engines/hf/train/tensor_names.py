@@ -16,8 +16,14 @@ OTHER_HEAD = re.compile(rf"{_BUFFERS}|^(lm_head|embed_out|score|classifier|summa
 def check_tensors(where: str, model: str, loaded: Mapping[str, Any], *, new_head: bool) -> None:
     """ConfigError unless the files hold exactly the model's tensors; tied ones may be stored once or twice.
 
-    `loaded` is transformers' loading info. Known buffers are passed over and, with `new_head`, the head that was saved.
+    `loaded` is transformers' loading info, with the shapes that differ where these were ignored. Known buffers are
+    passed over and, with `new_head`, the head that was saved.
     """
+    for name, found, needed in sorted(loaded.get("mismatched_keys", ())):
+        raise ConfigError(
+            f"{where}: its files hold '{name}' with the shape {list(found)}, and the {model} of its config.json has "
+            f"{list(needed)}; needs files that belong to its config.json"
+        )
     missing = sorted(loaded["missing_keys"])
     if missing:
         raise ConfigError(

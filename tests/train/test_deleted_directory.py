@@ -1,0 +1,62 @@
+"""A run directory that goes while the run goes on, whole or in part: the run ends in one line that says what to do."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.errors import CheckpointError
+from rlcore.testing.runs import run_settings
+from rlcore.train import train
+
+
+def replaced(name: str) -> Callable[[Path], object]:
+    """Another thing stands where the run writes: a file for a directory, a directory for a file."""
+
+    def replace(run_dir: Path) -> None:
+        path = run_dir / name
+        if path.exists():
+            path.rename(run_dir.parent / "was")
+        path.mkdir() if path.suffix else path.touch()
+
+    return replace
+
+
+def removed(name: str) -> Callable[[Path], object]:
+    return lambda run_dir: (run_dir / name).unlink()
+
+
+def gone(run_dir: Path) -> None:
+    run_dir.rename(run_dir.with_name("gone"))
+
+
+WAY_OUT = "make room or bring the directory back, then go on with --resume"
+WAYS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "whole": (gone, f"run/.*': records cannot be written: FileNotFoundError: .*; {WAY_OUT}"),
+    "metrics": (replaced("metrics.jsonl"), f"metrics.jsonl': records cannot be written: .*; {WAY_OUT}"),
+    "trajectories": (replaced("trajectories"), f"trajectories/step_.*': records cannot be written: .*; {WAY_OUT}"),
+    "tokens": (replaced("tokens"), f"tokens/step_.*': records cannot be written: .*; {WAY_OUT}"),
+    "checkpoints": (replaced("checkpoints"), "checkpoint of step 3: no directory to write it into: "),
+    "config": (
+        removed("config.yaml"),
+        "checkpoint of step 3 was not saved, .* stands: FileNotFoundError: .*config.yaml",
+    ),
+    "plan": (removed("plan.json"), "checkpoint of step 3 was not saved, .* stands: FileNotFoundError: .*plan.json"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_directory_that_goes_ends_the_run_in_one_line(way: str, tmp_path: Path) -> None:
+    remove, words = WAYS[way]
+    run_dir = tmp_path / "runs" / "run"
+
+    def on_step(step: int, step_metrics: Any) -> None:
+        if step == 2:  # those of step 1 are written
+            remove(run_dir)
+
+    settings = run_settings(tmp_path, 8, **{"train.name": "run", "train.max_steps": 4, "checkpoint.every_steps": 3})
+    with pytest.raises(CheckpointError, match=words) as caught:
+        train(settings, plugins="null", on_step=on_step)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("runs/*/checkpoints/.*"))
