@@ -148,9 +148,9 @@ def test_two_ranks_get_one_copy_which_is_made_off_the_loop_and_one_answers(
             for some in (value, value[:3]):
                 with pytest.raises(WorkerError, match="read-only"):
                     await two.call(Echo.write, some)
-            got = [item async for item in two.stream(Echo.items, value, 5)]
-            assert len(got) == 10
-            assert all(np.array_equal(item, value) for item in got)
+            copies = [copy async for copy in two.stream(Echo.items, value, 5)]
+            assert len(copies) == 10
+            assert all(np.array_equal(copy, value) for copy in copies)
 
     asyncio.run(story())
 
