@@ -113,6 +113,9 @@ results-scale: $(STAMPS)/dev  ## 1000 replicas and 16 384 samples a step, 100 st
 results-transfer: $(STAMPS)/dev $(MODEL)  ## what moving batches and weights costs, embedded and on Ray
 	$(BIN)/python benchmarks/transfer.py --ray --model $(MODEL) --out docs/results/transfer $(ARGS)
 
+results-batches: $(STAMPS)/dev  ## batches of 512 x 33 000 tokens to eight ranks: time of the controller's loop
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/batches.py --pipe --out docs/results/batches $(ARGS)
+
 results-shared-pools: $(STAMPS)/dev $(VLLM)/stamp $(MODEL)  ## the gain of shared pools: 8 to 64 simulated devices, 2 real CPUs
 	$(BIN)/python benchmarks/shared_pools.py --slots --out docs/results/shared_pools $(ARGS)
 

@@ -46,8 +46,17 @@ class PendingCall:
 class ChildProcess(Child):
     """One child: its process, the calls under way, and what it printed last."""
 
-    def __init__(self, name: str, threads: int, max_message_bytes: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        threads: int,
+        max_message_bytes: int,
+        environment: Mapping[str, str],
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """`descriptors`: open files that the child gets under their numbers, besides its pipes."""
         self.name = name
+        self._descriptors = tuple(descriptors)
         self._max_bytes = max_message_bytes
         self._slots = asyncio.Semaphore(threads)
         self._mark = uuid.uuid4().hex
@@ -97,7 +106,7 @@ class ChildProcess(Child):
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=theirs,
+                pass_fds=(*theirs, *self._descriptors),
                 start_new_session=True,
                 env=self._environment,
             )

@@ -68,7 +68,7 @@ class LocalCluster(ReplicaCluster):
             if request.ranks > 1:
                 environment["GLOO_SOCKET_IFNAME"] = "lo"
             name = f"{request.role.name}[{index}.{rank}]" if request.ranks > 1 else f"{request.role.name}[{index}]"
-            processes.append(WorkerProcess(name, environment))
+            processes.append(WorkerProcess(name, environment, rank))
         body = ProcessBody(processes, self._rendezvous() if request.ranks > 1 else "")
         await body.start()
         return body

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import pickle
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from rlcore.cluster.answers import OK, OURS, error_class
@@ -12,6 +12,7 @@ from rlcore.cluster.child import ChildProcess, PendingCall
 from rlcore.cluster.environment import inherited, start_message
 from rlcore.cluster.rank_answers import answers_of_ranks
 from rlcore.cluster.serve import BUILD, CALL, CANCEL, CLOSE, ITEM, MORE, STREAM, STREAM_ITEMS
+from rlcore.cluster.shared_arrays import ArrayLink, Message
 from rlcore.cluster.streams import merged
 from rlcore.contracts.clusters import Deadlines, Shipment
 from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary
@@ -27,23 +28,38 @@ START_S = 60.0
 class WorkerProcess(ChildProcess):
     """One process that serves workers."""
 
-    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
-        super().__init__(name, 1, MAX_MESSAGE_BYTES, {**inherited(None), **environment})
+    def __init__(self, name: str, environment: Mapping[str, str], rank: int) -> None:
+        self._link, self._their_end = ArrayLink.pair()
+        descriptors = (self._their_end.fileno(),)
+        super().__init__(name, 1, MAX_MESSAGE_BYTES, {**inherited(None), **environment}, descriptors)
+        self._rank = rank
         self._items: dict[int, asyncio.Queue[Any]] = {}
 
     async def start(self) -> None:
         """Spawn it; WorkerError when that fails."""
-        await self.spawn()
+        spawned = False
+        try:
+            await self.spawn()
+            spawned = True
+        finally:
+            self._their_end.close()
+            if not spawned:
+                self._link.close()
         ready = False
         try:
             reference = "rlcore.cluster.serve:ServedHost"
-            await self.setup(start_message(self.name, reference, (), 1, MAX_MESSAGE_BYTES), START_S)
+            start = start_message(self.name, reference, (*self._descriptors, self._rank), 1, MAX_MESSAGE_BYTES)
+            await self.setup(start, START_S)
             ready = True
         finally:
             if not ready:
                 await self.close()
 
-    async def request(self, message: tuple[Any, ...], where: str, deadline_s: float) -> Any:
+    async def _reap(self) -> None:
+        await super()._reap()
+        self._link.close()
+
+    async def request(self, message: Message, where: str, deadline_s: float) -> Any:
         """The answer to a message. WorkerError naming `where`: when the process ends, and when the deadline passes,
         after which the process is killed: its loop may be stuck."""
         number, call = self._open(message, where, deadline_s)
@@ -60,7 +76,7 @@ class WorkerProcess(ChildProcess):
         finally:
             self._forget(number, call)
 
-    async def items(self, message: tuple[Any, ...], where: str, close_s: float) -> AsyncGenerator[Any, None]:
+    async def items(self, message: Message, where: str, close_s: float) -> AsyncGenerator[Any, None]:
         """The items of a stream; closing it early ends the worker's generator, which is waited for up to `close_s`."""
         number, call = self._open(message, where, float("inf"))
         queue = self._items[number] = asyncio.Queue()
@@ -81,17 +97,15 @@ class WorkerProcess(ChildProcess):
             del self._items[number]
             self._forget(number, call)
 
-    def _open(self, message: tuple[Any, ...], where: str, deadline_s: float) -> tuple[int, PendingCall]:
+    def _open(self, message: Message, where: str, deadline_s: float) -> tuple[int, PendingCall]:
         if not self.alive:
             raise WorkerError(f"{where}: {self.why_ended()}")
-        with boundary(f"{where}: its arguments cannot be sent", WorkerError):
-            payload = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         number, call = self._expect(deadline_s, where)
-        self._post(number, payload)
+        self._post(number, self._link.sent(message))
         return number, call
 
     def _read(self, payload: bytes) -> Any:
-        return pickle.loads(payload)  # of a worker class, which a plugin offers: it is trusted, see SECURITY.md
+        return self._link.loads(payload)  # of a worker class, which a plugin offers: it is trusted, see SECURITY.md
 
     def _settle(self, number: int, call: PendingCall, kind: str, value: Any) -> None:
         if kind == ITEM and number in self._items:
@@ -150,16 +164,17 @@ class ProcessBody:
     async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
         """See `ReplicaBody.build`."""
         where = f"{ranks[0].name}.setup()"
-        messages = [(BUILD, shipment) for shipment in ranks]
+        messages = [Message((BUILD, shipment)) for shipment in ranks]
         await self._all(messages, where, deadline_s)
 
     async def call(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
     ) -> Any:
-        """See `ReplicaBody.call`."""
-        return (await self._all([(CALL, role, method, args, kwargs)] * len(self._processes), where, deadline_s))[0]
+        """See `ReplicaBody.call`; large arrays are copied once for all ranks."""
+        async with packed((CALL, role, method, args, kwargs), where) as message:
+            return (await self._all([message] * len(self._processes), where, deadline_s))[0]
 
-    async def _all(self, messages: Sequence[tuple[Any, ...]], where: str, deadline_s: float) -> list[Any]:
+    async def _all(self, messages: Sequence[Message], where: str, deadline_s: float) -> list[Any]:
         """The answers of all ranks; the first error ends the wait: the other ranks may be waiting for that one."""
         requests = [
             process.request(message, where, deadline_s)
@@ -171,11 +186,11 @@ class ProcessBody:
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadlines: Deadlines
     ) -> AsyncGenerator[Any, None]:
         """See `ReplicaBody.stream`."""
-        message = (STREAM, role, method, args, kwargs)
-        streams = [process.items(message, where, deadlines.close_s) for process in self._processes]
-        async with aclosing(merged(streams)) as items:
-            async for result in items:
-                yield result
+        async with packed((STREAM, role, method, args, kwargs), where) as message:
+            streams = [process.items(message, where, deadlines.close_s) for process in self._processes]
+            async with aclosing(merged(streams)) as items:
+                async for result in items:
+                    yield result
 
     async def ended(self) -> str:
         """See `ReplicaBody.ended`."""
@@ -194,11 +209,24 @@ class ProcessBody:
     async def _close(self, process: WorkerProcess, deadline_s: float) -> None:
         if process.alive and not process.busy:
             try:
-                for problem in await process.request((CLOSE,), f"{process.name}.close()", deadline_s):
+                for problem in await process.request(Message((CLOSE,)), f"{process.name}.close()", deadline_s):
                     logger.warning("%s", problem)
             except RlcoreError as error:
                 logger.warning("%s", error)
         await process.close()
+
+
+@asynccontextmanager
+async def packed(value: Any, where: str) -> AsyncIterator[Message]:
+    """The message, with large arrays in shared memory until the end; the loop goes on while they are copied."""
+    with boundary(f"{where}: its arguments cannot be sent", WorkerError):
+        message = Message(value)
+    try:
+        if message.is_large:
+            await asyncio.to_thread(message.share)
+        yield message
+    finally:
+        message.close()
 
 
 async def first_error(works: Sequence[Any]) -> list[Any]:

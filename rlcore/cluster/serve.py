@@ -1,21 +1,22 @@
 """Serves a worker in its own process under the local cluster: `rlcore.cluster.child_main` serves one `ServedHost`.
 
-A message is a pickled tuple, (BUILD, shipment), (CALL | STREAM, role, method, args, kwargs) or (CLOSE,). An answer is
-one of `rlcore.cluster.child_main`; a stream's items come before it. Under the number of a call that is not over,
-(CANCEL,) ends it and (MORE, n) says that n items of the stream were taken.
+A message is a tuple, which travels as `rlcore.cluster.shared_arrays` says: (BUILD, shipment), (CALL | STREAM, role,
+method, args, kwargs) or (CLOSE,). An answer is one of `rlcore.cluster.child_main`; a stream's items come before it.
+Under the number of a call that is not over, (CANCEL,) ends it and (MORE, n) says that n items of the stream were taken.
 """
 
 import asyncio
-import pickle
+import os
 import queue
+import socket
 import threading
 import traceback
-from functools import partial
 from typing import Any
 
 from rlcore.cluster.answers import OK, OURS
 from rlcore.cluster.child_main import Pipe
 from rlcore.cluster.host import WorkerHost
+from rlcore.cluster.shared_arrays import ArrayLink, Message
 from rlcore.errors import RlcoreError, WorkerError, boundary
 
 BUILD, CALL, STREAM, CLOSE, CANCEL, MORE = "build", "call", "stream", "close", "cancel", "more"
@@ -28,14 +29,21 @@ STREAM_ITEMS = 64
 class ServedHost:
     """The workers of this process, spoken to over its pipe."""
 
-    def __init__(self) -> None:
+    def __init__(self, arrays_fd: int, rank: int) -> None:
+        """`arrays_fd`: this end of the socket over which shared memory comes and goes.
+
+        The answer of a call is that of rank 0; other ranks answer that they are done, or what went wrong.
+        """
+        os.set_inheritable(arrays_fd, False)
+        self._link = ArrayLink(socket.socket(fileno=arrays_fd))
+        self._answers_calls = rank == 0
         self._host = WorkerHost()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._room: dict[int, asyncio.Semaphore] = {}
 
     def serve_calls(self, pipe: Pipe, calls: "queue.SimpleQueue[tuple[int, bytes] | None]") -> None:
         """Serve until the pipe ends, on the loop of this, the main, thread. Answers are whatever pickles."""
-        pipe.dumps = partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL)
+        pipe.dumps = self._dumps
         asyncio.run(self._serve(pipe, calls))
 
     async def _serve(self, pipe: Pipe, calls: "queue.SimpleQueue[tuple[int, bytes] | None]") -> None:
@@ -52,7 +60,7 @@ class ServedHost:
             number, payload = call
             try:
                 with boundary("the arguments cannot be read in the worker's process", WorkerError):
-                    message = pickle.loads(payload)
+                    message = self._link.loads(payload)
             except WorkerError as error:
                 pipe.answer(number, OURS, _error_fields(error))
                 continue
@@ -61,6 +69,16 @@ class ServedHost:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._host.close()
+
+    def _dumps(self, answer: tuple[str, Any]) -> bytes:
+        """Items of a stream stay in the pipe: each that the controller keeps would hold a descriptor."""
+        message = Message(answer)
+        if message.is_large and answer[0] != ITEM:
+            message.share()
+        try:
+            return self._link.sent(message)
+        finally:
+            message.close()
 
     def _receive(self, pipe: Pipe, number: int, message: tuple[Any, ...]) -> None:
         kind, *rest = message
@@ -92,7 +110,8 @@ class ServedHost:
         if kind == CLOSE:
             return self._host.close()
         if kind == CALL:
-            return await self._host.call(*rest)
+            value = await self._host.call(*rest)
+            return value if self._answers_calls else None
         room = self._room[number] = asyncio.Semaphore(STREAM_ITEMS)
         items = self._host.stream(*rest)
         try:

@@ -263,7 +263,11 @@ class ReplicaBody(Protocol):
     async def call(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
     ) -> Any:
-        """The method's result on rank 0, after all ranks have returned; WorkerError that begins with `where`."""
+        """The method's result on rank 0, after all ranks have returned; WorkerError that begins with `where`.
+
+        Arrays of the arguments and of the result are read-only at the other end. Results of other ranks are discarded
+        where they were made.
+        """
         ...
 
     def stream(

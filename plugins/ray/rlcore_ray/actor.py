@@ -62,14 +62,20 @@ class ActorHost:
         self._host.build(shipment)
 
     async def call(
-        self, number: int, role: str, method: str, arguments: tuple[Sequence[Any], Mapping[str, Any]]
+        self,
+        number: int,
+        role: str,
+        method: str,
+        arguments: tuple[Sequence[Any], Mapping[str, Any]],
+        with_result: bool = True,
     ) -> Answer:
-        """The method's result; `arguments` are its arguments."""
+        """The method's result; `arguments` are its arguments. None in its place unless `with_result`."""
         if not await self._turn(number):
             return CANCELLED
         task = self._tasks[number] = asyncio.ensure_future(self._host.call(role, method, *arguments))
         try:
-            return await _answered(lambda: task)
+            kind, value = await _answered(lambda: task)
+            return kind, value if with_result or kind != OK else None
         finally:
             del self._tasks[number]
 

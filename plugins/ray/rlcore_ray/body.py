@@ -81,7 +81,9 @@ class ActorBody:
         number = self._number
         with boundary(f"{where}: its arguments cannot be sent", WorkerError):
             payload: Any = (args, kwargs) if len(self._actors) == 1 else ray.put((args, kwargs))
-            refs = [actor.call.remote(number, role, method, payload) for actor in self._actors]
+            refs = [
+                actor.call.remote(number, role, method, payload, rank == 0) for rank, actor in enumerate(self._actors)
+            ]
         self._number += 1  # only now: actors wait for every number in turn
         answered = False
         try:

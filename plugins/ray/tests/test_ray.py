@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlcore.contracts.clusters import Shipment
+from rlcore.errors import WorkerError
 from rlcore.testing.leaks import descendants, is_running
 from rlcore.testing.runs import differing, run_settings
 from rlcore.testing.tiny import write_tiny_model
@@ -134,6 +135,26 @@ def test_a_call_that_is_cancelled_before_its_turn_is_never_begun() -> None:
         return [first[0], await asyncio.wait_for(second, 10)]
 
     assert asyncio.run(story()) == [FAILED, CANCELLED]
+
+
+def test_ranks_but_the_first_send_no_result_and_their_errors_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from rlcore_ray.actor import FAILED, OK, ActorHost
+
+    async def call(role: str, method: str, args: tuple[str], kwargs: dict[str, Any]) -> str:
+        if args[0] == "fail":
+            raise WorkerError("only here")
+        return args[0]
+
+    async def story() -> list[Any]:
+        host = ActorHost([], ".")
+        monkeypatch.setattr(host._host, "call", call)
+        first = await host.call(0, "probe", "echo", (("large",), {}), True)
+        second = await host.call(1, "probe", "echo", (("large",), {}), False)
+        third = await host.call(2, "probe", "echo", (("fail",), {}), False)
+        return [first, second, third[0]]
+
+    assert asyncio.run(story()) == [(OK, "large"), (OK, None), FAILED]
 
 
 def test_a_cluster_that_is_too_small_is_told_who_wants_what(head: str, tmp_path: Path) -> None:
