@@ -71,12 +71,12 @@ def _python() -> str:
 def _check_name(directory: Path) -> None:
     """ConfigError for a name that exists, or under which the reward's directory could not be imported."""
     name = directory.name
-    if directory.exists() or directory.is_symlink():
-        raise ConfigError(f"init: '{directory}' exists; choose another name, or remove it")
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigError(
             f"init: '{name}' is not a Python identifier; needs letters, digits and '_' only, not beginning with a digit"
         )
+    if directory.exists() or directory.is_symlink():
+        raise ConfigError(f"init: '{directory}' exists; choose another name, or remove it")
     if name in sys.stdlib_module_names or name == "rlcore":
         owner = "rlcore" if name == "rlcore" else "the standard library"
         raise ConfigError(

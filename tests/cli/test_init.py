@@ -83,6 +83,8 @@ def test_a_reward_is_not_called_tested_where_python_skips_assert(project: Path) 
         ("3d", "is not a Python identifier"),
         ("my-task", "is not a Python identifier"),
         ("class", "is not a Python identifier"),
+        ("", "is not a Python identifier"),
+        (".", "is not a Python identifier"),
         ("gone/task", "there is no directory 'gone'"),
     ],
 )

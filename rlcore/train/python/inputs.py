@@ -10,7 +10,7 @@ from typing import Any
 from rlcore.config import RunConfig
 from rlcore.config.names import check_name
 from rlcore.errors import ConfigError
-from rlcore.train.python.row_files import check_form, is_rows, rows_as_lines
+from rlcore.train.python.row_files import check_form, check_no_columns, is_rows, rows_as_lines
 from rlcore.train.python.shared_functions import describe_type, share_function
 
 INPUTS = "inputs"
@@ -93,6 +93,8 @@ class _Gathered:
         sources = {default_name: data} if whole else data
         if not sources:
             raise ConfigError(f"{argument}: it is empty; needs rows, or sources by name")
+        if not whole:
+            check_no_columns(sources, argument)
         for name, source in sources.items():
             check_name(argument, name, "a source")
             self._add_source(argument, f"{argument}.sources.{name}", f"{argument}_{name}.jsonl", source)

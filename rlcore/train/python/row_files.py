@@ -29,6 +29,16 @@ def check_form(data: Any, who: str) -> None:
     raise ConfigError(f"{who}: found {describe_type(data)}; {FORMS}")
 
 
+def check_no_columns(sources: Mapping[str, Any], who: str) -> None:
+    """ConfigError, beginning with `who`, for columns where sources by name are needed."""
+    for name, source in sources.items():
+        if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, int, float)):
+            raise ConfigError(
+                f"{who}: '{name}' is a list of {type(source[0]).__name__}; needs a list of dicts for each source, or "
+                "of columns datasets.Dataset.from_dict(...)"
+            )
+
+
 def rows_as_lines(rows: Any, who: str) -> bytes:
     """A line of JSON per row; arrays and numbers of numpy become lists and numbers.
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlcore.errors import ConfigError
+from rlcore.train.python.inputs import gather_inputs
 from rlcore.train.python.row_files import check_form, is_rows, rows_as_lines
 
 ROWS = [{"prompt": "one", "n": 1}, {"prompt": [{"role": "user", "content": "two"}], "n": 2}]
@@ -75,3 +76,9 @@ def test_a_form_that_cannot_be_a_source_is_told_what_to_make_of_it(data: Any, wo
     with pytest.raises(ConfigError) as refused:
         check_form(data, "data")
     assert words in str(refused.value)
+
+
+def test_columns_are_told_from_sources_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"data: 'prompt' is a list of str; needs .* datasets\.Dataset\.from_dict"):
+        gather_inputs(None, None, {"prompt": ["a"], "answer": ["b"]}, None, {})
+    gather_inputs(None, None, {"sums": [{"prompt": "a"}], "others": "rows.jsonl"}, None, {})
