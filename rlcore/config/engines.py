@@ -46,6 +46,9 @@ class RolloutConfig:
     """The directory of weights for replicas that hold a copy, which all of them see; empty: the run directory."""
     warn_logprob_diff: float = option(0.05, above=0)
     """Warn when log-probs of the actor and of a rollout with a copy of its weights differ by more in a step's mean."""
+    check_weights_every: int = option(16, at_least=0)
+    """After the first two hand-overs of weights, and every so many, each rollout with a copy samples a few tokens whose
+    log-probs are compared with the actor's, and the run stops where it did not take the weights; 0: never."""
 
     @property
     def truncates(self) -> bool:
