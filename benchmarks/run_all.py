@@ -27,6 +27,7 @@ TIMES = 4
 OTHERS = (
     ("scale.py",),
     ("transfer.py",),
+    ("weight_sync.py", "--smoke"),
     ("shared_pools.py",),
     ("overlap.py", "small"),
     ("reward_service.py",),

@@ -263,6 +263,7 @@ SMOKE = {
     "gpu_check": ["--device", "cpu"],
     "scale": [],
     "transfer": [],
+    "weight_sync": [],
     "shared_pools": [],
 }
 
