@@ -111,6 +111,8 @@ def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         "measurement.",
         "",
     ]
+    if facts["load_average"][0] > facts["cores"]:
+        lines += ["Other work had more than all cores: seconds are several times those of an idle machine.", ""]
     for run in result["runs"]:
         lines += [
             f"## {run['bytes'] / 1e6:.0f} MB to {run['replicas']} replica{'s' if run['replicas'] > 1 else ''}",

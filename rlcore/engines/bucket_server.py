@@ -85,7 +85,7 @@ def _send_in_buckets(connection: socket.socket, tensors: Mapping[str, Tensor], b
 def _shared_file(num_bytes: int) -> int:
     """A file in memory without a name, of which every byte is there; OSError when memory lacks.
 
-    It is no part of /dev/shm, so the size of that, 64 MiB in many containers, does not limit it.
+    It lies outside /dev/shm, so the size of that, 64 MiB in many containers, does not limit it.
     """
     file = os.memfd_create("rlcore-weights")
     try:

@@ -204,5 +204,6 @@ def assumptions(machine: Machine) -> list[str]:
         f"of the peak an update reaches {TRAIN_SHARE:.0%}, a forward pass {FORWARD_SHARE:.0%}; decoding "
         f"{MEMORY_SHARE:.0%} of the memory's bandwidth, {DECODE_STEP_S * 1e3:g} ms per token of all rows beside it",
         f"weights travel at {DISK_WRITE_GB_S:g} GB/s into files and {DISK_READ_GB_S:g} GB/s out of them, or "
-        f"{TCP_GB_S:g} GB/s over tcp and {SHM_GB_S:g} GB/s through shared memory; rewards, tools and the controller take no time",
+        f"{TCP_GB_S:g} GB/s over tcp and {SHM_GB_S:g} GB/s through shared memory; rewards, tools and the "
+        "controller take no time",
     ]

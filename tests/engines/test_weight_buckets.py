@@ -125,7 +125,7 @@ print(first, len(files))
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 @pytest.mark.parametrize(("user", "output"), [(0, "b'1' 1"), (65534, "b'' 0")])
 def test_a_process_of_another_user_gets_nothing_with_the_secret(server: Any, user: int, output: str) -> None:
     name, _, secret = server.offer(some_tensors()).rpartition("/")
@@ -144,7 +144,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_one_that_dies_in_the_middle_delays_nobody_and_comes_back_to_the_right_version(server: Any) -> None:
+def test_one_that_dies_in_the_middle_delays_no_other_and_comes_back_to_the_right_version(server: Any) -> None:
     tensors = some_tensors()
     address = server.offer(tensors)
     others = received_in_buckets(address)
