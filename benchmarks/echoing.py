@@ -1,9 +1,8 @@
-"""An rlcore plugin for `transfer.py`: a worker that returns what it is given, a replica that reads handed weights."""
+"""An rlcore plugin for `transfer.py` and `weight_sync.py`: a worker that echoes, a replica that reads weights."""
 
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rlcore.contracts.components import Component
@@ -11,6 +10,7 @@ from rlcore.contracts.hooks import hookimpl
 from rlcore.contracts.offers import WorkerClass
 from rlcore.contracts.requests import Role, WorkerRequest
 from rlcore.contracts.rollout import RolloutWorker
+from rlcore.contracts.weights import weights_of
 from rlcore.contracts.workers import Worker
 from rlcore.types import Completion, GenerateRequest, WeightsHandle
 
@@ -38,7 +38,7 @@ class Reader(RolloutWorker):
 
     async def load_weights(self, handle: WeightsHandle) -> int:
         began, num_bytes = time.perf_counter(), 0
-        for tensor in handed(handle):
+        for _, tensor in weights_of(handle):
             float(tensor.sum())  # it is mapped, or still on its way: reading is what takes time
             num_bytes += tensor.numel() * tensor.element_size()
         seconds = time.perf_counter() - began
@@ -48,19 +48,6 @@ class Reader(RolloutWorker):
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         for _ in ():
             yield _
-
-
-def handed(handle: WeightsHandle) -> Iterator[Any]:
-    """The tensors, from files or from the actor's process."""
-    if handle.kind == "tcp":
-        from rlcore.contracts.weights import received
-
-        yield from (tensor for _, tensor in received(handle.path))
-    else:
-        from safetensors.torch import load_file
-
-        for file in Path(handle.path).glob("*.safetensors"):
-            yield from load_file(file).values()
 
 
 @hookimpl
@@ -76,5 +63,5 @@ def rlcore_agent_loops() -> Sequence[Component[Any]]:
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(Echo, "echo", Echo),
-        WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=frozenset({"disk", "tcp"})),
+        WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=frozenset({"disk", "shm", "tcp"})),
     ]

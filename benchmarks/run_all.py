@@ -28,6 +28,7 @@ OTHERS = (
     ("scale.py",),
     ("transfer.py",),
     ("batches.py",),
+    ("weight_sync.py", "--smoke"),
     ("shared_pools.py",),
     ("overlap.py", "small"),
     ("reward_service.py",),

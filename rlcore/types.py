@@ -358,17 +358,23 @@ class WeightsHandle:
     """The location of the actor's weights of one version, for replicas that hold a copy."""
 
     version: int
-    kind: Literal["directory", "adapter", "tcp"]
+    kind: Literal["directory", "adapter", "tcp", "shm"]
     """directory: a model directory that from_pretrained opens, with safetensors files; adapter: one of peft's, for the
-    model that the replicas began with; tcp: the actor's process sends them to all who know
-    the address. `rlcore.contracts.weights.weights_of` reads each of them."""
+    model that the replicas began with; tcp and shm: the actor's process sends them to all who know the address, shm
+    through memory that it shares with processes of its machine. `rlcore.contracts.weights.weights_of` reads each of
+    them."""
     path: str
-    """Of the directory; for tcp HOST:PORT/SECRET."""
+    """Of the directory; for tcp HOST:PORT/SECRET, for shm SOCKET/SECRET."""
+
+    @property
+    def is_sent(self) -> bool:
+        """True if the actor's process sends the weights, and nothing is written."""
+        return self.kind in ("tcp", "shm")
 
     @property
     def place(self) -> str:
         """The name of it in errors."""
-        return self.path.rpartition("/")[0] if self.kind == "tcp" else self.path
+        return self.path.rpartition("/")[0] if self.is_sent else self.path
 
 
 def frozen_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

@@ -32,7 +32,8 @@ LEVEL = {room: number for number, layer in enumerate(LAYERS) for room in layer}
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "vllm", "ray", "peft"}
 HEAVY_OWNERS = {"algo", "engines", "data", "report", "testing"}
 HEAVY_CONTRACTS = tuple(
-    ("contracts", name) for name in ("weights.py", "reward_models.py", "templates.py", "template_child.py")
+    ("contracts", name)
+    for name in ("weights.py", "weight_buckets.py", "reward_models.py", "templates.py", "template_child.py")
 )
 """Helpers for engines, which import what they need in their functions: TORCH_FREE has them, too."""
 TORCH_FREE = [

@@ -39,13 +39,19 @@ class RolloutConfig:
     """Rows that are decoded at once."""
     deadline_s: float = option(3600.0, above=0)
     """Seconds the generation of one step may take before the run stops and says so."""
-    weight_sync: Literal["disk", "tcp"] = "disk"
+    weight_sync: Literal["disk", "tcp", "shm"] = "disk"
     """The way of the actor's weights to replicas that hold a copy. disk: through a directory that all of them see; tcp:
-    from a copy in the memory of the actor's process."""
+    from a copy in the memory of the actor's process; shm: from such a copy through shared memory, on one machine."""
+    weights_bucket_mib: int = option(16, used_when="weight_sync == 'shm'", at_least=1)
+    """Size of the pieces in which weights go through shared memory; two of them are taken for each process of a
+    replica while it loads weights."""
     weights_dir: str = option("", used_when="weight_sync == 'disk'")
     """The directory of weights for replicas that hold a copy, which all of them see; empty: the run directory."""
     warn_logprob_diff: float = option(0.05, above=0)
     """Warn when log-probs of the actor and of a rollout with a copy of its weights differ by more in a step's mean."""
+    check_weights_every: int = option(16, at_least=0)
+    """After the first two hand-overs of weights, and every so many, each rollout with a copy samples a few tokens whose
+    log-probs are compared with the actor's, and the run stops where it did not take the weights; 0: never."""
 
     @property
     def truncates(self) -> bool:

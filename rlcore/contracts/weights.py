@@ -12,6 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcore.contracts.weight_buckets import received_in_buckets
+from rlcore.contracts.weight_stream import EXCHANGE_S, LENGTH_BYTES, read_exactly
 from rlcore.errors import WorkerError, boundary
 from rlcore.types import WeightsHandle
 
@@ -19,21 +21,19 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-EXCHANGE_S = 60.0
-"""Seconds after which either side ends a connection on which nothing arrives or leaves."""
-LENGTH_BYTES = 8
-"""Size of the number that precedes the JSON with names, types and shapes."""
-
 
 def weights_of(handle: WeightsHandle) -> Generator[tuple[str, Tensor]]:
     """Yields the name and the tensor of each weight, in host memory, one at a time.
 
-    Names are those of the model directory's safetensors files, also over tcp. Of kind `adapter` they are those of
-    peft's files. WorkerError when they cannot be read, and over tcp when the version is not the current one any more.
+    Names are those of the model directory's safetensors files, whatever the kind, but for `adapter`: they are those of
+    peft's files. WorkerError when they cannot be read, and of kinds `tcp` and `shm` when the version is not the current
+    one any more.
     Close the generator when you stop early.
     """
     if handle.kind == "tcp":
         yield from received(handle.path)
+    elif handle.kind == "shm":
+        yield from received_in_buckets(handle.path)
     else:
         with boundary(f"weights: reading them in '{handle.path}'", WorkerError):
             check_readable(handle)
@@ -51,7 +51,7 @@ def _weights_in(directory: Path) -> Generator[tuple[str, Tensor]]:
 
 def check_readable(handle: WeightsHandle) -> None:
     """WorkerError when the handle names a directory without safetensors files; nothing is read."""
-    if handle.kind != "tcp" and not any(Path(handle.path).glob("*.safetensors")):
+    if not handle.is_sent and not any(Path(handle.path).glob("*.safetensors")):
         raise WorkerError(
             f"version {handle.version} of the weights: no safetensors file in '{handle.path}'; rollout.weights_dir "
             "must be a directory that actor and rollout replicas both see"
@@ -82,15 +82,3 @@ def _tensor(connection: socket.socket, dtype: torch.dtype, shape: list[int]) -> 
 
     data = read_exactly(connection, prod(shape) * dtype.itemsize)
     return torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
-
-
-def read_exactly(connection: socket.socket, num: int) -> bytearray:
-    """Exactly `num` bytes of a connection; EOFError when it ends before."""
-    data = bytearray(num)
-    rest = memoryview(data)
-    while rest:
-        count = connection.recv_into(rest)
-        if not count:
-            raise EOFError(f"{len(rest)} of {num} bytes are missing: the sender has gone, or has other weights by now")
-        rest = rest[count:]
-    return data

@@ -1,4 +1,4 @@
-"""The weights of the process that trains, for engines that sample in others, maybe on other nodes: over TCP.
+"""The weights of the process that trains, for engines that sample in others.
 
 The process keeps a copy of the weights that were offered last in host memory, and sends it to callers with the
 address, at any time: an update does not wait for that, and an engine that comes back in the middle of one gets the
@@ -12,14 +12,16 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rlcore.contracts.weights import EXCHANGE_S, LENGTH_BYTES, read_exactly
+from rlcore.contracts.weight_stream import EXCHANGE_S, LENGTH_BYTES, read_exactly
 from rlcore.errors import WorkerError, boundary
 
 logger = logging.getLogger(__name__)
@@ -36,23 +38,17 @@ class _Offered:
     tensors: Mapping[str, Tensor]
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES))
 
-    def contents(self) -> bytes:
-        """Name, type and shape of each tensor, in order."""
-        parts = [
-            (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
-            for name, tensor in self.tensors.items()
-        ]
-        return json.dumps(parts).encode()
+
+Send = Callable[[socket.socket, Mapping[str, Tensor]], None]
+"""Sends all tensors to a receiver that has said the secret; OSError or EOFError when it has gone."""
 
 
 class WeightsServer:
     """Sends the weights that were offered last, on separate threads."""
 
-    def __init__(self, host: str) -> None:
-        """Listen on this node's address; WorkerError when that is not possible."""
-        with boundary(f"weights: listening on {host}", WorkerError):
-            self._listening = socket.create_server((host, 0))
-        self._place = f"{host}:{self._listening.getsockname()[1]}"
+    def __init__(self, listening: socket.socket, place: str, send: Send) -> None:
+        """Serve a socket that listens; `place` names it to receivers."""
+        self._listening, self._place, self._send = listening, place, send
         self._offered: _Offered | None = None
         self._closed = False
         self._open: set[socket.socket] = set()
@@ -98,17 +94,45 @@ class WeightsServer:
                 peer_secret, offered = read_exactly(connection, 2 * SECRET_BYTES), self._offered
                 if offered is None or not hmac.compare_digest(bytes(peer_secret), offered.secret.encode()):
                     return
-                contents = offered.contents()
-                connection.sendall(len(contents).to_bytes(LENGTH_BYTES) + contents)
-                for tensor in offered.tensors.values():
-                    data = tensor.reshape(-1).view(torch.uint8).numpy().data
-                    for begin in range(0, len(data), PIECE_BYTES):  # a socket's limit is for all that it is given
-                        connection.sendall(data[begin : begin + PIECE_BYTES])
+                self._send(connection, offered.tensors)
         except (OSError, EOFError) as error:  # the engine has gone, and is told of elsewhere
             logger.info("weights: a replica that took them is gone: %s", error)
         finally:
             with self._lock:
                 self._open.discard(connection)
+
+
+def tcp_server(host: str) -> WeightsServer:
+    """Serves receivers on any machine (`rlcore.contracts.weights.received`); WorkerError when it cannot listen."""
+    with boundary(f"weights: listening on {host}", WorkerError):
+        listening = socket.create_server((host, 0))
+    return WeightsServer(listening, f"{host}:{listening.getsockname()[1]}", _send_whole)
+
+
+def _send_whole(connection: socket.socket, tensors: Mapping[str, Tensor]) -> None:
+    """Name, type and shape of each tensor, then their bytes."""
+    parts = [(name, type_of(tensor), list(tensor.shape)) for name, tensor in tensors.items()]
+    send_message(connection, json.dumps(parts).encode())
+    for tensor in tensors.values():
+        data = bytes_of(tensor).data
+        for begin in range(0, len(data), PIECE_BYTES):  # a socket's limit is for all that it is given
+            connection.sendall(data[begin : begin + PIECE_BYTES])
+
+
+def send_message(connection: socket.socket, message: bytes) -> None:
+    """The message behind its length."""
+    connection.sendall(len(message).to_bytes(LENGTH_BYTES) + message)
+
+
+def type_of(tensor: Tensor) -> str:
+    """torch's name of its number format."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of a tensor in host memory, in order."""
+    flat: npt.NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
+    return flat
 
 
 def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -69,7 +69,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         pools=pools,
         layout=layout,
         colocated_roles=colocated_roles,
-        weights_kind=plan_weights(config, workers),
+        weights_kind=plan_weights(config, workers, elsewhere=cluster.abilities.elsewhere),
         algorithms=algorithms,
         trackers=trackers,
         rewards=rewards,

@@ -57,7 +57,7 @@ class TrackerPlan:
     section: Any = None
 
 
-WeightsKind = Literal["", "directory", "adapter", "tcp"]
+WeightsKind = Literal["", "directory", "adapter", "tcp", "shm"]
 """A `WeightsHandle.kind`; '' where the rollout samples from the actor's own weights."""
 
 

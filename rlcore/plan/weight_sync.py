@@ -9,18 +9,19 @@ from rlcore.errors.checks.interfaces import defines
 from rlcore.plan.run_plan import WeightsKind
 
 
-def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan]) -> WeightsKind:
+def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan], *, elsewhere: bool) -> WeightsKind:
     """The kind of weight sync from the actor to the rollout; '' when the rollout is embedded in the actor.
 
-    PlanError when the rollout cannot take the kind that the settings ask for.
+    PlanError when the rollout cannot take the kind that the settings ask for. With `elsewhere` workers run on machines
+    that the planner cannot see.
     """
     rollout = next(plan for plan in workers if plan.request.role.name == "rollout")
     by, inside = config.rollout.weight_sync, rollout.request.embedded_in
     who = f"{rollout.cls.__qualname__} of {rollout.provided_by}"
     if inside is not None:
-        if by == "tcp":
+        if by != "disk":
             raise PlanError(
-                f"rollout.weight_sync=tcp: the rollout is served inside '{inside.name}' and has no copy of the "
+                f"rollout.weight_sync={by}: the rollout is served inside '{inside.name}' and has no copy of the "
                 "weights; leave it out, or choose a rollout.backend that has one"
             )
         return ""
@@ -37,11 +38,16 @@ def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan]) -> WeightsKin
             f"rollout.weight_sync={by}: {who} does not take weights that way (its offer's weight_sync); choose from: "
             f"{', '.join(sorted(rollout.weight_sync)) or 'another rollout.backend'}"
         )
-    if rollout.request.takes_adapter and by == "tcp":
+    if by == "shm" and elsewhere:
         raise PlanError(
-            f"rollout.weight_sync=tcp sends whole weights, and {who} takes an adapter alone, which is handed over as "
+            f"rollout.weight_sync=shm shares memory of one machine, and cluster.backend={config.cluster.backend} may "
+            "put the actor and replicas of the rollout on several; choose tcp or disk"
+        )
+    if rollout.request.takes_adapter and by != "disk":
+        raise PlanError(
+            f"rollout.weight_sync={by} sends whole weights, and {who} takes an adapter alone, which is handed over as "
             "files; choose rollout.weight_sync=disk, or another rollout.backend"
         )
     if rollout.request.takes_adapter:
         return "adapter"
-    return "tcp" if by == "tcp" else "directory"
+    return "directory" if by == "disk" else by

@@ -22,6 +22,7 @@ from rlcore.runtime.colocation import DeviceLease
 from rlcore.runtime.offering_plugin import naming_offers
 from rlcore.runtime.rollout_service import RolloutService
 from rlcore.runtime.utilization import BusyMeter, roles_by_pool
+from rlcore.runtime.weight_check import WeightsCheck
 from rlcore.runtime.weight_sync import WeightsSync
 from rlcore.types import Metrics
 
@@ -61,6 +62,8 @@ class Sampler:
     sink: MetricsSink
     weights: WeightsSync | None
     """None where the rollout samples from the actor's own weights."""
+    check: WeightsCheck | None
+    """Says whether replicas sample with the weights that they were handed; None where they need none."""
     context_length: int | None
     """Tokens of a prompt and its response together, at most, as the rollout says; None when it does not."""
     vocabulary: int | None
@@ -78,6 +81,8 @@ class Sampler:
             await self.weights.publish(version)
             self.sink.record("time/weights_s", time.monotonic() - began)
         await self.lease.serve()
+        if self.check is not None:
+            await self.check.sample(version)
 
 
 @asynccontextmanager
@@ -113,6 +118,7 @@ async def start_sampler(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: 
         utilization=busy,
         sink=sink,
         weights=weights,
+        check=None if weights is None else _weights_check(plan, groups, tokens),
         context_length=await groups[ROLLOUT.name].replicas[0].call(RolloutWorker.context_length),
         vocabulary=vocabulary,
     )
@@ -146,6 +152,10 @@ def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExit
     sync = WeightsSync(groups[ACTOR.name], groups[ROLLOUT.name], where.absolute())
     stack.push_async_callback(sync.close)
     return sync
+
+
+def _weights_check(plan: RunPlan, groups: Groups, tokens: Tokens) -> WeightsCheck:
+    return WeightsCheck(groups[ACTOR.name], groups[ROLLOUT.name], tokens, plan.config.rollout)
 
 
 def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> DeviceLease:

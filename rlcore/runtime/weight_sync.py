@@ -42,7 +42,7 @@ class WeightsSync:
             for error in await asyncio.gather(*calls, return_exceptions=True):
                 if isinstance(error, BaseException):
                     raise error
-            if before is not None and before.path != handle.path and before.kind != "tcp":
+            if before is not None and before.path != handle.path and not before.is_sent:
                 await asyncio.to_thread(shutil.rmtree, before.path, ignore_errors=True)
 
     async def close(self) -> None:

@@ -304,6 +304,8 @@ class Session:
         """Run the checks and the evaluation before training: the reward canary and the held-out prompts."""
         if self._trainer.progress.step > 0:
             return
+        if self._run.check is not None:
+            await self._run.check.sample(0)
         examples = [prompt for prompts in self._prompts.values() for prompt in prompts[:4]]
         if self._config.reward.canary:
             await check_canary(self._run.reward, examples, self._config.reward, self._run.tokens)

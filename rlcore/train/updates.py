@@ -24,7 +24,7 @@ class Updates:
     """
 
     def __init__(self, run: Runtime) -> None:
-        self._critic, self._actor = run.critic, run.actor.replicas[0]
+        self._critic, self._actor, self._check = run.critic, run.actor.replicas[0], run.check
         self._begun: dict[str, Notice] = {}
         """Functions that end what has begun, by who it is."""
 
@@ -48,7 +48,12 @@ class Updates:
             raise failed[0]
 
     async def update(self, minibatch: Batch) -> Metrics:
-        """One optimizer step of the critic and, unless the critic warms up, of the actor."""
+        """One optimizer step of the critic and, unless the critic warms up, of the actor.
+
+        WorkerError before the first where a rollout replica sampled with other weights than it was handed.
+        """
+        if self._check is not None:
+            await self._check.confirm()
         await self._begin("critic", self._critic.begin_updates, self._critic.end_updates)
         metrics = await self._critic.update(minibatch)
         if self._critic.actor_may_update():

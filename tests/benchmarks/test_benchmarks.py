@@ -264,6 +264,7 @@ SMOKE = {
     "scale": [],
     "transfer": [],
     "batches": ["--pipe"],
+    "weight_sync": [],
     "shared_pools": [],
 }
 

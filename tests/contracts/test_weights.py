@@ -21,9 +21,9 @@ def tensors() -> dict[str, Any]:
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    from rlcore.engines.weight_server import WeightsServer
+    from rlcore.engines.weight_server import tcp_server
 
-    with closing(WeightsServer("127.0.0.1")) as opened:
+    with closing(tcp_server("127.0.0.1")) as opened:
         yield opened
 
 

@@ -39,7 +39,7 @@ def equal(found: Mapping[str, Any], tensors: Mapping[str, Any]) -> bool:
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    opened = link.WeightsServer("127.0.0.1")
+    opened = link.tcp_server("127.0.0.1")
     yield opened
     opened.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "weights"]
@@ -91,7 +91,7 @@ def test_one_who_goes_halfway_and_one_who_says_nothing_harm_nobody(
 
 
 def test_a_sender_that_is_gone_is_an_error_that_names_it() -> None:
-    server = link.WeightsServer("127.0.0.1")
+    server = link.tcp_server("127.0.0.1")
     address = server.offer({"large": torch.randn(3000, 3000), "other": torch.randn(3000, 3000)})
     place = address.rpartition("/")[0]
     taking = weights.received(address)
@@ -102,7 +102,7 @@ def test_a_sender_that_is_gone_is_an_error_that_names_it() -> None:
     with pytest.raises(WorkerError, match=f"weights: receiving them from {place}: ConnectionRefusedError"):
         next(weights.received(address))
     with pytest.raises(WorkerError, match=r"weights: listening on 192\.0\.2\.1: OSError"):
-        link.WeightsServer("192.0.2.1")
+        link.tcp_server("192.0.2.1")
 
 
 @pytest.mark.parametrize(

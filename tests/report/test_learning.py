@@ -155,18 +155,21 @@ def found(directory: Path) -> list[str]:
     return sorted(finding.name for finding in diagnose(read(directory)))
 
 
+STALE = ("rollout.backend=null_replica", "actor.lr=0.3", "rollout.check_weights_every=0")
+"""Replicas with a copy of the weights that are not asked whether they follow: what steps measure has to show it."""
+
+
 def test_replicas_that_keep_their_first_weights_are_found(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stale = ("rollout.backend=null_replica", "actor.lr=0.3", "train.max_steps=14", "rollout.warn_logprob_diff=50")
+    stale = (*STALE, "train.max_steps=14", "rollout.warn_logprob_diff=50")
     directory = run(config, *stale, "plugins.null.keep_weights=true")
     check_words(directory, capsys, "weights do not reach the sampler")
     assert "weights do not reach the sampler" not in found(run(config, *stale, "train.name=healthy"))
 
 
 def test_a_sampler_that_differs_is_said_once(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    stale = ("rollout.backend=null_replica", "actor.lr=0.3", "plugins.null.keep_weights=true")
-    check_words(run(config, *stale), capsys, "sampler and trainer differ")
+    check_words(run(config, *STALE, "plugins.null.keep_weights=true"), capsys, "sampler and trainer differ")
 
 
 def test_a_learning_rate_that_destroys_the_policy_is_found(

@@ -33,6 +33,7 @@ def config(directory: Path, **rollout: Any) -> dict[str, Any]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tests_letters.py").write_text(
         "async def letters(completions, **columns):\n    return [float(text.count('a')) for text in completions]\n"
+        "async def sums(completions, **columns):\n    return [float(sum(map(ord, text)) % 7) for text in completions]\n"
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -59,9 +60,26 @@ def test_replicas_with_a_copy_sample_what_the_embedded_rollout_samples(here: Pat
 
 @pytest.mark.fault
 def test_a_skipped_sync_is_seen_before_the_update(here: Path) -> None:
+    unchecked = config(here, backend="null_replica", check_weights_every=0)
     with pytest.raises(WorkerError, match=r"sampled with version 1 of the weights, the step begins with version 2"):
-        train({**config(here, backend="null_replica"), "plugins": {"null": {"forget_version": 2}}})
+        train({**unchecked, "plugins": {"null": {"forget_version": 2}}})
     assert versions(here / "runs" / "null_replica") == [{0}, {1}], "two steps were taken, the third was not"
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("lr", [0.1, 1e-4])
+def test_replicas_that_keep_their_weights_end_the_run_before_it_learns_from_them(here: Path, lr: float) -> None:
+    """Of a small change, too, which the difference of the engines' log-probs does not show."""
+    settings = config(here, backend="null_replica", replicas=2)
+    settings["reward"]["functions"]["letters"]["fn"] = "tests_letters.py:sums"
+    settings["actor"]["lr"] = lr
+    settings["plugins"]["null"]["keep_weights"] = True
+    with pytest.raises(WorkerError, match=r"^rollout\[0\]: log-probs of a fixed sentence .* the actor") as caught:
+        train(settings)
+    assert (caught.value.role, caught.value.method) == ("rollout", "load_weights")
+    assert "\n" not in str(caught.value)
+    assert "rollout.check_weights_every=0" in str(caught.value)
+    assert len(versions(here / "runs" / "null_replica")) == 1, "the second step is not taken"
 
 
 @pytest.mark.fault

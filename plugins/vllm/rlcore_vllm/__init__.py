@@ -26,7 +26,7 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
             VllmRollout,
             isolated=True,
             complete=complete_rollout,
-            weight_sync=frozenset({"disk", "tcp"}),
+            weight_sync=frozenset({"disk", "shm", "tcp"}),
         ),
         WorkerClass(RewardReplica, NAME, VllmReplica, isolated=True, complete=complete_replica),
     ]

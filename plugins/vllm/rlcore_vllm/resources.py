@@ -22,12 +22,14 @@ def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRe
     """The request with a pool for the replicas, their devices, and the share of these that an engine reserves for as
     long as it is awake.
 
-    ConfigError when the devices of an engine are stated twice, differently; PlanError for an adapter over tcp.
+    ConfigError when the devices of an engine are stated twice, differently; PlanError for an adapter that is not handed
+    over as files.
     """
     adapter = config.actor.lora.enabled and section.lora == "adapter"
-    if adapter and config.rollout.weight_sync == "tcp":
+    by = config.rollout.weight_sync
+    if adapter and by != "disk":
         raise PlanError(
-            "rollout.weight_sync=tcp sends whole weights, and plugins.vllm.lora=adapter wants an adapter, which is "
+            f"rollout.weight_sync={by} sends whole weights, and plugins.vllm.lora=adapter wants an adapter, which is "
             "handed over as files; choose weight_sync=disk, or lora=merged"
         )
     check_parallel("plugins.vllm.options", section.options, section.tensor_parallel, "plugins.vllm.tensor_parallel")

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -35,6 +35,8 @@ from rlcore.errors import boundary
 
 SEED_BITS = 62
 ABORT_AGAIN_S = 0.1
+LOOK_S = 1.0
+"""Seconds between two looks at an engine that takes weights."""
 ADAPTER = "actor"
 """Our name of the only adapter."""
 ABORTED = "abort"
@@ -186,10 +188,21 @@ class VllmSampler:
                 await self._exchange_adapter(handle)
             else:
                 await self._engine.start_weight_update()
-                await self._engine.update_weights(WeightTransferUpdateRequest(asdict(handle)))
+                await self._unless_dead(self._engine.update_weights(WeightTransferUpdateRequest(asdict(handle))))
                 await self._engine.finish_weight_update(weight_version=label_of(handle.version))
             if not await self._engine.reset_prefix_cache():
                 raise WorkerError("vLLM did not empty its prefix cache")
+
+    async def _unless_dead(self, call: Coroutine[Any, Any, Any]) -> None:
+        """Await a call of the engine; WorkerError when the engine dies of it, which vLLM does not answer."""
+        task = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait([task], timeout=LOOK_S))[0]:
+                if self._engine.errored:
+                    raise WorkerError(f"{self._who}: its engine died while it took weights")
+        finally:
+            task.cancel()
+        await task
 
     async def _exchange_adapter(self, handle: WeightsHandle) -> None:
         """Put an adapter in the place of the one before; requests name it from now on."""

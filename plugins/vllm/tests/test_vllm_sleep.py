@@ -148,6 +148,27 @@ def test_a_sampler_that_is_awake_or_on_a_cpu_moves_nothing(handle: WeightsHandle
     assert engine.calls == ["start", "load", "finish 1"] * 2
 
 
+def test_an_engine_that_dies_while_it_takes_weights_is_an_error_and_not_a_wait(
+    handle: WeightsHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a call that is under way when the engine dies vLLM says nothing."""
+    from rlcore_vllm import sampler as module
+
+    class Dying(Engine):
+        async def update_weights(self, request: Any) -> None:
+            self.errored = True
+            await asyncio.sleep(600)
+
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+
+    async def load() -> None:
+        async with asyncio.timeout(20):
+            await sampler_of(Dying()).load_weights(handle)
+
+    with pytest.raises(WorkerError, match=r"^rollout\[0\.0\]: its engine died while it took weights$"):
+        asyncio.run(load())
+
+
 def test_an_engine_that_wakes_without_weights_samples_nothing_until_it_has_some(handle: WeightsHandle) -> None:
     """The state after a step that failed: what is in its memory is not a model."""
 

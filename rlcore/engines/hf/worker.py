@@ -114,16 +114,25 @@ class HfActor(ActorWorker):
             return WeightsHandle(version, "adapter", str(directory))
         if self.context.weights_kind == "tcp":
             return WeightsHandle(version, "tcp", self._offer(self.engine.copy_whole()))
+        if self.context.weights_kind == "shm":
+            return WeightsHandle(version, "shm", self._offer(self.engine.copy_whole()))
         self.engine.save_whole(directory)
         return WeightsHandle(version, "directory", str(directory))
 
     def _offer(self, tensors: dict[str, Tensor]) -> str:
         if self.context.rank != 0:
             return ""
-        from rlcore.engines.weight_server import WeightsServer
-
-        self._server = self._server or WeightsServer(self.context.address)
+        self._server = self._server or self._open_server()
         return self._server.offer(tensors)
+
+    def _open_server(self) -> WeightsServer:
+        if self.context.weights_kind == "shm":
+            from rlcore.engines.bucket_server import bucket_server
+
+            return bucket_server(self.context.config.rollout.weights_bucket_mib)
+        from rlcore.engines.weight_server import tcp_server
+
+        return tcp_server(self.context.address)
 
     def save(self, directory: Path) -> None:
         self.engine.save(directory)

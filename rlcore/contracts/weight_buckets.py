@@ -1,0 +1,124 @@
+"""Weights in buckets through shared memory, between processes of one machine: the protocol, and the side that receives.
+
+The receiver connects to a Unix socket and sends the secret of the version. It gets one block of shared memory, in which
+two buckets have room, and then per bucket a header that says what is in it. It copies and confirms each bucket. The
+sender fills one bucket while the other is read, and neither waits for other receivers.
+
+Socket and memory have no name in a file system: they are gone with the processes, whatever end these come to.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlcore.contracts.weight_stream import EXCHANGE_S, LENGTH_BYTES, read_exactly
+from rlcore.errors import WorkerError, boundary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NUM_BUCKETS = 2
+READY, REFUSED = b"1", b"0"
+"""The sender's first byte. READY comes with the memory, REFUSED with the reason as text."""
+Memory = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes of one tensor in a bucket; a tensor that is larger than a bucket has several, in order."""
+
+    name: str
+    dtype: str
+    """torch's name of it."""
+    shape: list[int]
+    offset: int
+    """Of the bytes in their bucket."""
+    begin: int
+    """Of the bytes in their tensor."""
+    num_bytes: int
+
+    def fields(self) -> list[Any]:
+        """In order, for a header."""
+        return [self.name, self.dtype, self.shape, self.offset, self.begin, self.num_bytes]
+
+
+def received_in_buckets(address: str) -> Generator[tuple[str, Tensor]]:
+    """Yields names and tensors, in private memory, as they arrive from SOCKET/SECRET.
+
+    WorkerError when nothing is sent, or not all of it.
+    """
+    name, _, secret = address.rpartition("/")
+    with (
+        boundary(f"weights: receiving them through shared memory from '{name}'", WorkerError),
+        closing(socket.socket(socket.AF_UNIX)) as connection,
+    ):
+        connection.settimeout(EXCHANGE_S)
+        _connect(connection, name)
+        connection.sendall(secret.encode())
+        memory = _memory(connection)
+        tensor: Tensor | None = None
+        for number, pieces in enumerate(_headers(connection)):
+            bucket = memory[number % NUM_BUCKETS]
+            whole = []
+            for piece in pieces:
+                tensor = _filled(bucket, piece, tensor)
+                if piece.begin + piece.num_bytes == tensor.nbytes:
+                    whole.append((piece.name, tensor))
+            connection.sendall(number.to_bytes(LENGTH_BYTES))
+            yield from whole
+
+
+def _connect(connection: socket.socket, name: str) -> None:
+    try:
+        connection.connect(f"\0{name}")
+    except ConnectionRefusedError as error:
+        raise WorkerError(
+            "the actor's process listens on another machine or has ended; rollout.weight_sync=shm needs actor and "
+            "replicas on one machine, in one network namespace; choose tcp or disk"
+        ) from error
+
+
+def _memory(connection: socket.socket) -> Memory:
+    """(NUM_BUCKETS, bytes of a bucket) what the sender fills; WorkerError with the sender's reason for not doing so."""
+    first, files, _, _ = socket.recv_fds(connection, 1, 1)
+    if first == REFUSED:
+        raise WorkerError(_message(connection).decode())
+    if first != READY or len(files) != 1:
+        raise EOFError("no memory came: the sender has gone, or has other weights by now")
+    try:
+        shared = mmap.mmap(files[0], os.fstat(files[0]).st_size, prot=mmap.PROT_READ)
+    finally:
+        os.close(files[0])
+    return np.frombuffer(shared, np.uint8).reshape(NUM_BUCKETS, -1)
+
+
+def _headers(connection: socket.socket) -> Iterator[list[Piece]]:
+    """The pieces of each bucket, up to the empty header that ends them."""
+    while fields := json.loads(_message(connection)):
+        yield [Piece(*field) for field in fields]
+
+
+def _message(connection: socket.socket) -> bytes:
+    return bytes(read_exactly(connection, int.from_bytes(read_exactly(connection, LENGTH_BYTES))))
+
+
+def _filled(bucket: Memory, piece: Piece, unfinished: Tensor | None) -> Tensor:
+    """The tensor of a piece, which was begun with an earlier one unless this is its first."""
+    import torch
+
+    if piece.begin == 0 or unfinished is None:
+        unfinished = torch.empty(piece.shape, dtype=getattr(torch, piece.dtype))
+    if piece.num_bytes:
+        data = unfinished.reshape(-1).view(torch.uint8).numpy()
+        data[piece.begin : piece.begin + piece.num_bytes] = bucket[piece.offset : piece.offset + piece.num_bytes]
+    return unfinished
