@@ -3,8 +3,9 @@
 import os
 from collections.abc import Sequence
 from types import TracebackType
+from typing import NoReturn
 
-from rlcore.errors import ANSWERED, ChildError, RlcoreError, describe
+from rlcore.errors import ChildError, RlcoreError, describe
 from rlcore.types import Trajectory
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -18,31 +19,19 @@ ABOUT_ROW = (LookupError, *WRONG_KIND)
 """Errors that may come from what the row has."""
 
 
-class CodeOfUser:
-    """Runs a call of a function on these samples: what it raises becomes a ChildError with file and line.
+def raise_with_line(cause: BaseException, trajectories: Sequence[Trajectory]) -> NoReturn:
+    """Raise what a function raised on these samples as a ChildError with file and line; an RlcoreError unchanged.
 
-    Errors that may come from what the row has name its columns. An RlcoreError passes unchanged, and so does what is
-    not an error of the code, such as a cancellation.
+    Errors that may come from what the row has name its columns. Call it in an `except ANSWERED`, which costs nothing
+    while nothing is raised.
     """
-
-    __slots__ = ("_trajectories",)
-
-    def __init__(self, trajectories: Sequence[Trajectory]) -> None:
-        self._trajectories = trajectories
-
-    def __enter__(self) -> None:
-        """Their code begins."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Their code has ended."""
-        if cause is None or isinstance(cause, RlcoreError) or not isinstance(cause, ANSWERED):
-            return
-        where = line_of(trace.tb_next if trace else None)
-        text = f"{where}: {describe(cause)}" if where else describe(cause)
-        row = f" ({_row_of(self._trajectories, cause)})" if isinstance(cause, ABOUT_ROW) else ""
-        raise ChildError(text + row) from cause
+    if isinstance(cause, RlcoreError):
+        raise cause
+    trace = cause.__traceback__
+    where = line_of(trace.tb_next if trace else None)
+    text = f"{where}: {describe(cause)}" if where else describe(cause)
+    row = f" ({_row_of(trajectories, cause)})" if isinstance(cause, ABOUT_ROW) else ""
+    raise ChildError(text + row) from cause
 
 
 def line_of(trace: TracebackType | None) -> str:

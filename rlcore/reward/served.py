@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from rlcore.contracts.scorer import Outcome, shown
-from rlcore.errors import PluginError, RewardError, boundary
+from rlcore.errors import ANSWERED, PluginError, RewardError, boundary
 from rlcore.imports import import_target
 from rlcore.reward.call_arguments import column_arguments, group_arguments, log_arguments, no_columns, score_arguments
 from rlcore.reward.memory_limit import limit_memory
 from rlcore.reward.notes import CallNotes
 from rlcore.reward.outcome import outcome_of_one, outcome_of_score, outcomes_of_many
-from rlcore.reward.raised import CodeOfUser
+from rlcore.reward.raised import raise_with_line
 from rlcore.reward.signature import ACCEPTED, Style, check_hooks, is_factory, logs, read_signature, with_settings
 from rlcore.reward.spec import FunctionSpec, received
 from rlcore.types import Trajectory
@@ -78,8 +78,10 @@ class ServedReward:
         """An outcome for each trajectory, from one call. ChildError with the line where the function raised."""
         args, kwargs, notes = self._arguments(trajectories)
         began = time.monotonic()
-        with CodeOfUser(trajectories):
+        try:
             value = self._call(*args, **kwargs)
+        except ANSWERED as cause:
+            raise_with_line(cause, trajectories)
         latency_s = time.monotonic() - began
         outcomes = self._outcomes(value, trajectories, notes)
         if not logs(self._object, self.signature):
@@ -95,8 +97,10 @@ class ServedReward:
         """The outcomes of a group that the class makes of its scores."""
         call = self._object.post_process_scores
         named = group_arguments(call, trajectories, self.spec)
-        with CodeOfUser(trajectories):
+        try:
             value = call(list(scores), **named)
+        except ANSWERED as cause:
+            raise_with_line(cause, trajectories)
         return outcomes_of_many(value, [0] * len(trajectories), may_skip=False)
 
     async def setup_here(self) -> None:
@@ -111,8 +115,10 @@ class ServedReward:
         """`score` of an async function."""
         args, kwargs, notes = self._arguments(trajectories)
         began = time.monotonic()
-        with CodeOfUser(trajectories):
+        try:
             value = await self._call(*args, **kwargs)
+        except ANSWERED as cause:
+            raise_with_line(cause, trajectories)
         latency_s = time.monotonic() - began
         outcomes = self._outcomes(value, trajectories, notes)
         if not logs(self._object, self.signature):
@@ -130,10 +136,12 @@ class ServedReward:
         """`post_process` of an async function."""
         call = self._object.post_process_scores
         named = group_arguments(call, trajectories, self.spec)
-        with CodeOfUser(trajectories):
+        try:
             value = call(list(scores), **named)
             if inspect.isawaitable(value):
                 value = await value
+        except ANSWERED as cause:
+            raise_with_line(cause, trajectories)
         return outcomes_of_many(value, [0] * len(trajectories), may_skip=False)
 
     async def close_here(self) -> None:

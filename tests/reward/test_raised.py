@@ -11,9 +11,9 @@ import pytest
 
 from rlcore.cli import main
 from rlcore.config import RewardFunctionConfig
-from rlcore.errors import ChildError
+from rlcore.errors import ANSWERED, ChildError
 from rlcore.report.metrics import read_trajectories
-from rlcore.reward.raised import MAX_COLUMNS, CodeOfUser
+from rlcore.reward.raised import MAX_COLUMNS, raise_with_line
 from rlcore.testing.rewards import make_prompt, make_trajectory, score_rewards
 from rlcore.testing.runs import run_settings
 from rlcore.types import Prompt
@@ -83,9 +83,16 @@ def test_text_for_which_messages_came_is_told_how_they_look(place: Path) -> None
 
 def error_from(call: Callable[[], Any], prompt: Prompt | None = None) -> str:
     """The error as which the exception of the call leaves."""
-    with pytest.raises(ChildError) as raised, CodeOfUser([make_trajectory(prompt or make_prompt())]):
-        call()
+    with pytest.raises(ChildError) as raised:
+        as_code_of_a_user(call, prompt or make_prompt())
     return str(raised.value)
+
+
+def as_code_of_a_user(call: Callable[[], Any], prompt: Prompt) -> None:
+    try:
+        call()
+    except ANSWERED as cause:
+        raise_with_line(cause, [make_trajectory(prompt)])
 
 
 def compiled(file: str) -> Callable[[], Any]:
