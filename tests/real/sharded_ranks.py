@@ -22,7 +22,7 @@ from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
 from rlcore.data.batch import select
 from rlcore.engines.hf import TrainEngine
-from rlcore.engines.hf.train.model import ModelKind, load_masters, load_model
+from rlcore.engines.hf.train.model import ModelKind, ValueModel, load_masters, load_model
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.sharded_tensors import gathered, own
@@ -88,6 +88,9 @@ class Story:
 
     def scores(self, engine: TrainEngine) -> None:
         """Scores a layer at a time are those of whole weights, whatever the number of passes of each rank."""
+        if isinstance(engine.model, ValueModel):  # its head begins at 0
+            generator = torch.Generator().manual_seed(1)
+            engine.model.set_head(torch.randn(1, engine.model.value_head.in_features, generator=generator), None)
         for name, rows in {"nine": range(9), "five": [0, 1, 2, 4, 7], "one": [6]}.items():
             batch = select(random_batch(num_groups=3, samples=3, seed=5), list(rows))
             found = self.scored(engine, batch)
