@@ -229,7 +229,7 @@ def test_each_rank_makes_the_same_exchanges_and_their_gradients_are_those_of_one
     sums, exchanges = [torch.zeros_like(weight) for weight in whole._optimizer.parameters], []
     for rank in range(2):
         engine, ranks = engine_of(llama, skips=True, dtype="float64"), RecordedRanks(rank)
-        engine.join(cast("Ranks", ranks))
+        engine.ranks = cast("Ranks", ranks)
         engine._accumulate(batch, engine._taught(batch))
         exchanges.append(ranks.exchanges)
         for total, weight in zip(sums, engine._optimizer.parameters, strict=True):

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 
 from rlcore.config import ModelConfig
@@ -60,6 +59,8 @@ def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:
         path_key=f"{SECTION}.path" if settings.path else "model.path",
         peak_tflops=context.config.cluster.peak_tflops,
         shared_prefix=context.shared_prefix,
+        # A process is in one group of ranks: a critic inside an actor is in the actor's.
+        ranks=actor_engine(context).ranks if settings.trunk == "actor" else ranks_of(context),
     )
     if head.kind == "unknown":  # now that its files are here
         head = starting_head(model, settings)
@@ -67,8 +68,6 @@ def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:
             load_value_head(_value_model(engine), _directory(model, settings))
     if head.weight is not None:
         _take_head(_value_model(engine), head)
-    # A process is in one group of ranks: a critic inside an actor is in the actor's.
-    engine.join(actor_engine(context).ranks if settings.trunk == "actor" else ranks_of(context))
     return engine, head.text
 
 
@@ -83,20 +82,21 @@ def _directory(policy: ModelConfig, settings: CriticSettings) -> Path:
     return model_directory(start.path, start.revision)
 
 
-@torch.no_grad()
 def _take_head(model: ValueModel, head: StartingHead) -> None:
     """Copy a classifier's head, whatever its number format; one without a bias has 0."""
-    for target, saved in ((model.value_head.weight, head.weight), (model.value_head.bias, head.bias)):
+    tensors: list[Any] = []
+    for saved in (head.weight, head.bias):
         if saved is None:
-            target.zero_()
+            tensors.append(None)
             continue
         where = f"{SECTION}.path: tensor '{saved.name}' of '{saved.file}'"
         with boundary(where, ConfigError), safe_open(saved.file, framework="pt") as opened:
-            target.copy_(opened.get_tensor(saved.name))
-        if not bool(target.isfinite().all()):
+            tensors.append(opened.get_tensor(saved.name))
+        if not bool(tensors[-1].to(model.value_head.weight.dtype).isfinite().all()):
             raise ConfigError(
                 f"{where} has numbers that are not finite; needs a head that was trained, or {SECTION}.head=new"
             )
+    model.set_head(*tensors)
 
 
 def starting_model(policy: ModelConfig, settings: CriticSettings) -> ModelConfig:

@@ -1,6 +1,6 @@
 """The transformers backend. Its public names train a model or a loss of a plugin. Importing this imports no torch.
 
-In a worker: `prepare_process(context)`, then a `TrainEngine` with a `Loss`, then `engine.join(ranks_of(context))`. A
+In a worker: `prepare_process(context)`, then a `TrainEngine` with a `Loss` and `ranks=ranks_of(context)`. A
 worker inside the actor reads the actor's model through `actor_engine(context)`.
 """
 

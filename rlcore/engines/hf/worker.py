@@ -63,9 +63,8 @@ class HfActor(ActorWorker):
             peak_tflops=config.cluster.peak_tflops,
             shared_prefix=context.shared_prefix,
             taught_rows=taught_rows if context.skips_rows else None,
+            ranks=ranks_of(context),
         )
-
-        self.engine.join(ranks_of(context))
         yield_device(context.device)
 
     def close(self) -> None:
@@ -172,39 +171,32 @@ class HfReference(ReferenceWorker):
 
     def _second_model(self) -> TrainEngine:
         from rlcore.engines.hf.train.engine import TrainEngine
-        from rlcore.engines.hf.train.model import ModelKind, load_model
+        from rlcore.engines.hf.train.model import ModelKind
         from rlcore.engines.hf.train.ranks import ranks_of
 
         context, config = self.context, self.context.config
         _use_threads(context)
         path = config.reference.path
         other = path not in ("", config.model.path)  # whose revisions are not the policy's
-        model = load_model(
-            ModelKind.CAUSAL_LM,
-            replace(config.model, path=path, revision="main") if other else config.model,
-            dtype=config.actor.dtype,
-            device=context.device,
-            path_key="reference.path" if path else "model.path",
-        )
         scoring = EngineConfig(
             dtype=config.actor.dtype,
             data_parallel=context.num_ranks,
             sharding=config.actor.sharding,
             micro_batch_tokens=config.reference.micro_batch_tokens,
         )
-        engine = TrainEngine(
+        return TrainEngine(
             ModelKind.CAUSAL_LM,
-            model.requires_grad_(False),
+            replace(config.model, path=path, revision="main") if other else config.model,
             scoring,
             None,
             name=context.role,
             temperature=config.rollout.temperature,
             device=context.device,
             section="actor",
+            path_key="reference.path" if path else "model.path",
             shared_prefix=context.shared_prefix,
+            ranks=ranks_of(context),
         )
-        engine.join(ranks_of(context))
-        return engine
 
     def close(self) -> None:
         engine = getattr(self, "engine", None)

@@ -20,15 +20,16 @@ from rlcore.algo.aggregation import weighted_sum
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.data.batch import select
 from rlcore.engines.hf.train.flops import update_flops
+from rlcore.engines.hf.train.gather import gathered_adapter, gathered_weights
 from rlcore.engines.hf.train.loss_scale import LossScale
 from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, ReadMetrics, split
-from rlcore.engines.hf.train.model import ModelKind, PolicyModel, ValueModel, load_masters, load_model
+from rlcore.engines.hf.train.model import ModelKind, PolicyModel, ValueModel
 from rlcore.engines.hf.train.offload import Offload
 from rlcore.engines.hf.train.optimizer import MasterAdamW, check_schedule, learning_rate
-from rlcore.engines.hf.train.prefix_trial import check_shared_prefix
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.score import score
-from rlcore.engines.hf.train.shards import Shards, idle
+from rlcore.engines.hf.train.shards import idle
+from rlcore.engines.hf.train.start import start_model
 from rlcore.engines.hf.train.state import (
     load_training_state,
     load_weights,
@@ -65,12 +66,16 @@ class TrainEngine:
         peak_tflops: float = 0.0,
         shared_prefix: SharedPrefix = SharedPrefix.NONE,
         taught_rows: Callable[[Batch], Bools] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Load the model of `model.path`, or take one that is there already.
 
-        `loss` gives each token's loss; None: the engine only scores. `name` is the prefix of the engine's metrics and
-        of its errors, `loss_name` the metric of the weighted loss. `temperature` is the rollout's: log-probs are those
-        of softmax(logits / temperature). `num_updates`: optimizer steps of the whole run, 0 while unknown.
+        `loss` gives each token's loss; None: the engine only scores, and trains no weight of a model that it loads.
+        `ranks`: the processes that train this model together; with `sharding` each of them loads and keeps its part of
+        everything only, but a model that is there already is whole until it is sharded.
+        `name` is the prefix of the engine's metrics and of its errors, `loss_name` the metric of the weighted loss.
+        `temperature` is the rollout's: log-probs are those of softmax(logits / temperature). `num_updates`: optimizer
+        steps of the whole run, 0 while unknown.
         `section`: where the settings stand in the configuration, for errors; empty: as `name`. `path_key`: where the
         model's path does. `peak_tflops`: what the device can do, for 'time/mfu/<name>', which is not logged when it is
         0.
@@ -85,38 +90,31 @@ class TrainEngine:
         self._section = section or name
         self._peak_tflops = peak_tflops
         self.device = torch.device(device)
-        self.temperature = temperature
-        self.num_updates = num_updates
+        self.temperature, self.num_updates = temperature, num_updates
         self.updates_done = 0
-        self._loss = loss
-        self._loss_name = loss_name
-        self._taught_rows = taught_rows
+        self._loss, self._loss_name, self._taught_rows = loss, loss_name, taught_rows
         self._skipped_in_a_row = 0
         self._scale = LossScale(config.dtype == "float16")
-        self.ranks: Ranks | None = None
+        self.ranks = ranks
         """The processes that train this model together; None: this one alone."""
-        self._shards: Shards | None = None
         self._seed = seed
-        with self._seeded():
-            self.model = model if not isinstance(model, ModelConfig) else self._load(model, path_key)
-        start = load_masters(self.kind, model, self.model, path_key) if isinstance(model, ModelConfig) else {}
-        self._optimizer = MasterAdamW(self.model, config, seed, start)
-        self.shared_prefix = shared_prefix
-        check_shared_prefix(self.model, shared_prefix, self._section)
-        self._offload = Offload(self.model, self._optimizer, self.device, config.offload)
-        self._offload.end()
-
-    def _load(self, model: ModelConfig, path_key: str) -> PolicyModel | ValueModel:
-        return load_model(
+        started = start_model(
             self.kind,
             model,
-            dtype=self.config.dtype,
-            device=str(self.device),
-            lora=self.config.lora,
-            gradient_checkpointing=self.config.gradient_checkpointing,
-            section=self._section,
-            path_key=path_key,
+            config,
+            ranks,
+            self.device,
+            self._section,
+            path_key,
+            shared_prefix,
+            self._seeded(),
+            trains=loss is not None,
         )
+        self.model, self._shards = started.model, started.shards
+        self._optimizer = MasterAdamW(self.model, config, seed, started.masters)
+        self.shared_prefix = shared_prefix
+        self._offload = Offload(self.model, self._optimizer, self.device, config.offload)
+        self._offload.end()
 
     @property
     def policy(self) -> PolicyModel:
@@ -129,18 +127,13 @@ class TrainEngine:
         """The whole run makes this many optimizer steps; a schedule that falls ends there."""
         self.num_updates = num_updates
 
-    def join(self, ranks: Ranks | None) -> None:
-        """Train together with other processes from now on; with `sharding` keep only this one's part of everything."""
-        self.ranks = ranks
-        if ranks is not None and self.config.sharding == "fsdp2":
-            whole = self._optimizer.half_masters()
-            self._shards = Shards(self.model, ranks)
-            self._optimizer = MasterAdamW(self.model, self.config, self._seed, whole)
-            self._offload = Offload(self.model, self._optimizer, self.device, self.config.offload)
-
     def whole(self) -> AbstractContextManager[None]:
         """All weights are here inside; every rank has to come here. Nothing may be updated inside."""
         return nullcontext() if self._shards is None else self._shards.whole()
+
+    def _by_layers(self) -> AbstractContextManager[None]:
+        """Forward passes without gradients work inside; every rank has to come here."""
+        return nullcontext() if self._shards is None else self._shards.by_layers()
 
     def stay_whole(self) -> None:
         """All weights are here between updates, from now on; every rank has to come here."""
@@ -223,10 +216,12 @@ class TrainEngine:
         counters = {"updates_done": self.updates_done, "skipped_in_a_row": self._skipped_in_a_row}
         counters |= self._scale.counters()
         part, num_parts = self._part()
-        with self.whole():
-            if self.ranks is None or self.ranks.rank == 0:
-                save_weights(self.model, directory)
-        if self.ranks is None or self.ranks.rank == 0 or num_parts > 1:
+        gather = gathered_weights if self.model.adapter is None else gathered_adapter
+        weights = gather(self.model, self._shards, here=self._is_first)
+        with self._by_layers():  # a value head is whole inside
+            if self._is_first:
+                save_weights(self.model, directory, weights)
+        if self._is_first or num_parts > 1:
             save_training_state(directory, self._optimizer, counters, part, num_parts)
 
     def save_whole(self, directory: Path) -> None:
@@ -234,20 +229,28 @@ class TrainEngine:
 
         Of several ranks the first one writes.
         """
-        with self.whole():
-            if self.ranks is None or self.ranks.rank == 0:
-                save_whole(self.model, directory)
+        weights = gathered_weights(self.model, self._shards, here=self._is_first)
+        if self._is_first:
+            save_whole(self.model, directory, weights)
 
     def copy_whole(self) -> dict[str, Tensor]:
         """In host memory, what `save_whole` would write. Of several ranks the first one has it, the others nothing."""
-        with self.whole():
-            return host_copies(whole_tensors(self.model)) if self.ranks is None or self.ranks.rank == 0 else {}
+        weights = gathered_weights(self.model, self._shards, here=self._is_first)
+        if not self._is_first:
+            return {}
+        tensors = whole_tensors(self.model, weights)
+        return host_copies(tensors) if weights is None else tensors
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapter of a LoRA model into `directory`, as peft does. Of several ranks the first one writes."""
-        with self.whole():
-            if self.ranks is None or self.ranks.rank == 0:
-                save_adapter(self.model, directory)
+        weights = gathered_adapter(self.model, self._shards, here=self._is_first)
+        if self._is_first:
+            save_adapter(self.model, directory, weights)
+
+    @property
+    def _is_first(self) -> bool:
+        """True for the rank that writes what is not shared out."""
+        return self.ranks is None or self.ranks.rank == 0
 
     def restore(self, directory: Path) -> None:
         """Load what `save` wrote, bit for bit: weights, optimizer, random states.
@@ -267,12 +270,7 @@ class TrainEngine:
 
     def facts(self) -> dict[str, Any]:
         """num_parameters, num_trainable, context_length and vocabulary (or None)."""
-        return {
-            "num_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "num_trainable": sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad),
-            "context_length": self.model.context_length,
-            "vocabulary": getattr(self.model.transformer.config.get_text_config(), "vocab_size", None),
-        }
+        return self.model.facts()
 
     def _score(self, model: PolicyModel | ValueModel, batch: Batch, micro_batch_tokens: int) -> Float32s:
         return np.asarray(self._scores(model, batch, micro_batch_tokens)[0])
@@ -287,11 +285,16 @@ class TrainEngine:
             device=self.device,
             shared_prefix=self.shared_prefix,
             with_entropy=entropy,
+            others=partial(self._idle, batch),
         )
-        with self._offload.weights(), self.whole():
+        with self._offload.weights(), self._by_layers():
             if self.ranks is None:
                 return score_here(batch)
             return self.ranks.scored(batch, self.shared_prefix, score_here, 1 + entropy)
+
+    def _idle(self, batch: Batch, num_passes: int) -> list[Batch]:
+        """Micro-batches that this rank discards while others are at their passes, after `num_passes` of its."""
+        return [] if self._shards is None else [idle(batch)] * self._shards.num_idle(num_passes)
 
     def _taught(self, minibatch: Batch) -> Batch:
         """The rows of the mini-batch that an update computes, maybe none."""
@@ -353,7 +356,7 @@ class TrainEngine:
         here = taught if self.ranks is None else select(taught, self.ranks.rows_of(taught, self.shared_prefix))
         rows = split(here, self.config.micro_batch_tokens, self.shared_prefix) if len(here) else []
         own = [select(here, row) for row in rows]
-        return own, [] if self._shards is None else [idle(minibatch)] * self._shards.num_idle(len(own))
+        return own, self._idle(minibatch, len(own))
 
     def _part(self) -> tuple[int, int]:
         """(part, number of parts) of the optimizer's state that is this rank's."""

@@ -6,7 +6,6 @@ Letters: B rows, T positions, N chosen (row, position) pairs, H hidden size.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
@@ -15,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from rlcore.config import LoraConfig, ModelConfig
+from rlcore.engines.hf.train.adapter import add_adapter, checkpoint_gradients
 from rlcore.engines.hf.train.gradients import adding_gradients
 from rlcore.engines.hf.train.head import Head, check_head, find_head, token_scores
 from rlcore.engines.hf.train.prefixes import cache_hidden
 from rlcore.engines.hf.train.rounding import HALF
+from rlcore.engines.hf.train.sharded_load import Rows, open_rows, take_rows
 from rlcore.engines.hf.train.sharded_tensors import put
 from rlcore.engines.hf.train.stored_weights import (
     check_activations,
@@ -83,6 +85,15 @@ class Model(nn.Module):
         """Tokens that the window holds; None if the model's configuration does not say."""
         window = getattr(self.transformer.config.get_text_config(), "max_position_embeddings", None)
         return int(window) if window else None
+
+    def facts(self) -> dict[str, Any]:
+        """num_parameters, num_trainable, context_length and vocabulary (or None)."""
+        return {
+            "num_parameters": sum(parameter.numel() for parameter in self.parameters()),
+            "num_trainable": sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad),
+            "context_length": self.context_length,
+            "vocabulary": getattr(self.transformer.config.get_text_config(), "vocab_size", None),
+        }
 
     def hidden_at(self, micro: MicroBatch) -> Tensor:
         """(N, H) hidden states from which the loss tokens are predicted: for a token at t of a row, that at t - 1.
@@ -199,6 +210,11 @@ class ValueModel(Model):
         values_N = self.value_head(hidden_NH.to(self.value_head.weight.dtype))[:, 0]
         return values_N, torch.zeros_like(values_N)
 
+    def set_head(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Copy a head's (1, H) weight and (1,) bias, whatever their number format; None: the bias is 0."""
+        put(self.value_head.weight, weight)
+        put(self.value_head.bias, torch.zeros(1) if bias is None else bias)
+
     def head_tensors(self) -> dict[str, Tensor]:
         """The tensors outside of the backbone, by name: the contents of a value head file."""
         return {
@@ -221,49 +237,105 @@ def load_model(
 
     Errors name the settings by `section` and the path by `path_key`.
     """
-    transformer = open_transformer(
-        kind, model.path, model.revision, attention=model.attention, dtype=dtype, path_key=path_key
+    loaded, _ = load_rows(
+        kind,
+        model,
+        dtype=dtype,
+        device=device,
+        lora=lora,
+        gradient_checkpointing=gradient_checkpointing,
+        section=section,
+        path_key=path_key,
     )
-    check_range(path_key, model.path, f"{section}.dtype", transformer)
-    transformer.to(device)
+    check_model(loaded, path_key, model.path, section)
+    return loaded
+
+
+def load_rows(
+    kind: ModelKind,
+    model: ModelConfig,
+    *,
+    dtype: str,
+    device: str,
+    lora: LoraConfig | None = None,
+    gradient_checkpointing: bool = False,
+    section: str = "actor",
+    path_key: str = "model.path",
+    mesh: DeviceMesh | None = None,
+) -> tuple[PolicyModel | ValueModel, Rows]:
+    """`load_model` without `check_model`; with a mesh this rank's rows of the parameters that the files hold.
+
+    These parameters are then placeholders, and the rows have their names. Without a mesh there are no rows.
+    """
+    transformer = open_transformer(
+        kind, model.path, model.revision, attention=model.attention, dtype=dtype, path_key=path_key, mesh=mesh
+    )
+    rows = {} if mesh is None else take_rows(transformer, mesh)
+    weights = dict(transformer.named_parameters()) if mesh is None else rows
+    check_range(path_key, model.path, f"{section}.dtype", weights, mesh)
+    if mesh is None:
+        transformer.to(device)
+    else:  # placeholders are there
+        for buffer in transformer.buffers():
+            buffer.data = buffer.data.to(device)
     if gradient_checkpointing:
-        _checkpoint_gradients(transformer)
+        checkpoint_gradients(transformer)
     adapter = None
     if lora is not None and lora.enabled:
-        adapter = _add_adapter(kind, transformer, lora, model.path, section)
+        adapter = add_adapter(transformer, lora, model.path, section, causal=kind == ModelKind.CAUSAL_LM)
     transformer.eval()
-    check_activations(path_key, model.path, f"{section}.dtype", transformer)
+    names = {name.replace(".base_layer.", "."): f"transformer.{name}" for name, _ in transformer.named_parameters()}
+    named = {names[name]: tensor for name, tensor in rows.items()}
     if kind == ModelKind.VALUE:
         value_model = ValueModel(transformer, adapter)
         if (Path(model.path) / VALUE_HEAD_FILE).is_file():
             load_value_head(value_model, Path(model.path))
-        return value_model
-    head = find_head(transformer)
-    check_head(transformer, head)
-    return PolicyModel(transformer, head, adapter)
+        return value_model, named
+    return PolicyModel(transformer, find_head(transformer), adapter), named
+
+
+def check_model(model: PolicyModel | ValueModel, path_key: str, path: str, section: str) -> None:
+    """ConfigError when activations overflow, or the head is not of the supported form."""
+    check_activations(path_key, path, f"{section}.dtype", model.transformer)
+    if isinstance(model, PolicyModel):
+        check_head(model.transformer, model.head)
 
 
 def load_masters(
-    kind: ModelKind, model: ModelConfig, loaded: PolicyModel | ValueModel, path_key: str
+    kind: ModelKind,
+    model: ModelConfig,
+    loaded: PolicyModel | ValueModel,
+    path_key: str,
+    mesh: DeviceMesh | None = None,
 ) -> dict[str, Tensor]:
     """The float32 values that the files of `loaded` hold for its trainable half-precision weights, by parameter name.
 
-    Empty without such weights, and with an adapter, whose values are not in the files.
+    Empty without such weights, and with an adapter, whose values are not in the files. With a mesh this rank's rows.
     """
     half = [parameter.requires_grad and parameter.dtype in HALF for parameter in loaded.transformer.parameters()]
     if loaded.adapter is not None or not any(half):
         return {}
     stored = open_transformer(
-        kind, model.path, model.revision, attention=model.attention, dtype="float32", path_key=path_key
+        kind, model.path, model.revision, attention=model.attention, dtype="float32", path_key=path_key, mesh=mesh
     )
-    masters = start_masters(loaded.transformer, stored)
+    tensors = dict(stored.named_parameters()) if mesh is None else take_rows(stored, mesh)
+    masters = start_masters(loaded.transformer, tensors)
     return {f"transformer.{name}": master for name, master in masters.items()}
 
 
 def open_transformer(
-    kind: ModelKind, path: str, revision: str, *, attention: str, dtype: str, path_key: str = "model.path"
+    kind: ModelKind,
+    path: str,
+    revision: str,
+    *,
+    attention: str,
+    dtype: str,
+    path_key: str = "model.path",
+    mesh: DeviceMesh | None = None,
 ) -> Any:
     """The transformers model of a directory or hub name: of a value model the backbone, else with its output layer.
+
+    With a mesh its parameters are as `open_rows` says.
 
     ConfigError when its files lack weights, which transformers would fill with random numbers, or hold tensors that the
     model does not have.
@@ -276,59 +348,20 @@ def open_transformer(
         check_stored(path_key, path)
     opener: Any = AutoModel if kind == ModelKind.VALUE else AutoModelForCausalLM
     with boundary(f"{path_key}='{path}'", ConfigError):
-        model, loaded = opener.from_pretrained(
-            path,
-            revision=revision,
-            dtype=DTYPES[dtype],
-            attn_implementation=attention,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # checked below, where they are named
-        )
+        arguments: dict[str, Any] = {
+            "revision": revision,
+            "dtype": DTYPES[dtype],
+            "attn_implementation": attention,
+            "trust_remote_code": False,
+            "ignore_mismatched_sizes": True,  # checked below, where they are named
+        }
+        if mesh is None:
+            model, loaded = opener.from_pretrained(path, output_loading_info=True, **arguments)
+        else:
+            model, loaded = open_rows(opener, path, mesh, **arguments)
     check_not_quantised(path_key, path, getattr(model.config, "quantization_config", None))
     check_tensors(f"{path_key}='{path}'", type(model).__name__, loaded, new_head=kind == ModelKind.VALUE)
     return model
-
-
-def _checkpoint_gradients(transformer: Any) -> None:
-    """Keep only the inputs of each layer for the backward pass."""
-    settings = {"use_reentrant": False}
-    if hasattr(transformer, "activation_checkpointing_enable"):
-        transformer.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
-    else:  # its name in earlier releases of transformers 5
-        transformer.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
-
-
-def _add_adapter(kind: ModelKind, transformer: Any, lora: LoraConfig, path: str, section: str) -> Any:
-    """The peft model around `transformer`, whose linear layers now carry trainable adapters; the rest is frozen."""
-    try:
-        import peft
-    except ImportError as missing:
-        raise ConfigError(
-            f"{section}.lora.enabled=true: the package peft is not installed; pip install 'rlcore[lora]'"
-        ) from missing
-    outputs = [name for name, module in transformer.named_modules() if module is transformer.get_output_embeddings()]
-    if any(f".{name}".endswith(f".{target}") for name in outputs for target in lora.target_modules):
-        raise ConfigError(
-            f"{section}.lora.target_modules={list(lora.target_modules)}: the output layer '{outputs[0]}' cannot carry "
-            "an adapter; leave it out"
-        )
-    alpha: Any = lora.alpha  # peft's annotation says int; it divides, and takes any number
-    targets: Any = lora.target_modules[0] if lora.target_modules == ("all-linear",) else list(lora.target_modules)
-    config = peft.LoraConfig(
-        r=lora.rank,
-        lora_alpha=alpha,
-        lora_dropout=lora.dropout,
-        target_modules=targets,
-        task_type="CAUSAL_LM" if kind == ModelKind.CAUSAL_LM else "FEATURE_EXTRACTION",
-        # Absolute, so that the saved adapter finds its base from any working directory.
-        base_model_name_or_path=str(Path(path).resolve()) if Path(path).is_dir() else path,
-    )
-    # Nothing a user could act on: peft asks transformers by the name that was, and renames a path we made absolute.
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-    warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed", UserWarning)
-    with boundary(f"{section}.lora.target_modules={list(lora.target_modules)}", ConfigError):
-        return peft.get_peft_model(transformer, config, autocast_adapter_dtype=False)
 
 
 def save_value_head(model: ValueModel, directory: Path) -> None:

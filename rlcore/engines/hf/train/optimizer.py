@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from rlcore.config import EngineConfig
 from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.rounding import HALF, RoundingKey, publish
-from rlcore.engines.hf.train.sharded_tensors import like, own, put
+from rlcore.engines.hf.train.sharded_tensors import like, own
 from rlcore.errors import ConfigError
 
 
@@ -53,7 +53,9 @@ class MasterAdamW:
     def __init__(
         self, model: nn.Module, config: EngineConfig, seed: int = 0, start: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Make the masters; those of half precision start from the whole tensors of `start`, by parameter name.
+        """Make the masters; those of half precision start from the tensors of `start`, by parameter name.
+
+        Of a sharded model `start` holds this rank's rows. Its tensors become the masters and are not copied.
 
         Where `start` lacks a name they start from the weight itself. `seed` is that of stochastic rounding.
         """
@@ -162,7 +164,8 @@ class MasterAdamW:
             kind, index, *rest = name.split(".")
             if kind == "adamw":
                 of_one = state.setdefault(int(index), {})
-                of_one[rest[0]] = like(value, trained[int(index)]) if value.ndim else value
+                target = trained[int(index)]
+                of_one[rest[0]] = like(value.to(target.device), target) if value.ndim else value
         self._adamw.load_state_dict({"state": state, "param_groups": values["param_groups"]})
         with torch.no_grad():
             for number, master in enumerate(self._values()):
@@ -180,9 +183,4 @@ class MasterAdamW:
 def _master_of(parameter: Tensor, start: Tensor | None) -> Tensor:
     if parameter.dtype not in HALF:
         return parameter
-    if start is not None and not isinstance(parameter, DTensor) and start.device == parameter.device:
-        return nn.Parameter(start.detach())  # not a copy: it was loaded for this
-    master = nn.Parameter(parameter.detach().float())
-    if start is not None:
-        put(master, start.detach())
-    return master
+    return nn.Parameter(parameter.detach().float() if start is None else like(start.detach(), parameter))

@@ -74,9 +74,8 @@ class Ranks:
         """(num, B, T) scores of the whole batch, of which each rank computes those of its rows with `score`."""
         scores_KBT = np.zeros((num, *batch.tokens.loss_mask_BT.shape), dtype=np.float32)
         rows = self.rows_of(batch, shared_prefix)
-        if len(rows):
-            some_KBT = score(select(batch, rows))
-            scores_KBT[:, rows, : some_KBT.shape[2]] = some_KBT
+        some_KBT = score(select(batch, rows))  # also without rows: other ranks may wait for this one's passes
+        scores_KBT[:, rows, : some_KBT.shape[2]] = some_KBT
         tensor = torch.tensor(scores_KBT, device=self.device)
         dist.all_reduce(tensor)
         return np.asarray(tensor.cpu().numpy())

@@ -63,16 +63,23 @@ def place(tensor: Tensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def put(target: Tensor, whole: Tensor) -> None:
-    """Copy this rank's part of a whole tensor."""
-    own(target).copy_(whole[rows_of(len(whole), *place(target))] if isinstance(target, DTensor) else whole)
+    """Copy this rank's part of a whole tensor, or of one whose part it has."""
+    if isinstance(target, DTensor) and not isinstance(whole, DTensor):
+        whole = whole[rows_of(len(whole), *place(target))]
+    own(target).copy_(own(whole))
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole tensor on every rank; of one that is shared out, all ranks have to come here."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(part: Tensor, target: Tensor) -> Tensor:
-    """A part of this rank as what `target` is."""
+    """A part of this rank, on the device where it is, as what `target` is."""
     if not isinstance(target, DTensor):
         return part
     return DTensor.from_local(
-        part.to(target.device),
+        part,
         target.device_mesh,
         target.placements,
         run_check=False,

@@ -1,14 +1,15 @@
 """FSDP2: each rank keeps a part of every weight, of its gradient and of the optimizer's state.
 
-An update gathers the weights of one layer at a time, and gives every rank its part of the summed gradient. All ranks
-take part in each of these exchanges, so all have to make the same number of passes: `idle`.
+Updates and scores gather the weights of one layer at a time, and an update gives every rank its part of the summed
+gradient. All ranks take part in each of these exchanges, so all have to make the same number of passes: `idle`. What
+writes weights gathers them in the same portions.
 
-Everything else (scoring, sampling, writing weights) needs no gradients and runs on whole weights, which are gathered
-once: ranks then do what they have to do at their own pace. What FSDP does is in torch.distributed.fsdp (arXiv
-2304.11277); its gradients are divided by nothing, since the controller has weighed every row.
+Sampling runs on whole weights, which stay gathered from then on: ranks then do what they have to do at their own pace.
+What FSDP does is in torch.distributed.fsdp (arXiv 2304.11277); its gradients are divided by nothing, since the
+controller has weighed every row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,17 +17,31 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlcore.data.batch import select
 from rlcore.engines.hf.train.microbatch import MicroBatch
 from rlcore.engines.hf.train.model import Model
 from rlcore.engines.hf.train.prefix_trial import two_groups
 from rlcore.engines.hf.train.ranks import Ranks
+from rlcore.engines.hf.train.sharded_load import Rows, fill, forget
 from rlcore.errors import ConfigError
 from rlcore.types import Batch
 
 NEEDED = "reset_iter_state"
 """Of FSDPModule: what older releases of torch lack."""
+
+
+def mesh_of(ranks: Ranks) -> DeviceMesh:
+    """The ranks as a mesh of one dimension; ConfigError when this torch cannot shard over it."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not hasattr(FSDPModule, NEEDED):
+        raise ConfigError(
+            f"actor.sharding=fsdp2: torch {torch.__version__} has no FSDPModule.{NEEDED}; needs torch >= 2.13, or "
+            "actor.sharding=none"
+        )
+    return init_device_mesh(ranks.device.type, (ranks.num,))
 
 
 class Shards:
@@ -35,32 +50,31 @@ class Shards:
     stay_whole: bool = False
     """Between updates, too: something samples from the weights here."""
 
-    def __init__(self, model: Model, ranks: Ranks) -> None:
-        """Release the shards of other ranks; ConfigError when this torch cannot."""
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    def __init__(self, model: Model, ranks: Ranks, mesh: DeviceMesh, rows: Rows) -> None:
+        """Keep this rank's shards only.
+
+        Parameters named in `rows` are placeholders, and `rows` becomes their shards; the others are whole on each rank.
+        """
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        if not hasattr(FSDPModule, NEEDED):
-            raise ConfigError(
-                f"actor.sharding=fsdp2: torch {torch.__version__} has no FSDPModule.{NEEDED}; needs torch >= 2.13, or "
-                "actor.sharding=none"
-            )
         self._ranks = ranks
         self._model: Any = model
         self._is_whole = False
-        mesh = init_device_mesh(ranks.device.type, (ranks.num,))
         dtype = next(model.transformer.parameters()).dtype
         half = dtype in (torch.bfloat16, torch.float16)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if half else None)
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         # A unit's weights have one number format, and the value head of a half-precision model has another.
-        heads = [child for child in model.children() if next(child.parameters()).dtype != dtype]
-        self._units: list[Any] = [*reversed(layers), *heads, model]
+        self._heads: list[Any] = [child for child in model.children() if next(child.parameters()).dtype != dtype]
+        self._units: list[Any] = [*reversed(layers), *self._heads, model]
+        self._names = _names_by_unit(model, self._units)
+        forget(model, rows)
         for unit in self._units:
             fully_shard(unit, mesh=mesh, mp_policy=policy)
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
+        fill(model, rows)
         vocabulary = model.transformer.config.get_text_config().vocab_size
         with torch.no_grad():  # FSDP takes what computes first for the whole, and sampling begins further inside
             model(MicroBatch(two_groups(vocabulary), ranks.device), 1.0, False)
@@ -80,6 +94,38 @@ class Shards:
             if not self.stay_whole:
                 self.scatter()
 
+    @contextmanager
+    def by_layers(self) -> Iterator[None]:
+        """Forward passes without gradients gather a layer at a time inside, all ranks as many of them: `num_idle`.
+
+        What is in no layer is whole inside. Weights that are whole stay whole, and each rank then makes as many passes
+        as it likes.
+        """
+        if self._is_whole:
+            yield
+            return
+        for unit in (*self._heads, self._model):
+            unit.unshard()
+        try:
+            yield
+        finally:
+            self.scatter()
+
+    def unit_by_unit(self) -> Iterator[frozenset[str]]:
+        """Gathers the weights of one unit after the other and yields their names; all ranks have to go through.
+
+        A unit is a layer, a head, or all that is in none of these. Weights that are whole come at once.
+        """
+        if self._is_whole:
+            yield frozenset().union(*self._names)
+            return
+        for unit, names in zip(self._units, self._names, strict=True):
+            unit.unshard()
+            try:
+                yield names
+            finally:
+                unit.reshard()
+
     def scatter(self) -> None:
         """Keep this rank's parts only."""
         self._model.reset_iter_state()
@@ -88,10 +134,24 @@ class Shards:
         self._is_whole = False
 
     def num_idle(self, num_passes: int) -> int:
-        """The number of passes that the busiest rank makes beyond this one's."""
+        """The number of passes that the busiest rank makes beyond this one's; 0 while weights are whole."""
+        if self._is_whole:
+            return 0
         most = torch.tensor(num_passes, device=self._ranks.device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return int(most) - num_passes
+
+
+def _names_by_unit(model: Model, units: Sequence[Any]) -> list[frozenset[str]]:
+    """The names of the parameters that each unit gathers: those within it, and not within an earlier one."""
+    paths = {module: name for name, module in model.named_modules()}
+    left = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    found = []
+    for unit in units:
+        prefix = f"{paths[unit]}." if paths[unit] else ""
+        found.append(frozenset(name for name in left if name.startswith(prefix)))
+        left -= found[-1]
+    return found
 
 
 def idle(minibatch: Batch) -> Batch:
@@ -102,4 +162,6 @@ def idle(minibatch: Batch) -> Batch:
     longest = int(minibatch.lengths_B.max())
     lengths_B = np.where(minibatch.num_sampled_B > 0, minibatch.lengths_B, longest + 1)
     row = select(minibatch, [int(lengths_B.argmin())])
-    return replace(row, weights_B=np.zeros(1, dtype=np.asarray(minibatch.weights_B).dtype))
+    if row.weights_B is None:
+        return row
+    return replace(row, weights_B=np.zeros(1, dtype=row.weights_B.dtype))

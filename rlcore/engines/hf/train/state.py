@@ -2,18 +2,20 @@
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.model import Model, ValueModel, load_value_head, save_value_head
 from rlcore.engines.hf.train.optimizer import MasterAdamW
+from rlcore.engines.hf.train.sharded_load import from_rows
 from rlcore.engines.hf.train.sharded_tensors import HOST, SavedTensors, put
 from rlcore.engines.hf.train.stored_weights import check_stored
 from rlcore.engines.hf.train.tensor_names import check_tensors
@@ -23,54 +25,92 @@ MODEL_DIR = "model"
 ADAPTER_DIR = "adapter"
 TENSORS_FILE = "trainer_state.safetensors"
 VALUES_FILE = "trainer_state.json"
+BASE_LAYER = ".base_layer."
+"""In the names of weights that an adapter is added to."""
 
 
-def save_weights(model: Model, directory: Path) -> None:
-    """Write `model/`, which from_pretrained opens, or with LoRA `adapter/`, which names its base."""
+Weights = Mapping[str, Tensor]
+"""Tensors by their names in the transformer."""
+
+
+def save_weights(model: Model, directory: Path, weights: Weights | None = None) -> None:
+    """Write `model/`, which from_pretrained opens, or with LoRA `adapter/`, which names its base.
+
+    `weights` are the model's where they have been gathered: with LoRA the adapter's, else those of `merged_weights`.
+    """
     with boundary(f"checkpoint '{directory}': writing the model", CheckpointError):
         if model.adapter is not None:
-            _save_adapter(model, directory / ADAPTER_DIR)
+            _save_adapter(model, directory / ADAPTER_DIR, weights)
         elif model.owns_transformer:
-            model.transformer.save_pretrained(directory / MODEL_DIR, state_dict=tensors_of(model.transformer))
+            _save_transformer(model, directory / MODEL_DIR, weights)
         if isinstance(model, ValueModel):
             save_value_head(model, directory / MODEL_DIR)
 
 
-def save_adapter(model: Model, directory: Path) -> None:
-    """Write peft's directory of a LoRA model's adapter."""
+def save_adapter(model: Model, directory: Path, weights: Weights | None = None) -> None:
+    """Write peft's directory of a LoRA model's adapter; `weights` as in `save_weights`."""
     with boundary(f"the adapter in '{directory}'", CheckpointError):
-        _save_adapter(model, directory)
+        _save_adapter(model, directory, weights)
 
 
-def _save_adapter(model: Model, directory: Path) -> None:
-    model.adapter.save_pretrained(directory, safe_serialization=True, state_dict=tensors_of(model.adapter))
+def _save_adapter(model: Model, directory: Path, weights: Weights | None) -> None:
+    tensors = tensors_of(model.adapter) | dict(weights or {})
+    model.adapter.save_pretrained(directory, safe_serialization=True, state_dict=tensors)
+
+
+def _save_transformer(model: Model, directory: Path, weights: Weights | None) -> None:
+    tensors = merged_weights(model) if weights is None else dict(weights)
+    model.transformer.save_pretrained(directory, state_dict=tensors)
 
 
 @torch.no_grad()
-def save_whole(model: Model, directory: Path) -> None:
+def save_whole(model: Model, directory: Path, weights: Weights | None = None) -> None:
     """Write a model directory for from_pretrained; of a LoRA model its base with the adapter added to the weights.
 
     The model's own tensors stay as they are: merging in place and taking it back would not restore their low bits.
+    `weights` are those of `merged_weights` where they have been gathered.
     """
     with boundary(f"weights in '{directory}'", CheckpointError):
-        model.transformer.save_pretrained(directory, state_dict=_with_adapter(model))
+        _save_transformer(model, directory, weights)
 
 
 @torch.no_grad()
-def whole_tensors(model: Model) -> dict[str, torch.Tensor]:
+def whole_tensors(model: Model, weights: Weights | None = None) -> dict[str, Tensor]:
     """The tensors that `save_whole` would write, by the names that they would have there."""
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-    tensors = remove_tied_weights_from_state_dict(_with_adapter(model), model.transformer)
-    return dict(revert_weight_conversion(model.transformer, tensors))
+    tensors = merged_weights(model) if weights is None else dict(weights)
+    return dict(
+        revert_weight_conversion(model.transformer, remove_tied_weights_from_state_dict(tensors, model.transformer))
+    )
 
 
-def _with_adapter(model: Model) -> dict[str, torch.Tensor]:
-    return tensors_of(model.transformer) if model.adapter is None else _merged(model.transformer)
+@torch.no_grad()
+def merged_weights(model: Model, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """The transformer's tensors, those of a LoRA model under the names that they have without, the adapter added.
+
+    `names`: only what parameters of these names in the model become. A merged weight goes to host memory before the
+    next one is made: the device never holds a second model.
+    """
+    tensors = tensors_of(model.transformer)
+    if names is not None:
+        tensors = {name: tensor for name, tensor in tensors.items() if f"transformer.{name}" in names}
+    if model.adapter is None:
+        return tensors
+    from peft.tuners.lora import LoraLayer
+
+    merged = {name.replace(BASE_LAYER, "."): tensor for name, tensor in tensors.items() if ".lora_" not in name}
+    for name, module in model.transformer.named_modules():
+        if isinstance(module, LoraLayer) and f"{name}.weight" in merged:
+            base: Any = module.get_base_layer()
+            layer: Any = module
+            added = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
+            merged[f"{name}.weight"] = parts.moved((base.weight + added).detach(), HOST)
+    return merged
 
 
-def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """The tensors of `state_dict`, which for a sharded module names the shards, also while the module is whole."""
     tensors = {name: parameter.detach() for name, parameter in module.named_parameters(remove_duplicate=False)}
     for prefix, inner in module.named_modules():
@@ -78,27 +118,6 @@ def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
             if name not in inner._non_persistent_buffers_set:
                 tensors[f"{prefix}.{name}" if prefix else name] = buffer
     return tensors
-
-
-def _merged(transformer: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a model with adapters in it, under the names that they have without.
-
-    A merged weight goes to host memory before the next one is made: the device never holds a second model.
-    """
-    from peft.tuners.lora import LoraLayer
-
-    merged = {
-        name.replace(".base_layer.", "."): tensor
-        for name, tensor in tensors_of(transformer).items()
-        if ".lora_" not in name
-    }
-    for name, module in transformer.named_modules():
-        if isinstance(module, LoraLayer):
-            base: Any = module.get_base_layer()
-            layer: Any = module
-            added = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
-            merged[f"{name}.weight"] = parts.moved((base.weight + added).detach(), HOST)
-    return merged
 
 
 def load_weights(model: Model, directory: Path) -> None:
@@ -162,7 +181,7 @@ def load_training_state(directory: Path, optimizer: MasterAdamW, part: int = 0, 
         return {name: int(value) for name, value in values["counters"].items()}
 
 
-def _prefixed(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
@@ -178,15 +197,17 @@ def _load_transformer(transformer: Any, source: Path) -> None:
             f"'{source}' holds a model of type '{found}', and this run's is a '{transformer.config.model_type}'; go "
             "on with the model that the run was begun with"
         )
+    mesh = next((weight.device_mesh for weight in transformer.parameters() if isinstance(weight, DTensor)), None)
+    arguments = {
+        "dtype": transformer.dtype,
+        "trust_remote_code": False,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # checked next, where they are named
+    }
+    opener = type(transformer).from_pretrained if mesh is None else partial(from_rows, type(transformer), mesh=mesh)
     try:
         check_stored("checkpoint", str(source))
-        saved, loaded = type(transformer).from_pretrained(
-            source,
-            dtype=transformer.dtype,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # checked next, where they are named
-        )
+        saved, loaded = opener(source, **arguments)
         check_tensors(f"checkpoint '{source}'", type(transformer).__name__, loaded, new_head=False)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
@@ -226,7 +247,7 @@ def _load_adapter(adapter: Any, source: Path) -> None:
         put(pair, saved[name])
 
 
-def _random_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
     numpy_state: tuple[Any, ...] = tuple(np.random.get_state(legacy=True))
     name, keys, position, has_gauss, gauss = numpy_state
     version, internal, gauss_next = random.getstate()
@@ -239,7 +260,7 @@ def _random_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     }
 
 
-def _set_random_state(tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+def _set_random_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
     torch.set_rng_state(tensors["torch"])
     if torch.cuda.is_available() and f"cuda.{torch.cuda.device_count() - 1}" in tensors:
         torch.cuda.set_rng_state_all([tensors[f"cuda.{index}"] for index in range(torch.cuda.device_count())])

@@ -1,13 +1,16 @@
 """The number formats of a checkpoint: those that training can start from, and the masters that start from it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from rlcore.engines.hf.train.sharded_tensors import own
 from rlcore.errors import ConfigError
 
 NARROW = ("F8", "F6_", "F4")
@@ -44,14 +47,24 @@ def check_not_quantised(path_key: str, path: str, settings: Any) -> None:
         )
 
 
-def check_range(path_key: str, path: str, dtype_key: str, model: nn.Module) -> None:
-    """ConfigError when a float16 weight is infinite or NaN, as what is above 65504 in another format becomes."""
-    for name, weight in model.named_parameters():
-        if weight.dtype == torch.float16 and not bool(weight.isfinite().all()):
-            raise ConfigError(
-                f"{path_key}='{path}': weight '{name}' has numbers that float16 does not hold (65504 at most); choose "
-                f"{dtype_key}=bfloat16 or float32"
-            )
+def check_range(
+    path_key: str, path: str, dtype_key: str, weights: Mapping[str, Tensor], mesh: DeviceMesh | None = None
+) -> None:
+    """ConfigError when a float16 weight is infinite or NaN, as what is above 65504 in another format becomes.
+
+    With a mesh `weights` are this rank's rows, and all ranks say the same.
+    """
+    bad = [bool((~weight.isfinite()).any()) for weight in weights.values() if weight.dtype == torch.float16]
+    first = torch.tensor(bad.index(True) if True in bad else len(bad))
+    if mesh is not None:
+        first = first.to(mesh.device_type)
+        dist.all_reduce(first, dist.ReduceOp.MIN, group=mesh.get_group())
+    if int(first) < len(bad):
+        name = [name for name, weight in weights.items() if weight.dtype == torch.float16][int(first)]
+        raise ConfigError(
+            f"{path_key}='{path}': weight '{name}' has numbers that float16 does not hold (65504 at most); choose "
+            f"{dtype_key}=bfloat16 or float32"
+        )
 
 
 @torch.no_grad()
@@ -73,16 +86,16 @@ def check_activations(path_key: str, path: str, dtype_key: str, model: Any) -> N
         )
 
 
-def start_masters(model: nn.Module, stored: nn.Module) -> dict[str, Tensor]:
-    """The weights of `stored`, the same model in float32, by the names of `model`'s half-precision parameters.
+def start_masters(model: nn.Module, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of the tensors of `stored`, the same model in float32, those of `model`'s trainable half-precision parameters.
 
-    They are on the device of the parameter, and on a CPU the tensors of `stored` itself.
+    Keys are names of parameters, and of a sharded model `stored` holds this rank's rows. They are on the device of the
+    parameter, and on a CPU the tensors of `stored` itself.
     """
-    tensors = dict(stored.named_parameters())
     masters = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and name in tensors and tensors[name].shape == parameter.shape:
-            masters[name] = tensors.pop(name).detach().to(parameter.device)
+        if parameter.requires_grad and name in stored and stored[name].shape == own(parameter).shape:
+            masters[name] = stored[name].detach().to(parameter.device)
     return masters
 
 

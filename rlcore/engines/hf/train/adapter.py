@@ -1,0 +1,49 @@
+"""Additions to a transformers model before it is trained: a LoRA adapter, gradient checkpointing."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from rlcore.config import LoraConfig
+from rlcore.errors import ConfigError, boundary
+
+
+def checkpoint_gradients(transformer: Any) -> None:
+    """Keep only the inputs of each layer for the backward pass."""
+    settings = {"use_reentrant": False}
+    if hasattr(transformer, "activation_checkpointing_enable"):
+        transformer.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+    else:  # its name in earlier releases of transformers 5
+        transformer.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+
+
+def add_adapter(transformer: Any, lora: LoraConfig, path: str, section: str, *, causal: bool) -> Any:
+    """The peft model around `transformer`, whose linear layers now carry trainable adapters; the rest is frozen."""
+    try:
+        import peft
+    except ImportError as missing:
+        raise ConfigError(
+            f"{section}.lora.enabled=true: the package peft is not installed; pip install 'rlcore[lora]'"
+        ) from missing
+    outputs = [name for name, module in transformer.named_modules() if module is transformer.get_output_embeddings()]
+    if any(f".{name}".endswith(f".{target}") for name in outputs for target in lora.target_modules):
+        raise ConfigError(
+            f"{section}.lora.target_modules={list(lora.target_modules)}: the output layer '{outputs[0]}' cannot carry "
+            "an adapter; leave it out"
+        )
+    alpha: Any = lora.alpha  # peft's annotation says int; it divides, and takes any number
+    targets: Any = lora.target_modules[0] if lora.target_modules == ("all-linear",) else list(lora.target_modules)
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM" if causal else "FEATURE_EXTRACTION",
+        # Absolute, so that the saved adapter finds its base from any working directory.
+        base_model_name_or_path=str(Path(path).resolve()) if Path(path).is_dir() else path,
+    )
+    # Nothing a user could act on: peft asks transformers by the name that was, and renames a path we made absolute.
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+    warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed", UserWarning)
+    with boundary(f"{section}.lora.target_modules={list(lora.target_modules)}", ConfigError):
+        return peft.get_peft_model(transformer, config, autocast_adapter_dtype=False)

@@ -1,0 +1,122 @@
+"""Opens a transformers model of which each rank reads its rows only.
+
+The model is built without memory. transformers then reads of each tensor in the files the rows of this rank, under the
+names that the model has, and computes what is not in the files. Rows are dealt out as FSDP2 deals them out.
+"""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from rlcore.engines.hf.train.sharded_tensors import like, own, placeholder, rows_of
+
+Rows = dict[str, Tensor]
+"""This rank's rows of each parameter, by its name in the transformer; tied parameters once."""
+
+
+def open_rows(opener: Any, path: str, mesh: DeviceMesh, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+    """`opener.from_pretrained(path, output_loading_info=True)`, with parameters that are DTensors of this rank's rows.
+
+    A model whose tensors transformers makes of several in the files, as those of most mixtures of experts, is read
+    whole, into host memory. `arguments` are those of `from_pretrained`.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.auto_factory import _get_model_class
+
+    config: Any = AutoConfig.from_pretrained(path, revision=arguments.get("revision", "main"), trust_remote_code=False)
+    model_class: Any = _get_model_class(config, opener._model_mapping)  # type: ignore[no-untyped-call]
+    if model_class.config_class == config.sub_configs.get("text_config"):
+        config = config.get_text_config()
+    found: tuple[Any, dict[str, Any]] = from_rows(
+        model_class, path, mesh, config=config, output_loading_info=True, **arguments
+    )
+    return found
+
+
+def from_rows(model_class: Any, path: str | Path, mesh: DeviceMesh, **arguments: Any) -> Any:
+    """`model_class.from_pretrained(path, **arguments)`, with parameters as `open_rows` has them."""
+
+    class Parted(model_class):  # type: ignore[misc]
+        def __init__(self, *configs: Any, **settings: Any) -> None:
+            super().__init__(*configs, **settings)
+            if not _is_converted(self):
+                _replace(self, lambda parameter: _rows_on_meta(parameter, mesh))
+
+    for name in ("__name__", "__qualname__", "__module__"):  # errors and files name the class
+        setattr(Parted, name, getattr(model_class, name))
+    found = Parted.from_pretrained(path, **arguments)
+    model = found[0] if isinstance(found, tuple) else found
+    model.__class__ = model_class
+    return found
+
+
+@torch.no_grad()
+def take_rows(model: nn.Module, mesh: DeviceMesh) -> Rows:
+    """This rank's rows of a model from `open_rows`, whose parameters become placeholders on the device of the mesh."""
+    rows: Rows = {}
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            rows[name] = own(parameter).detach()
+        else:
+            part = rows_of(len(parameter), mesh.get_local_rank(), mesh.size())
+            rows[name] = parameter.detach()[part].to(mesh.device_type, copy=True)
+    _replace(model, lambda parameter: placeholder(parameter).to(mesh.device_type))
+    return rows
+
+
+def forget(model: nn.Module, names: Collection[str]) -> None:
+    """Move the parameters of these names to torch's meta device, on which they have shapes and no values."""
+    chosen = {id(parameter) for name, parameter in model.named_parameters() if name in names}
+    _replace(
+        model,
+        lambda parameter: (
+            torch.empty(parameter.shape, dtype=parameter.dtype, device="meta") if id(parameter) in chosen else parameter
+        ),
+    )
+
+
+def fill(model: nn.Module, rows: Rows) -> None:
+    """Give a sharded model's parameters on the meta device this rank's rows, which are not copied."""
+    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    _replace(
+        model,
+        lambda parameter: like(rows[named[id(parameter)]], parameter) if named[id(parameter)] in rows else parameter,
+    )
+
+
+def _rows_on_meta(parameter: Tensor, mesh: DeviceMesh) -> Tensor:
+    part = rows_of(len(parameter), mesh.get_local_rank(), mesh.size())
+    local = torch.empty(part.stop - part.start, *parameter.shape[1:], dtype=parameter.dtype, device="meta")
+    return DTensor.from_local(
+        local, mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+
+
+def _is_converted(model: Any) -> bool:
+    """True if a tensor of the model may be made of several in its files, so that its rows are not theirs."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    return any(isinstance(entry, WeightConverter) for entry in get_model_conversion_mapping(model))
+
+
+def _replace(model: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
+    """Replace each parameter by what `make` makes of it; tied ones stay tied, frozen ones frozen."""
+    made: dict[int, nn.Parameter] = {}
+    before = [*model.parameters()]  # so that no id is given away meanwhile
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                new = make(parameter)
+                made[id(parameter)] = (
+                    parameter if new is parameter else nn.Parameter(new, requires_grad=parameter.requires_grad)
+                )
+            module._parameters[name] = made[id(parameter)]
+    before.clear()

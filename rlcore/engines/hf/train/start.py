@@ -1,0 +1,77 @@
+"""A model as an engine begins with it: loaded, shared out among the ranks, checked."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlcore.config import EngineConfig, ModelConfig
+from rlcore.engines.hf.train.model import (
+    ModelKind,
+    PolicyModel,
+    ValueModel,
+    check_model,
+    load_masters,
+    load_rows,
+)
+from rlcore.engines.hf.train.prefix_trial import check_shared_prefix
+from rlcore.engines.hf.train.ranks import Ranks
+from rlcore.engines.hf.train.sharded_load import Rows
+from rlcore.engines.hf.train.shards import Shards, mesh_of
+from rlcore.types import SharedPrefix
+
+
+@dataclass(frozen=True, eq=False)
+class Started:
+    """The model, its shards if it is shared out, and values that masters start from, by parameter name."""
+
+    model: PolicyModel | ValueModel
+    shards: Shards | None
+    masters: dict[str, Tensor]
+
+
+def start_model(
+    kind: ModelKind,
+    model: ModelConfig | PolicyModel | ValueModel,
+    config: EngineConfig,
+    ranks: Ranks | None,
+    device: torch.device,
+    section: str,
+    path_key: str,
+    shared_prefix: SharedPrefix,
+    seeded: AbstractContextManager[None],
+    *,
+    trains: bool,
+) -> Started:
+    """Load a model, or take one that is there already; ConfigError when it does not do.
+
+    With ranks that share it out each one reads its rows only, and masters are rows, too. Random numbers are drawn in
+    `seeded`. Unless it `trains`, no weight of a model that is loaded has a gradient.
+    """
+    mesh = mesh_of(ranks) if ranks is not None and config.sharding == "fsdp2" else None
+    rows: Rows = {}
+    if isinstance(model, ModelConfig):
+        with seeded:
+            loaded, rows = load_rows(
+                kind,
+                model,
+                dtype=config.dtype,
+                device=str(device),
+                lora=config.lora,
+                gradient_checkpointing=config.gradient_checkpointing,
+                section=section,
+                path_key=path_key,
+                mesh=mesh,
+            )
+        if not trains:
+            loaded.requires_grad_(False)
+    else:
+        loaded = model
+    shards = None if mesh is None or ranks is None else Shards(loaded, ranks, mesh, rows)
+    with nullcontext() if shards is None else shards.by_layers():
+        if isinstance(model, ModelConfig):
+            check_model(loaded, path_key, model.path, section)
+        check_shared_prefix(loaded, shared_prefix, section)
+    masters = load_masters(kind, model, loaded, path_key, mesh) if isinstance(model, ModelConfig) else {}
+    return Started(loaded, shards, masters)
