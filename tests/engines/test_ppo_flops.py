@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlcore.config import EngineConfig, LoraConfig, ModelConfig
+from rlcore.algo.loss import clip
+from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
 from rlcore.engines.hf import TrainEngine
 from rlcore.engines.hf.train.flops import update_flops
+from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.testing.tiny import VOCABULARY, random_batch, write_tiny_model
 from rlcore.types import SharedPrefix
 
@@ -23,7 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine(model: Path, kind: str, **settings: object) -> TrainEngine:
-    return TrainEngine(kind, ModelConfig(path=str(model)), EngineConfig(**settings), None)  # type: ignore[arg-type]
+    loss = PolicyLoss(clip, AlgoConfig())  # without one nothing is trained
+    return TrainEngine(kind, ModelConfig(path=str(model)), EngineConfig(**settings), loss)  # type: ignore[arg-type]
 
 
 def test_an_update_of_all_weights_costs_six_operations_a_weight_and_token(model: Path) -> None:
