@@ -23,7 +23,8 @@ HOST_GB_S = 25.0
 """Of a card to its host's memory, pinned: what PCIe 4 reaches."""
 DISK_WRITE_GB_S, DISK_READ_GB_S, TCP_GB_S, SHM_GB_S = 1.4, 3.0, 0.75, 1.0
 """Of weights that travel: written into memory-backed files by one process, read by each replica, and sent over one
-connection (docs/results/transfer.md) or through shared memory (docs/results/weight_sync.md)."""
+connection (docs/results/transfer.md). Through shared memory it is assumed: docs/results/weight_sync.md finds it between
+files and a connection."""
 SLEEP_S = 2.0
 """Of putting replicas to sleep and waking them."""
 OPTIMIZER_BYTES = 30

@@ -44,10 +44,6 @@ def test_the_trace_hands_its_spans_to_a_second_reader(tmp_path: Path) -> None:
 class TestWithTheSdk:
     """The spans that an exporter gets."""
 
-    @pytest.fixture(autouse=True)
-    def _sdk(self) -> None:
-        pytest.importorskip("opentelemetry.sdk")
-
     def exported(self, exporter: Any, warnings: list[str]) -> SpanExport:
         export = SpanExport("sums", warn=warnings.append, make=lambda: exporter, find=lambda name: name)
         export.start()
