@@ -7,10 +7,12 @@ The entries are those of the distributions in this repository: names and version
 
 import argparse
 import json
+import os
 import platform
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,13 @@ from typing import Any
 from rlcore import __version__
 from rlcore.cli.plugin_show import describe_plugin
 from rlcore.plugins.catalogue import CatalogueEntry, read_catalogue
+from rlcore.plugins.discover import installed
+from rlcore.testing.packages import write_metadata
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "rlcore" / "plugins" / "catalogue.json"
 PAGE = ROOT / "docs" / "catalogue.md"
-PLACES = ("plugins/*/pyproject.toml", "examples/*/plugin/pyproject.toml")
+PLACES = ("plugins/*/pyproject.toml", "examples/*/plugin/pyproject.toml", "examples/plugins/*/pyproject.toml")
 EXTRAS = {"ray", "vllm"}
 """Plugins that are installed as an extra of rlcore."""
 
@@ -101,6 +105,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", nargs="*", default=[], metavar="NAME", help="plugins whose suites are run now")
     names, places = parser.parse_args().run, distributions()
+    with tempfile.TemporaryDirectory() as site:
+        _find(places, Path(site))
+        _write(names, places)
+
+
+def _find(places: dict[str, Path], site: Path) -> None:
+    """Let this process and those that it starts find the plugins that are not installed."""
+    here = {plugin.name for plugin in installed()}
+    added = [str(site)]
+    for directory in {directory for name, directory in places.items() if name not in here}:
+        write_metadata(site, directory)
+        added.append(str(directory))
+    sys.path += added
+    os.environ["PYTHONPATH"] = os.pathsep.join(added)
+
+
+def _write(names: list[str], places: dict[str, Path]) -> None:
     before = (
         {entry["plugin"]: entry for entry in json.loads(DATA.read_text("utf-8"))["plugins"]} if DATA.exists() else {}
     )

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,19 +27,35 @@ def write_package(
     distribution = distribution or module.replace("_", "-")
     site.mkdir(parents=True, exist_ok=True)
     (site / f"{module}.py").write_text(dedent(source), "utf-8")
-    info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
-    info.mkdir()
-    lines = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
-    (info / "METADATA").write_text(
-        "\n".join([*lines, *(f"Requires-Dist: {requirement}" for requirement in requires), ""]), "utf-8"
-    )
     groups = entry_points if entry_points is not None else {"rlcore": {module: module}}
+    _write_metadata(site, distribution, version, requires, groups)
+    return module
+
+
+def write_metadata(site: Path, project: Path) -> list[str]:
+    """Metadata below `site` of the project whose directory has a pyproject.toml; returns the names of its plugins.
+
+    With `site` and the project's directory on sys.path its plugins are found, as after an installation.
+    """
+    described = tomllib.loads((project / "pyproject.toml").read_text("utf-8"))["project"]
+    groups = described.get("entry-points", {})
+    _write_metadata(site, described["name"], described["version"], described.get("dependencies", ()), groups)
+    return list(groups.get("rlcore", {}))
+
+
+def _write_metadata(
+    site: Path, distribution: str, version: str, requires: Sequence[str], groups: Mapping[str, Mapping[str, str]]
+) -> None:
+    info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    lines = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {requirement}" for requirement in requires]
+    (info / "METADATA").write_text("\n".join([*lines, ""]), "utf-8")
     text = "".join(
         f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
         for group, entries in groups.items()
     )
     (info / "entry_points.txt").write_text(text, "utf-8")
-    return module
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+
+from rlcore.testing.packages import write_metadata
 
 HERE = Path(__file__).parent.parent
 PACKAGES = sorted(path.parent for path in HERE.glob("*/pyproject.toml"))
@@ -15,18 +16,7 @@ PACKAGES = sorted(path.parent for path in HERE.glob("*/pyproject.toml"))
 @pytest.fixture
 def installed(tmp_path: Path) -> list[str]:
     """Metadata as an installer would leave it; the names of the plugins."""
-    names = []
-    for package in PACKAGES:
-        project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
-        info = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-        info.mkdir()
-        requires = "".join(f"Requires-Dist: {text}\n" for text in project["dependencies"])
-        head = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-        (info / "METADATA").write_text(head + requires)
-        entries = project["entry-points"]["rlcore"]
-        (info / "entry_points.txt").write_text("[rlcore]\n" + "".join(f"{k} = {v}\n" for k, v in entries.items()))
-        names += list(entries)
-    return names
+    return [name for package in PACKAGES for name in write_metadata(tmp_path, package)]
 
 
 @pytest.mark.fault
