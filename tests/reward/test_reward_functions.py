@@ -242,7 +242,8 @@ def test_abort_stops_at_the_first_failure_and_a_spent_budget_names_functions_and
     config = RunConfig(rollout=RolloutConfig(samples_per_prompt=4), train=TrainConfig(prompts_per_step=4))
     trajectories = [make_trajectory(0, sample, "bad" if sample < 3 else "good") for sample in range(16)]
     with pytest.raises(
-        RewardError, match="acc: ValueError: this one is bad; the function that failed has on_failure=abort"
+        RewardError,
+        match=r"acc: \S*scorers\.py:\d+: ValueError: this one is bad; the function that failed has on_failure=abort",
     ):
         score_rewards({"acc": function(f"{rewards}:raises_on_bad", on_failure="abort")}, trajectories, config=config)
     functions = {"acc": function(f"{rewards}:raises_on_bad")}
