@@ -43,7 +43,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real browser docs plots vllm bench results results-trl results-controls results-precision results-ppo \
-    results-tool-agent results-openai-agent results-scale results-transfer results-weight-sync results-shared-pools \
+    results-tool-agent results-openai-agent results-scale results-transfer results-batches results-sharding results-weight-sync results-shared-pools \
     char-count-small char-count gpu-check lint fix types dist outsider ci clean
 
 help:  ## list the targets
@@ -115,6 +115,9 @@ results-transfer: $(STAMPS)/dev $(MODEL)  ## what moving batches and weights cos
 
 results-batches: $(STAMPS)/dev  ## batches of 512 x 33 000 tokens to eight ranks: time of the controller's loop
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/batches.py --pipe --out docs/results/batches $(ARGS)
+
+results-sharding: $(STAMPS)/dev  ## peak memory per rank of 7B, 14B and 32B on 8 and 64 ranks, without data
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sharding.py --out docs/results/sharding $(ARGS)
 
 results-weight-sync: $(STAMPS)/dev $(MODEL)  ## seconds of a hand-over of weights by each way
 	$(BIN)/python benchmarks/weight_sync.py --model $(MODEL) --out docs/results/weight_sync $(ARGS)

@@ -28,6 +28,7 @@ OTHERS = (
     ("scale.py",),
     ("transfer.py",),
     ("batches.py",),
+    ("sharding.py",),
     ("weight_sync.py", "--smoke"),
     ("shared_pools.py",),
     ("overlap.py", "small"),

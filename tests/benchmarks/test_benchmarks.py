@@ -264,6 +264,7 @@ SMOKE = {
     "scale": [],
     "transfer": [],
     "batches": ["--pipe"],
+    "sharding": [],
     "weight_sync": [],
     "shared_pools": [],
 }
@@ -286,6 +287,16 @@ def test_a_benchmark_runs_at_its_smallest(name: str, tmp_path: Path) -> None:
     assert all(line["benchmark"] == name and line["machine"]["versions"]["rlcore"] for line in lines)
     if name == "gpu_check":
         check_gpu_record(lines[0], tmp_path)
+    if name == "sharding":
+        check_shares(lines[0]["rows"])
+
+
+def check_shares(rows: list[dict[str, Any]]) -> None:
+    """A rank holds its share of weights, masters and moments; tensors of few rows are not divisible by 64."""
+    for row, slack in zip(rows, (1.01, 1.02), strict=True):
+        share = 14 * row["parameters"] / row["ranks"]
+        assert share * 0.99 < row["held"] < share * slack, row
+        assert row["on the host"] == 2 * row["parameters"]
 
 
 def check_gpu_record(line: dict[str, Any], directory: Path) -> None:

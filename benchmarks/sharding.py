@@ -1,0 +1,132 @@
+"""Measures the peak memory per rank of a sharded actor: 7B, 14B and 32B on 8 and 64 ranks, beside the plan's number.
+
+    .venv/bin/python benchmarks/sharding.py [--smoke] [--models 7B 14B 32B] [--ranks 8 64] [--out docs/results/sharding]
+
+The engine itself runs, on fake tensors and a fake process group: each operation is made without data, and the storages
+that are alive are added up. Rank 0 is measured, which has the most: it also gathers what is written. Micro-batches
+are short, so the numbers are those of weights, gradients and optimizer state.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import conclude, machine, made_by, say
+from without_data import FakeFile, LiveBytes, OneRank, without_data
+
+from rlcore.algo.loss import clip
+from rlcore.config import AlgoConfig, EngineConfig, ModelConfig
+from rlcore.engines.hf.train.engine import TrainEngine
+from rlcore.engines.hf.train.gather import gathered_weights
+from rlcore.engines.hf.train.policy_loss import PolicyLoss
+from rlcore.plan.memory import training_bytes_per_parameter
+from rlcore.testing.tiny import random_batch
+
+HEADS = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 152064, "max_position_embeddings": 4096}
+SHAPES: dict[str, dict[str, int]] = {
+    "7B": {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
+    | {**HEADS, "num_key_value_heads": 4},
+    "14B": {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 48, "num_attention_heads": 40}
+    | HEADS,
+    "32B": {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 40}
+    | HEADS,
+}
+"""Of Qwen2.5, by its number of parameters."""
+SMALL = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2} | {
+    **HEADS,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+}
+PHASES = ("start", "update", "score", "hand-over")
+BEFORE = {("7B", 8): (47.9, 28.6), ("14B", 8): (92.9, 54.5), ("32B", 8): (206, 117), ("32B", 64): (186, 70.6)}
+"""GiB at the start, and with whole weights, of the same measurement where each rank loaded the whole model."""
+EXPLAINED = (
+    "Peak GiB of rank 0 in each phase, bfloat16 with float32 masters and moments. `held`: between two steps, shared",
+    "out. `plan`: weights, gradients and optimizer state as the plan counts them, with the whole weights once more",
+    "for the embedded sampler. `on the host`: the copy that the first rank hands over. `before`: the largest phase",
+    "where each rank loaded the whole model and made masters of it, which kept 14B off cards of 80 GB. Activations",
+    "come on top, and are planned by themselves.",
+)
+
+
+def write_model(directory: Path, shape: Mapping[str, int]) -> int:
+    """A model directory whose file of tensors has a header only; the number of parameters."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("qwen2", **shape, tie_word_embeddings=False, architectures=["Qwen2ForCausalLM"])
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    FakeFile.shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    config.save_pretrained(directory)
+    header = b"{}"
+    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def measured(shape: Mapping[str, int], num: int) -> dict[str, int]:
+    """Bytes by phase, those of the plan, and the number of parameters."""
+    live = LiveBytes()
+    with tempfile.TemporaryDirectory(prefix="sharding-") as scratch:
+        found = {"parameters": write_model(Path(scratch), shape)}
+        config = EngineConfig(
+            dtype="bfloat16",
+            data_parallel=num,
+            sharding="fsdp2",
+            micro_batch_tokens=16,
+            gradient_checkpointing=True,
+        )
+        with without_data(num, live):
+            loss = PolicyLoss(clip, AlgoConfig())
+            engine = TrainEngine("causal_lm", ModelConfig(path=scratch), config, loss, ranks=OneRank(num))
+            engine.expect(10)
+            found["start"], _ = live.phase()
+            batch = random_batch(num_groups=1, samples=1)
+            engine.update(batch)  # which makes the optimizer's state
+            live.phase()
+            engine.update(batch)
+            found["update"], found["held"] = live.phase()
+            engine.logprobs(batch)
+            found["score"], _ = live.phase()
+            weights = gathered_weights(engine.model, engine._shards, here=True) or {}
+            peak, _ = live.phase()
+            found["on the host"] = sum(tensor.nbytes for tensor in weights.values())
+            found["hand-over"] = peak - found["on the host"]  # at its end the host has all of it
+    found["plan"] = int(training_bytes_per_parameter(config) * found["parameters"])
+    return found
+
+
+def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
+    """The page."""
+    columns = (*PHASES, "held", "plan", "on the host")
+    lines = ["# Memory of sharded ranks", "", made_by("sharding.py", facts), ""]
+    lines += ["| model | ranks | " + " | ".join(columns) + " | before |", "|---" * (len(columns) + 3) + "|"]
+    for row in rows:
+        sizes = " | ".join(f"{row[column] / 2**30:.1f}" for column in columns)
+        before = max(BEFORE.get((row["model"], row["ranks"]), (0.0,)))
+        lines.append(f"| {row['model']} | {row['ranks']} | {sizes} | {before or '-'} |")
+    return "\n".join([*lines, "", *EXPLAINED]) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="a small model: does it still run?")
+    parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--ranks", nargs="*", type=int, default=[8, 64])
+    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
+    chosen = parser.parse_args(arguments)
+    shapes = {"small": SMALL} if chosen.smoke else {name: SHAPES[name] for name in chosen.models}
+    rows = []
+    for name, shape in shapes.items():
+        for num in chosen.ranks:
+            rows.append({"model": name, "ranks": num, **measured(shape, num)})
+            say(f"{name} on {num} ranks: {rows[-1]}")
+    facts = machine()
+    conclude("sharding", {"rows": rows}, facts, chosen.out, report(rows, facts))
+
+
+if __name__ == "__main__":
+    main()
