@@ -76,6 +76,7 @@ def settings(directory: Path, replicas: int, samples: int) -> list[str]:
         f"data.sources.all.path={directory / 'prompts.jsonl'}",
         f"reward.functions.score.fn={directory / 'rewards.py'}:on_the_loop",
         "rollout.backend=instant",
+        "rollout.check_weights_every=0",  # it makes up its log-probs
         f"rollout.replicas={replicas}",
         f"rollout.samples_per_prompt={GROUP}",
         f"rollout.max_tokens={NEW_TOKENS}",

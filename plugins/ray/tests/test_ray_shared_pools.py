@@ -170,6 +170,7 @@ def settings(directory: Path, *more: str) -> list[str]:
         "actor.data_parallel=2",
         "actor.lr=1e-2",
         "rollout.backend=noting",
+        "rollout.check_weights_every=0",  # of another policy than the actor
         "rollout.pool=rollout",
         "rollout.samples_per_prompt=2",
         "rollout.max_tokens=4",
