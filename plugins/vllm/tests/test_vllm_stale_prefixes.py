@@ -116,7 +116,9 @@ def test_either_guard_alone_keeps_prefixes_of_other_weights_out_of_what_is_sampl
 def test_a_sampler_that_is_not_the_actors_policy_is_told_of_in_the_step_where_it_happens(run: Path) -> None:
     output = " ".join((run.parent / "said").read_text().split())
     sentence = "log-probs of rollout.backend=vllm and of the actor differ"
-    assert output.count(sentence) == 1
-    assert f"warning: step {NUM_STEPS}: {sentence} by {differences(run)[-1]:.3g} per token" in output
+    found = f"{sentence} by {differences(run)[-1]:.3g} per token"
+    assert output.count(sentence) == 2, "in its step, and with the last words of the run"
+    assert f"warning: step {NUM_STEPS}: sampler and trainer differ: {found}" in output
+    assert f"sampler and trainer differ in 1 of {NUM_STEPS} steps (step {NUM_STEPS}): {found}" in output
     assert "rollout.warn_logprob_diff=0.05" in output
     assert "look at the number formats of both" in output
