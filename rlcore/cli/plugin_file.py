@@ -18,6 +18,7 @@ from rlcore.cli.plugin_package import (
     check_name,
     common_texts,
     declared_hooks,
+    free_place,
     new_directory,
     run_command,
     show_commands,
@@ -43,11 +44,7 @@ def write_file(name: str, into: Path, offers: Offers) -> None:
                 f"plugins new: --file has no template for the offer '{kind}'; choose from: {', '.join(FILE_KINDS)}; or "
                 "leave --file out"
             )
-    path = into / f"{name}.py"
-    if path.exists() or path.is_symlink():
-        raise ConfigError(f"plugins new: '{path}' exists; choose another name, or remove it")
-    if not into.is_dir():
-        raise ConfigError(f"plugins new: there is no directory '{into}' to write into; make it first")
+    path = free_place(into, f"{name}.py")
     path.write_text(file_text(name, offers), "utf-8")
     check = ["rlcore", "plugins", "--check", f"{name}.py"]
     train = ["rlcore", "train", "--plugin", "null", "--plugin", f"{name}.py", *_overrides(name, offers)]

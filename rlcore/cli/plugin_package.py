@@ -88,22 +88,27 @@ def check_name(name: str) -> None:
 
 
 def new_directory(name: str, into: Path) -> Path:
-    """The directory to make; ConfigError where that is impossible."""
+    """The directory of a package to make; ConfigError as `free_place`."""
+    return free_place(into, f"rlcore-{name.replace('_', '-')}")
+
+
+def free_place(into: Path, name: str) -> Path:
+    """The path of a file or directory to make; ConfigError where that is impossible."""
     if not into.is_dir():
-        raise ConfigError(f"plugins: there is no directory '{into}' to write into; make it first")
+        raise ConfigError(f"plugins: '{into}' is not a directory to write into; make it first")
     if not os.access(into, os.W_OK | os.X_OK):
         raise ConfigError(f"plugins: directory '{into}' is not writable; choose another with --into")
-    directory = into / f"rlcore-{name.replace('_', '-')}"
-    if directory.exists() or directory.is_symlink():
-        raise ConfigError(f"plugins: '{directory}' exists; choose another name, or remove it")
-    return directory
+    place = into / name
+    if place.exists() or place.is_symlink():
+        raise ConfigError(f"plugins: '{place}' exists; choose another name, or remove it")
+    return place
 
 
 def chosen_offers(text: str, known: Offers) -> Offers:
     """The chosen kinds. With those that no hook offers, such as a tool, comes a reward: a plugin needs a hook."""
     kinds = {kind.strip() for kind in text.split(",")}
     for kind in sorted(kinds - set(known)):
-        raise ConfigError(f"plugins: there is no template for the offer '{kind}'; {nearest(kind, tuple(known))}")
+        raise ConfigError(f"plugins: the offer '{kind}' has no template; {nearest(kind, tuple(known))}")
     chosen = {kind: offer for kind, offer in known.items() if kind in kinds}
     if len({kind for kind in chosen if kind in ("agent", "tool", "environment")}) > 1 and "agent" in chosen:
         raise ConfigError(

@@ -84,7 +84,7 @@ def with_section(text: str, found: Mapping[str, Any]) -> str:
 
 def _write_section(file: Path, found: Mapping[str, Any]) -> None:
     if not file.is_file():
-        raise ConfigError(f"plugins show: there is no file '{file}' to write a section of; make it first")
+        raise ConfigError(f"plugins show: '{file}' is not a file to write a section of; make it first")
     file.write_text(with_section(file.read_text("utf-8"), found), "utf-8")
 
 

@@ -128,10 +128,10 @@ def test_a_command_that_fails_is_named(
         (["class"], "is not a lower-case Python identifier"),
         (["core"], "the name belongs to rlcore itself"),
         (["null"], "is installed; choose another name than 'null'"),
-        (["mine", "--offers", "rewards"], "no template for the offer 'rewards'; did you mean 'reward'?"),
-        (["mine", "--offers", ""], "no template for the offer ''"),
+        (["mine", "--offers", "rewards"], "the offer 'rewards' has no template; did you mean 'reward'?"),
+        (["mine", "--offers", ""], "the offer '' has no template"),
         (["mine", "--offers", "agent,tool"], "choose one of the two"),
-        (["mine", "--into", "gone"], "there is no directory 'gone' to write into"),
+        (["mine", "--into", "gone"], "'gone' is not a directory to write into"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused_and_nothing_is_written(

@@ -94,7 +94,7 @@ def test_targets_in_the_file_name_the_package(place: Path, target: str) -> None:
             ["new", "mine", "--file", "--offers", "loss"],
             "--file has no template for the offer 'loss'; choose from: reward",
         ),
-        (["new", "mine", "--file", "--into", "gone"], "there is no directory 'gone' to write into"),
+        (["new", "mine", "--file", "--into", "gone"], "'gone' is not a directory to write into"),
         (["new", "json", "--file"], "is a module of the standard library"),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_section_is_written_in_the_place_of_an_older_one(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [(None, "there is no file"), ("<!-- rlcore plugins show ray -->\nx", "a beginning and no end")]
+    ("text", "words"), [(None, "is not a file"), ("<!-- rlcore plugins show ray -->\nx", "a beginning and no end")]
 )
 def test_a_file_that_cannot_have_the_section_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, words: str

@@ -121,6 +121,7 @@ def test_an_actor_that_stands_still_asks_no_replica_to_move() -> None:
     hands = Hands(replica, check_weights_every=1)
     for version in range(1, 5):
         hands.over(version, moved=1.0)  # all updates were skipped
+    assert len(replica.requests) == 4, "it was compared at every version"
 
 
 @pytest.mark.parametrize(

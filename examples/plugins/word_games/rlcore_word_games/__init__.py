@@ -1,5 +1,6 @@
 """Text games as environments of the plugin `agent_loop`: one prompt, one game, a reward at its end."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ from rlcore import RewardError, RewardFunction, Trajectory, hookimpl
 from rlcore.types import Message, Prompt
 
 
-class _Game(Environment):
+class _Game(Environment, ABC):
     """A secret, which is the prompt's answer, and a number of turns. The reward is 1.0 for the secret, else 0.0."""
 
     def __init__(self, turns: int = 8) -> None:
@@ -33,8 +34,9 @@ class _Game(Environment):
     def _is_won(self, guess: str) -> bool:
         return guess == self._secret
 
+    @abstractmethod
     def _hint(self, guess: str) -> str:
-        raise NotImplementedError
+        """Words that tell the guess from the secret."""
 
 
 class SecretNumber(_Game):

@@ -77,8 +77,7 @@ class TrainEngine:
         `temperature` is the rollout's: log-probs are those of softmax(logits / temperature). `num_updates`: optimizer
         steps of the whole run, 0 while unknown.
         `section`: where the settings stand in the configuration, for errors; empty: as `name`. `path_key`: where the
-        model's path does. `peak_tflops`: what the device can do, for 'time/mfu/<name>', which is not logged when it is
-        0.
+        model's path does. `peak_tflops`: the device's, for 'time/mfu/<name>', which is not logged when it is 0.
         `shared_prefix`: how the prompt of a group is computed once for its samples; ConfigError when the model cannot.
         `taught_rows`: (B,) True for each row of a mini-batch whose loss may have a gradient; an update computes no
         other. None: it computes all rows.
