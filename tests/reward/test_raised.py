@@ -11,7 +11,7 @@ import pytest
 
 from rlcore.cli import main
 from rlcore.config import RewardFunctionConfig
-from rlcore.errors import ANSWERED, ChildError
+from rlcore.errors import ANSWERED, ChildError, RewardError
 from rlcore.report.metrics import read_trajectories
 from rlcore.reward.raised import MAX_COLUMNS, raise_with_line
 from rlcore.testing.rewards import make_prompt, make_trajectory, score_rewards
@@ -93,6 +93,14 @@ def as_code_of_a_user(call: Callable[[], Any], prompt: Prompt) -> None:
         call()
     except ANSWERED as cause:
         raise_with_line(cause, [make_trajectory(prompt)])
+
+
+def test_an_error_of_rlcore_stays_as_it_is() -> None:
+    def refuse() -> None:
+        raise RewardError("the service has no place")
+
+    with pytest.raises(RewardError, match=r"^the service has no place$"):
+        as_code_of_a_user(refuse, make_prompt())
 
 
 def compiled(file: str) -> Callable[[], Any]:
