@@ -43,7 +43,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real browser docs plots vllm bench results results-trl results-controls results-precision results-ppo \
-    results-tool-agent results-openai-agent results-scale results-transfer results-batches results-sharding results-weight-sync results-shared-pools \
+    results-tool-agent results-openai-agent results-scale results-miniature results-transfer results-batches results-sharding results-weight-sync results-shared-pools \
     char-count-small char-count gpu-check lint fix types dist outsider ci clean
 
 help:  ## list the targets
@@ -109,6 +109,9 @@ results-openai-agent: $(STAMPS)/dev $(MODEL)  ## an agent with the `openai` clie
 
 results-scale: $(STAMPS)/dev  ## 1000 replicas and 16 384 samples a step, 100 steps: time and memory of the controller
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scale.py --out docs/results/scale $(ARGS)
+
+results-miniature: $(STAMPS)/dev  ## 64 replicas on nodes that leave and come back, 1000 steps, twice
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/miniature.py --out docs/results/miniature $(ARGS)
 
 results-transfer: $(STAMPS)/dev $(MODEL)  ## what moving batches and weights costs, embedded and on Ray
 	$(BIN)/python benchmarks/transfer.py --ray --model $(MODEL) --out docs/results/transfer $(ARGS)

@@ -4,7 +4,7 @@
 
 Prints one JSON line:
 
-* `overlap`: 256 conversations whose tool takes U(0, 2) s a call, against the longest chain of calls among them: no
+* `overlap`: 256 conversations whose tool takes U(0, 2) s per call, against the longest chain of calls among them: no
   conversation waits for another.
 * `turn_ms`: milliseconds of a turn when the tool takes no time, everything that runs in the process counted, by the
   number of turns of a conversation: it stays the same if nothing is tokenised twice.

@@ -5,7 +5,7 @@ from typing import Any
 
 PLUGINS = ("null", "reward_loop", "agent_loop", "critic_engine")
 STOPS = [chr(byte) for byte in range(32, 48)]
-"""One byte in sixteen ends a turn: turns of the null model have 16 tokens in the mean."""
+"""One byte in sixteen ends a turn: turns of the null model have 16 tokens on average."""
 TURN_TOKENS = 64
 TOOL = '''
 from rlcore_agent_loop.tools.calls import ToolCall

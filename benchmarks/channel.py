@@ -1,6 +1,6 @@
 """Two sides of a comparison, each in a separate process environment, both loaded, one computing at a time.
 
-A side is a program with a `Channel`: JSON lines come in on stdin, one answer a line goes out on what was stdout when
+A side is a program with a `Channel`: JSON lines come in on stdin, one answer per line goes out on what was stdout when
 it began; whatever libraries print goes to stderr. The parent holds a `Side` for each and asks them in turn. Only the
 standard library: this file runs in the environments of peers.
 """

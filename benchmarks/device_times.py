@@ -1,7 +1,7 @@
 """An rlcore plugin for benchmarks of pools: workers on separate pools that sleep as long as devices would compute.
 
-Every cost is in device seconds a sample, divided by the devices that share the work: a rollout or judge replica is one
-device, the actor has all devices of its pool.
+Every cost is in device seconds per sample, divided by the devices that share the work: a rollout or judge replica is
+one device, the actor has all devices of its pool.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """An rlcore plugin for `transfer.py` and `weight_sync.py`: a worker that echoes, a replica that reads weights."""
 
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -42,7 +43,9 @@ class Reader(RolloutWorker):
             float(tensor.sum())  # it is mapped, or still on its way: reading is what takes time
             num_bytes += tensor.numel() * tensor.element_size()
         seconds = time.perf_counter() - began
-        (self.context.run_dir / READ).write_text(json.dumps({"bytes": num_bytes, "s": seconds}))
+        written = self.context.run_dir / f"{READ}.{os.getpid()}"
+        written.write_text(json.dumps({"bytes": num_bytes, "s": seconds}))
+        written.replace(self.context.run_dir / READ)  # replicas write at the same time
         return handle.version
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=2 .venv/bin/python benchmarks/generation.py [--smoke]
 
-Prints one JSON line: tokens a second of each, A B A B, with the same model, prompts, number of rows, length of every
+Prints one JSON line: tokens per second of each, A B A B, with the same model, prompts, number of rows, length of every
 response (nothing ends a row early), dtype and threads. A gate comes first: greedy tokens must be equal.
 """
 

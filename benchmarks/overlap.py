@@ -11,7 +11,7 @@ oracle_step_s: the replay of the same draws by a scheduler that loses no time (`
 measured over that. service_busy: the share of the slots' time that was used between the ends of the second and the
 second-last step. drawn_step_s: the drawn rewards of a step over the slots, below which no schedule gets. late_step_s:
 by how much longer than drawn the slots were held a step, because the run's loop, which serves here too, did something
-else when a reward ended. between_steps_s: seconds a step between the ends of the second and the second-last, without
+else when a reward ended. between_steps_s: seconds per step between the ends of the second and the second-last, without
 the first's generation and the last's updates, which nothing can hide. misplaced: rewards that landed on another sample
 than theirs.
 """

@@ -55,11 +55,12 @@ def curve_of_trl(kind: str, seed: int, directory: Path, model: Path, steps: int,
 def _task(seed: int, num_prompts: int) -> dict[str, Any]:
     """Training and held-out conversations of the demo, with their answers."""
     from rlcore.config import load_config
-    from rlcore.data import PromptOrder, load_prompts
+    from rlcore.data import load_prompts
+    from rlcore.testing.prompts import seeded_prompts
 
     overrides = [f"train.seed={seed}"]
     config = load_config([ROOT / "examples" / "arithmetic" / "config.yaml"], overrides, []).config
-    order = PromptOrder(load_prompts(config.data.sources, config.data), {}, seed, config.data.shuffle)
+    order = seeded_prompts(load_prompts(config.data.sources, config.data), {}, seed, config.data.shuffle)
     train = [prompt for prompt, _ in order.next_prompts(num_prompts)]
     heldout = load_prompts(config.eval.sources, config.data)["heldout"]
     return {

@@ -26,6 +26,7 @@ TIMES = 4
 """Factor of the second comparison of memory over E1's prompts."""
 OTHERS = (
     ("scale.py",),
+    ("miniature.py",),
     ("transfer.py",),
     ("batches.py",),
     ("sharding.py",),

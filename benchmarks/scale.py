@@ -1,4 +1,4 @@
-"""Measures the controller's cost: 1000 rollout replicas and 16 384 samples a step, with workers that do nothing.
+"""Measures the controller's cost: 1000 rollout replicas and 16 384 samples per step, with workers that do nothing.
 
     .venv/bin/python benchmarks/scale.py [--smoke] [--steps N] [--seconds S] [--out docs/results/scale]
 
@@ -70,7 +70,7 @@ async def on_the_loop(trajectory):
 
 
 def settings(directory: Path, replicas: int, samples: int) -> list[str]:
-    """Overrides of a run with that many replicas and samples a step."""
+    """Overrides of a run with that many replicas and samples per step."""
     return [
         *(setting for setting in SETTINGS if not setting.startswith(("data.", "reward.", "rollout."))),
         f"data.sources.all.path={directory / 'prompts.jsonl'}",
@@ -112,13 +112,13 @@ def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         "",
         made_by("benchmarks/scale.py", facts),
         "",
-        f"{result['replicas']} rollout replicas and {result['samples']} samples a step, with workers that answer at",
+        f"{result['replicas']} rollout replicas and {result['samples']} samples per step, with workers that answer at",
         f"once: {result['steps']} steps of a production run, the first {result['warm_steps']} not counted.",
         "",
         "| | median | min | max |",
         "|---|---|---|---|",
     ]
-    for name, title in (("wall_s", "seconds a step"), ("cpu_s", "CPU seconds a step, all threads")):
+    for name, title in (("wall_s", "seconds per step"), ("cpu_s", "CPU seconds per step, all threads")):
         lines.append(
             f"| {title} | " + " | ".join(f"{result[name][text]:.2f}" for text in ("median", "min", "max")) + " |"
         )

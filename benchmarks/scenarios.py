@@ -137,7 +137,7 @@ class Sizes:
 
 
 def update_flops(scenario: Scenario, sizes: Sizes) -> float:
-    """FLOPs of an update that computes each prompt once for its group: forward and backward, 6 a parameter and token.
+    """FLOPs of an update that computes each prompt once for its group: forward and backward, 6 per parameter and token.
 
     The body for prompts and samples, the output layer for sampled tokens only; attention scores are left out, so a
     rate computed from it is a little too low.
@@ -147,6 +147,6 @@ def update_flops(scenario: Scenario, sizes: Sizes) -> float:
 
 
 def generation_flops(scenario: Scenario, sizes: Sizes) -> float:
-    """FLOPs of sampling with each prompt computed once for its group: 2 a parameter and token."""
+    """FLOPs of sampling with each prompt computed once for its group: 2 per parameter and token."""
     sampled, prompts = sum(scenario.lengths()), scenario.prompts * scenario.prompt_tokens
     return 2.0 * (sizes.body * (prompts + sampled) + sizes.head * sampled)

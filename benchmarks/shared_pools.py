@@ -7,8 +7,8 @@ trains on the devices that sample (a union of one pool), the reward pool is idle
 union of both. A production run, with workers that sleep as long as devices would compute (`device_times.py`), a
 hundredth of the costs of a published step: 40 s generation, 198 s of passes and update with a 7B model on 8 devices
 for 5120 samples (verl #2854), and judging that costs what sampling does. Servers take 5 s to fall asleep, and 5 s to
-wake up. Prints one JSON line: for each number of devices seconds a step (scaled up again), how busy the pools are, the
-gain, and the gain that the costs alone say.
+wake up. Prints one JSON line: for each number of devices seconds per step (scaled up again), how busy the pools are,
+the gain, and the gain that the costs alone say.
 
 With --slots also for real, on this machine's cores: `examples/ray_vllm` on Ray, SmolLM2-135M sampled by one vLLM engine
 and judged by another, each with a separate CPU; the actor trains with one rank on the sampler's CPU, or with two on
@@ -92,7 +92,7 @@ def read(name: str, run_dir: Path, scale: float) -> dict[str, Any]:
     found = {"step_s": summary([scale * row["time/step_s"] for row in rows])}
     for pool in ("rollout", "reward"):
         found[f"{pool}_busy_frac"] = summary([row[f"time/pool/{pool}/busy_frac"] for row in rows])
-    say(f"{name}: {found['step_s']['median']:.1f} s a step, reward pool {found['reward_busy_frac']['median']:.0%} busy")
+    say(f"{name}: {found['step_s']['median']:.1f} s/step, reward pool {found['reward_busy_frac']['median']:.0%} busy")
     return found
 
 

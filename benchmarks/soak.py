@@ -26,6 +26,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -57,7 +58,7 @@ REFERENCE_S = 7200.0
 
 
 class Broken(Exception):
-    """The run did what no run may do."""
+    """The run did what no run may do, or nothing that could be judged."""
 
 
 @dataclass
@@ -86,7 +87,10 @@ class Soak:
         following = next(faults)
         while self._goes_on(ends_at):
             following = self._live(following, faults, ends_at)
-        steps = last_step(self.work / "runs" / NAME) + 2
+        taken = last_step(self.work / "runs" / NAME)
+        if not taken:
+            raise Broken(f"no step in {self.options.minutes:g} minutes: its start takes longer; give it more --minutes")
+        steps = taken + 2
         last = self._begin(f"train.max_steps={steps}")
         code = last.wait(2 * self.bounds.stuck_s)
         self._check_end(last, [], code, (0,))
@@ -268,7 +272,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="rlcore-soak-") as scratch:
         work = options.work or Path(scratch) / "work"
         work.mkdir(parents=True)
-        result = soak(options, work.resolve())
+        try:
+            result = soak(options, work.resolve())
+        except (Broken, subprocess.TimeoutExpired) as error:
+            say(f"problem: {' '.join(str(error).split())}")
+            return 1
     line = json.dumps(result)
     print(line)
     if options.out:

@@ -230,8 +230,12 @@ class Controller:
             self._popen.send_signal(number)
 
     def wait(self, limit_s: float) -> int:
-        """The exit status; subprocess.TimeoutExpired when it hangs."""
-        return self._popen.wait(limit_s)
+        """The exit status; subprocess.TimeoutExpired when it hangs, and then it is killed."""
+        try:
+            return self._popen.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            raise
 
     def text(self) -> str:
         """Everything that the controller printed."""

@@ -4,8 +4,8 @@
 
 Batches: a worker returns the array that it is given. As a thread of the driver nothing is copied; to a child process it
 goes through a pipe; to an actor of Ray through its object store. For arrays of 1, 10 and 100 MB: seconds of a round
-trip, bytes a second (there and back counted), whether what came back is a copy, and how many copies the driver held at
-once at most: its peak of resident memory beyond what it had, in sizes of the array. And seconds of a call with nothing.
+trip, bytes per second (there and back counted), whether what came back is a copy, and how many copies the driver held
+at once at most: its peak of resident memory beyond what it had, in sizes of the array. And seconds of an empty call.
 
 Weights, with --model: the hand-over after a step, as a run does it. The embedded rollout samples from the actor's own
 weights; a replica with a separate copy reads what the actor writes as files into memory (`rollout.weights_dir` in

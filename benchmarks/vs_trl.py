@@ -203,7 +203,7 @@ def noise(rng: random.Random) -> float:
 
 
 def sweep(comparison: Comparison) -> dict[int, Any]:
-    """TRL's seconds a step and peak memory by micro-batch, one step each after warming up; why one was left out."""
+    """TRL's seconds per step and peak memory by micro-batch, one step each after warming up; why one was left out."""
     results: dict[int, Any] = {}
     for micro_batch in candidates(comparison.scenario):
         needed = predicted_peak(results, micro_batch)
@@ -322,7 +322,7 @@ def json_line(value: Any) -> str:
 
 
 def trl_micro_batch(comparison: Comparison, chosen: int) -> int:
-    """The micro-batch for a scenario: long prompts take as many tokens a micro-batch, but at least a group's eighth."""
+    """The micro-batch for a scenario: long prompts take as many tokens per batch, but at least a group's eighth."""
     scenario = comparison.scenario
     tokens = chosen * (SCENARIOS["E1"].prompt_tokens + SCENARIOS["E1"].new_tokens)
     fitting = [size for size in (1, 2, 4, *SWEEP) if scenario.rows % size == 0 and size <= chosen]

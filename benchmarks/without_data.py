@@ -112,6 +112,7 @@ class OneRank(Ranks):
 
     def __init__(self, num: int) -> None:
         self.rank, self.num, self.device = 0, num, torch.device("cpu")
+        self.context = None
 
     def gather(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [dict(value)]

@@ -112,7 +112,7 @@ def _relinked(text: str, page: Path) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Mend what the theme leaves out: a search without the network, and the name of its dialog."""
+    """Fix what the theme leaves out: a search without the network, and the name of its dialog."""
     asset = os.path.relpath("assets/file_worker.js", PurePosixPath(page.url).parent)
     local = output.replace("https://unpkg.com/iframe-worker/shim", asset)
     return local.replace('role="dialog"', 'role="dialog" aria-label="Search"')

@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
     parser.add_argument("--run", type=Path, help="directory of a run that has ended")
     parser.add_argument("overrides", nargs="*", help="overrides of the run")
-    options = parser.parse_intermixed_args(arguments)  # overrides may stand behind options, as make puts them
+    options = parser.parse_intermixed_args(arguments)  # overrides may be behind options, as make puts them
     title, did = EXAMPLES[options.example]
     made = facts()  # what begins to train; others may commit meanwhile
     if options.run is None:

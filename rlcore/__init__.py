@@ -34,6 +34,9 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `l
     from rlcore.contracts.offers import RewardFunction as RewardFunction
     from rlcore.contracts.offers import Scope as Scope
     from rlcore.contracts.offers import WorkerClass as WorkerClass
+    from rlcore.contracts.prompt_orders import PromptOrder as PromptOrder
+    from rlcore.contracts.prompt_orders import PromptOrderOffer as PromptOrderOffer
+    from rlcore.contracts.prompt_orders import RowResults as RowResults
     from rlcore.contracts.reference import REFERENCE as REFERENCE
     from rlcore.contracts.reference import ReferenceWorker as ReferenceWorker
     from rlcore.contracts.requests import Role as Role

@@ -16,7 +16,7 @@ from rlcore.errors import PluginError, boundary, nearest
 
 
 def import_function(target: str) -> Callable[..., Any]:
-    """The function that 'module:attr' or '/absolute/file.py:attr' names; a file is imported once a process.
+    """The function that 'module:attr' or '/absolute/file.py:attr' names; a file is imported once per process.
 
     PluginError when the target is malformed, the import fails, or the module lacks the function.
     """

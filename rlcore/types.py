@@ -22,7 +22,9 @@ Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 Metrics = dict[str, float]
+"""Numbers by name."""
 Message = Mapping[str, Any]
+"""One message of a conversation, as chat templates take it: `role`, `content`, and what else they know."""
 
 SAMPLE_NAMES = frozenset(
     (
@@ -279,7 +281,7 @@ class Batch(ReadOnlyArrays):
     advantages_B: Float32s | None = None
     """One advantage per row; None when the estimator gives one per token."""
     advantages_BT: Float32s | None = None
-    """(B, T) one advantage a token."""
+    """(B, T) one advantage per token."""
     returns_BT: Float32s | None = None
     """(B, T) targets of the critic."""
     values_BT: Float32s | None = None

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.testing.here import letters_here
 from rlcore.testing.leaks import leaks
 
 SUITES = ("fault", "real", "gpu")
 """Directories that hold nothing but tests of the mark of that name."""
+MARKS = (*SUITES, "browser")
+"""A file with tests of one of these names it: see `MarkedFiles`."""
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +21,47 @@ def _nothing_is_left_behind() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _the_letters_need_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Processes that are killed, hang or die are for tests with a mark, and for other reward functions."""
+    if any(request.node.get_closest_marker(mark) for mark in SUITES):
+        yield
+    else:
+        with letters_here():
+            yield
+
+
+class MarkedFiles:
+    """With `-m MARK`, files that do not name the mark are passed over: importing them all takes longer than most tests.
+
+    So a mark that a test has from elsewhere is an error, in every run that collects the test.
+    """
+
+    def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
+        mark = config.option.markexpr
+        if mark in MARKS and collection_path.suffix == ".py" and not names_mark(collection_path, mark):
+            return True
+        return None
+
+    @pytest.hookimpl(tryfirst=True)  # before those of other marks are deselected
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        found = {(test.path, mark) for test in items for mark in MARKS if test.get_closest_marker(mark)}
+        for path, mark in sorted(found):
+            if not names_mark(path, mark):
+                raise pytest.UsageError(
+                    f"{path}: has tests of the mark '{mark}' and does not name it, so `-m {mark}` would not find them; "
+                    f"needs pytest.mark.{mark} in its text"
+                )
+
+
+def names_mark(path: Path, mark: str) -> bool:
+    """True if the text of a file has `mark.NAME`."""
+    return f"mark.{mark}" in path.read_text("utf-8")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Tests that do not need a GPU see none, so that defaults are a CPU's on every machine."""
+    config.pluginmanager.register(MarkedFiles())
     if "not gpu" in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

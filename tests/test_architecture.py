@@ -27,7 +27,7 @@ LAYERS = [
     ["cluster", "engines"],
     ["runtime"], ["report"], ["plugins"], ["train"], ["testing"], ["cli"],
 ]  # fmt: skip
-"""A module may import what stands in its own room, and in the layers before its own."""
+"""A module may import what is in its own room, and in the layers before its own."""
 LEVEL = {room: number for number, layer in enumerate(LAYERS) for room in layer}
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "vllm", "ray", "peft"}
 HEAVY_OWNERS = {"algo", "engines", "data", "report", "testing"}
@@ -55,7 +55,7 @@ def sources() -> list[Path]:
 
 
 def python_files(top: str) -> list[Path]:
-    """Every Python file under a directory of the repository, but for what a build left there."""
+    """Every Python file under a directory of the repository, except for what a build left there."""
     return sorted(path for path in (ROOT / top).rglob("*.py") if "build" not in path.parts)
 
 

@@ -13,6 +13,16 @@ TICS = {
     "is no": re.compile(r"(?<!here )\b(is|are|was|were) no\b(?! (more|longer)\b)"),
     "anew": re.compile(r"\banew\b"),
     "one a": re.compile(r"\bone an? (token|sample|step|row)\b"),
+    "a for per": re.compile(
+        r"\b(tokens|samples|prompts|updates|steps|calls|rows|bytes|seconds|FLOPs|\d s"
+        r"|one (advantage|answer|call|line|object|pass|prompt|row|sample|turn|weight)) an? "
+        r"(token|sample|prompt|step|row|parameter|second|minute|micro-batch|mini-batch|trajectory|turn|call|line)\b"
+        r"(?! (may|can|holds|sees|has|is))"
+    ),
+    "mend": re.compile(r"\bmend(?:s|ed|ing)? "),
+    "in the mean": re.compile(r"\bin the mean\b"),
+    "in good order": re.compile(r"\bin good order\b"),
+    "held against": re.compile(r"\bheld against\b"),
     "of its own": re.compile(r"\bof\s+(?:its|their|our)(?:\s|#)+own\b"),
 }
 """By name: what the test finds, in any line of a file, texts for users included.
@@ -49,6 +59,12 @@ def test_no_text_has_a_tic(room: str) -> None:
         ("# is made anew", "anew"),
         ("# one a token", "one a"),
         ("# a pool of their own", "of its own"),
+        ("# mend the reward", "mend"),
+        ("# 16 tokens in the mean", "in the mean"),
+        ("# ends in good order", "in good order"),
+        ("# is held against its interface", "held against"),
+        ("# bytes a parameter", "a for per"),
+        ("# one prompt a step", "a for per"),
     ],
 )
 def test_a_tic_is_found_wherever_it_stands(tmp_path: Path, text: str, name: str) -> None:

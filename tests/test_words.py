@@ -48,7 +48,7 @@ def vague_names(source: str) -> list[str]:
 
 
 def files() -> list[Path]:
-    """Every Python file of the repository, but for what a build left there."""
+    """Every Python file of the repository, except for what a build left there."""
     return [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if "build" not in path.parts]
 
 

@@ -2,7 +2,7 @@
 
     python examples/slow_reward/compare.py [--out docs/results/slow_reward] [--seeds 3] [--ci] [OVERRIDE...]
 
-Starts the service (0.25 to 10 s a call, one in a hundred fails), then trains `config.yaml` synchronously and one step
+Starts the service (0.25 to 10 s per call, one in a hundred fails), then trains `config.yaml` synchronously and one step
 off-policy with every seed, and both with streamed mini-batches with the first. Of each mode: the time of its steps over
 `time/ideal_s`, the replay of the same steps without any loss, which is to be at most 1.05. Of the curves of
 held-out accuracy: the mean paired difference of areas, equal within noise up to 0.05. `--ci` is a policy without torch

@@ -20,7 +20,7 @@ PORT = 8731
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one sample a call."""
+    """Answers one sample per call."""
 
     protocol_version = "HTTP/1.1"
     low = 0.25
@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """A thread a call."""
+    """A thread per call."""
 
     daemon_threads = True
     request_queue_size = 1024

@@ -1,4 +1,4 @@
-"""From token losses to the loss of a mini-batch, by one weight a row.
+"""From token losses to the loss of a mini-batch, by one weight per row.
 
 The loss is sum over rows b of weights_B[b] * sum over masked t of loss_BT[b, t]. Every denominator is inside the
 weights and is that of the whole *global* mini-batch: however it is split over micro-batches or ranks, the sum of the

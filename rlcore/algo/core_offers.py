@@ -59,4 +59,4 @@ OFFERS: tuple[Algorithm, ...] = (
         for name in ("clip_cov", "kl_cov")
     ),
 )
-"""Estimators that are not `per_token` give one advantage a row, and need no tokens."""
+"""Estimators that are not `per_token` give one advantage per row, and need no tokens."""

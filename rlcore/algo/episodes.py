@@ -1,6 +1,6 @@
 """The sampled tokens of a batch, sample by sample: what the policy did, with everything it did not do left out.
 
-A sample's parts follow one another as its rows stand in the batch (`rlcore.data.batch.collate` puts them in part
+A sample's parts follow one another as its rows are in the batch (`rlcore.data.batch.collate` puts them in part
 order). Shape letters beyond those of `rlcore.types`: S samples that have sampled tokens, N sampled tokens of the batch,
 L sampled tokens of the longest sample. In numpy, where an operation on a few numbers costs a fifth of what it does in
 torch.

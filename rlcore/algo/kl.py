@@ -1,4 +1,4 @@
-"""KL divergence from the reference policy: estimates a token, and the controllers of its coefficient."""
+"""KL divergence from the reference policy: estimates per token, and the controllers of its coefficient."""
 
 import math
 from typing import Any, Literal, assert_never

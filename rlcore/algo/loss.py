@@ -1,7 +1,7 @@
-"""Policy losses: one number a token, for the engine to weigh and sum (`rlcore.algo.aggregation`).
+"""Policy losses: one number per token, for the engine to weigh and sum (`rlcore.algo.aggregation`).
 
 r is the ratio exp(logprobs - old_logprobs) of a token, A its advantage. On policy (r = 1) every loss here has the
-gradient of REINFORCE, -A * grad(logprobs), but for its own constant factors.
+gradient of REINFORCE, -A * grad(logprobs), except for its own constant factors.
 
 Losses that look at a whole sequence look at one row: rows are never split, parts of a sample may be. Of a sample in
 several parts each part is a sequence with its own ratio.
@@ -61,7 +61,7 @@ def gspo(inputs: PolicyLossInputs) -> PolicyLossOutput:
     """`clip` with one ratio a sequence: s = exp(mean over the row's loss tokens of log r).
 
     arXiv 2507.18071, in its form GSPO-token: the value of each token's ratio is s, its gradient that of the
-    token's own log-prob. With one advantage a sample the two forms have the same gradient, and this one also takes an
+    token's own log-prob. With one advantage per sample the two forms have the same gradient, and this one also takes an
     advantage a token. Bounds are much narrower than those of `clip` (the paper: 3e-4 and 4e-4). Metrics as of `clip`,
     ratio being s.
     """

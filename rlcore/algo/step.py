@@ -33,7 +33,7 @@ def with_advantages(
 
     The reward of a sample is its score, its token scores, the soft length penalty if `algo.overlong` is 'penalty', and
     minus the KL penalty if `algo.kl.placement` is 'reward': of pi_old against the reference, with `old_logprobs` where
-    the batch has them, else with those that were recorded in sampling. Estimators that give one advantage a row see
+    the batch has them, else with those that were recorded in sampling. Estimators that give one advantage per row see
     the sum. PluginError for advantages of another shape, or that are not finite.
     """
     rewards_B, metrics = torch.from_numpy(_shaped_rewards(batch, algo, max_tokens)), Metrics()

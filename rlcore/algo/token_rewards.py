@@ -41,7 +41,7 @@ def sample_rewards(
 ) -> Tensor:
     """(B,) the reward of each row's sample plus the sum of its token scores, less kl_coef times the sum of its KL.
 
-    For estimators that give one advantage a sample. The sums run over the sampled tokens of all parts, so the parts
+    For estimators that give one advantage per sample. The sums run over the sampled tokens of all parts, so the parts
     of a sample have equal rewards; a sample of which nothing was sampled keeps its reward.
     """
     if token_scores_BT is None and kl_BT is None:
@@ -63,5 +63,5 @@ def _scores(
         scores_BT = scores_BT + token_scores_BT
     if kl_BT is not None:
         scores_BT = scores_BT - kl_coef * kl_BT
-    # Not a product with the mask: what stands at tokens that were not sampled may be inf, and inf * 0 is NaN.
+    # Not a product with the mask: what is at tokens that were not sampled may be inf, and inf * 0 is NaN.
     return torch.where(loss_mask_BT, scores_BT, 0.0)

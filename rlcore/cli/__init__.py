@@ -26,7 +26,7 @@ COMMANDS = {
     "resume": "continue a run by its own configuration",
     "eval": "evaluate a model or a checkpoint on held-out prompts",
     "chat": "talk to the weights of a run",
-    "sweep": "train over seeds and values of keys, one run after another, and compare",
+    "sweep": "train over seeds and values of keys, some runs at a time, and compare",
     "export": "write a checkpoint as a model directory for others",
     "where": "say what runs do at the moment, and what their samples wait for",
     "view": "show a run as one HTML file, find samples in it, say why nothing is learned",

@@ -5,6 +5,7 @@ import io
 import json
 import keyword
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -30,6 +31,17 @@ exec(code, {{"__name__": "__main__", "__file__": {path!r}}})
 """
 """Runs a script with its assert statements, also where PYTHONOPTIMIZE is set."""
 
+ONE_STEP = """
+import sys
+from rlcore.cli import main
+sys.exit(main({arguments!r}))
+"""
+STAND_IN = (
+    "--plugin=null", "model.path=none", "model.tokenizer=bytes", "actor.backend=null", "rollout.backend=null",
+    "train.max_steps=1", "reward.functions.correct.children=1",
+)  # fmt: skip
+"""Arguments with which a run takes one step without its model: data, canary, reward and evaluation are the run's."""
+
 
 @dataclass(frozen=True)
 class _Fit:
@@ -43,7 +55,7 @@ class _Fit:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Write the directory, run its commands dry, and print them."""
+    """Write the directory, run its commands, and print them."""
     parser = Parser("init", "Write a project that trains: data, a reward with its test, a configuration.")
     parser.add_argument("name", metavar="NAME", help="directory to make; a Python identifier")
     parser.add_argument("--model", default=MODEL, help=f"model directory or name on the Hub; default: {MODEL}")
@@ -58,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     ]
     _try(directory)
     answer(f"wrote {directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}")
-    answer("next (the first two were run just now, the third was planned):")
+    answer("next (all were run just now, the third for one step with a stand-in for the model):")
     for command in commands:
         answer(f"  {command}")
     return 0
@@ -84,7 +96,7 @@ def _check_name(directory: Path) -> None:
             f"such as {name}_task"
         )
     if not directory.absolute().parent.is_dir():
-        raise ConfigError(f"init: there is no directory '{directory.parent}' to write '{name}' into; make it first")
+        raise ConfigError(f"init: found no directory '{directory.parent}' to write '{name}' into; make it first")
 
 
 def _fit() -> _Fit:
@@ -115,7 +127,7 @@ def _write(directory: Path, model: str, fit: _Fit) -> None:
 
 
 def _try(directory: Path) -> None:
-    """Run the test, plan the run; ConfigError when the project that was written does not do what it should."""
+    """Run the test, plan the run, take a step; ConfigError when the project does not do what it should."""
     test = run_in_new_interpreter(RUN_WITH_ASSERTS.format(path=str(directory / "test_reward.py")), CHECK_S)
     if test is None or test.code:
         last = (test.errors.strip().splitlines() if test else []) or [f"it was not done after {CHECK_S} s"]
@@ -128,3 +140,9 @@ def _try(directory: Path) -> None:
             show_with_data(plan_run([directory / "config.yaml"], []), origins=False)
     except RlcoreError as error:
         raise ConfigError(f"init: wrote '{directory}', whose plan is refused: {error}") from error
+    with tempfile.TemporaryDirectory(prefix="rlcore-init-") as runs:
+        arguments = ["train", str(directory / "config.yaml"), *STAND_IN, f"train.dir={json.dumps(runs)}"]
+        step = run_in_new_interpreter(ONE_STEP.format(arguments=arguments), CHECK_S)
+    if step is None or step.code:
+        last = (step.errors.strip().splitlines() if step else []) or [f"it was not done after {CHECK_S} s"]
+        raise ConfigError(f"init: wrote '{directory}', whose first step fails without its model, too: {last[-1]}")

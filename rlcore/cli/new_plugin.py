@@ -4,17 +4,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.cli.arguments import Parser
+from rlcore.cli.console import answer
 from rlcore.cli.plugin_file import write_file
 from rlcore.cli.plugin_package import (
+    Offers,
     PluginPackage,
     check_name,
     chosen_offers,
     known_offers,
     new_directory,
+    package_texts,
     show_commands,
     try_package,
-    write_package,
+    write_texts,
 )
+from rlcore.cli.plugin_update import update_package, write_record
+from rlcore.errors import ConfigError
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -25,14 +30,33 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--offers", default="reward", metavar="KIND,...", help=f"of: {', '.join(known)}")
     parser.add_argument("--into", default=".", metavar="PATH", help="directory to write rlcore-NAME into")
     parser.add_argument("--file", action="store_true", help="write one file, NAME.py, instead of a package")
+    parser.add_argument("--update", action="store_true", help="apply this rlcore's template to a package made before")
+    parser.add_argument("--dry-run", action="store_true", help="with --update: say what would be done, write nothing")
     parsed = parser.parse(arguments)
+    if parsed.update:
+        return _update(parsed.name, Path(parsed.into), known, parsed.dry_run)
+    if parsed.dry_run:
+        raise ConfigError("plugins new: --dry-run has no effect; needs --update")
     check_name(parsed.name)
     offers = chosen_offers(parsed.offers, known)
     if parsed.file:
         write_file(parsed.name, Path(parsed.into), offers)
         return 0
     package = PluginPackage(parsed.name, new_directory(parsed.name, Path(parsed.into)), offers)
-    write_package(package)
+    texts = package_texts(package)
+    write_texts(package, texts)
+    write_record(package, texts)
     try_package(package)
     show_commands(package.directory, package.commands, 3)
+    return 0
+
+
+def _update(name: str, into: Path, known: Offers, dry_run: bool) -> int:
+    """Apply the template to an older package, and say what was done to each file."""
+    directory = into / f"rlcore-{name.replace('_', '-')}"
+    updates = update_package(name, directory, known, dry_run)
+    for update in updates:
+        answer(f"{update.name}: {update.action}")
+    if dry_run:
+        answer("nothing was written: --dry-run")
     return 0

@@ -88,6 +88,7 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
         (
             *((slot, component.component.name, component.provided_by) for slot, component in plan.components.items()),
             ("cluster", plan.cluster.offer.name, plan.cluster.provided_by),
+            ("prompt order", plan.prompt_order.offer.name, plan.prompt_order.provided_by),
             *(("tracker", tracker.offer.name, tracker.provided_by) for tracker in plan.trackers),
         ),
     )
@@ -193,7 +194,7 @@ def _schedule(plan: "RunPlan") -> "Iterator[tuple[str, str]]":
     yield "name", schedule.name
     yield "samples are trained on", f"at most {schedule.max_staleness} versions after they were sampled"
     if schedule.max_staleness:
-        yield "too old ones", "are given up" if schedule.drop else "are waited for"
+        yield "too old ones", "are discarded" if schedule.drop else "are waited for"
     yield "log-probs of pi_old", schedule.old_logprobs.value
     ways = {
         worker.request.role.name: worker.shared_prefix
@@ -219,13 +220,16 @@ def _layout(plan: "RunPlan") -> str:
 def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:
     request = worker.request
     inside = f"inside {request.embedded_in.name}" if request.embedded_in else request.pool
+    slices = request.engine.context_parallel if request.engine and not request.embedded_in else 1
     return (
         request.role.name,
         worker.cls.__qualname__,
         worker.provided_by,
         worker.asked_by,
         inside,
-        f"{request.replicas} x {request.ranks}" + (f" x {request.gpus:g} GPUs" if request.gpus > 1 else ""),
+        f"{request.replicas} x {request.ranks}"
+        + (f" x {request.gpus:g} GPUs" if request.gpus > 1 else "")
+        + (f" ({request.ranks // slices} shares x {slices} slices)" if slices > 1 else ""),
         "-" if request.embedded_in else _memory(plan, worker),
     )
 

@@ -29,7 +29,7 @@ def add_machine(parser: Parser) -> None:
             type=int,
             metavar="N",
             default=0,
-            help=f"with --on: tokens of a {what} in the mean; else half of most",
+            help=f"with --on: tokens of a {what} on average; else half of most",
         )
 
 
@@ -67,6 +67,7 @@ def to_json(plan: "RunPlan", found: "MachinePlan") -> dict[str, Any]:
             for name, seconds in found.times.seconds.items()
         },
         "memory": {pool: dict(phases) for pool, phases in found.memory.items()},
+        "host_memory": {role: dict(sizes) for role, sizes in found.host.items()},
         "settings": [{"overrides": list(setting.overrides), "step_s": setting.step_s} for setting in found.settings],
         "assumptions": [*_lengths(found), *assumptions(found.machine)],
     }
@@ -117,6 +118,11 @@ def _tables(plan: "RunPlan", found: "MachinePlan") -> "Iterator[Table]":
         ((pool, *(f"{phases[name] / GIB:.1f}" for name in PHASES)) for pool, phases in found.memory.items()),
     )
     yield table(
+        "host memory of all ranks in GiB",
+        ("role", "for", "GiB"),
+        ((role, purpose, f"{size / GIB:.1f}") for role, sizes in found.host.items() for purpose, size in sizes.items()),
+    )
+    yield table(
         "settings that would help most",
         ("settings", "seconds of a step", "saved"),
         (
@@ -129,6 +135,6 @@ def _tables(plan: "RunPlan", found: "MachinePlan") -> "Iterator[Table]":
 def _lengths(found: "MachinePlan") -> list[str]:
     size = found.size
     return [
-        f"prompts have {size.prompt} tokens in the mean and responses {size.response} (--prompt-tokens, "
+        f"prompts have {size.prompt} tokens on average and responses {size.response} (--prompt-tokens, "
         f"--response-tokens), the longest {size.longest}"
     ]

@@ -35,6 +35,8 @@ TRY: Mapping[str, Any] = {
 }
 """The run of `try.yaml` without the plugin's offers: the policy of the plugin `null`."""
 
+LETTERS = "reward.functions.letters."
+"""Keys of the reward that a trial run has where no offer is another."""
 Offers = Mapping[str, Mapping[str, Any]]
 
 
@@ -50,13 +52,18 @@ class PluginPackage:
     @property
     def enabled(self) -> tuple[str, ...]:
         """The plugins of its trial run."""
-        return ("null", *dict.fromkeys(offer["plugin"] for offer in self.offers.values() if "plugin" in offer))
+        return plugins_of(self.offers)
 
     @property
     def commands(self) -> list[str]:
         """Those that are run in it."""
         train = f"rlcore train try.yaml {enabling(self)}"
         return ["python -m pytest -q tests", f"rlcore plugins --check {self.name}", train]
+
+
+def plugins_of(offers: Offers) -> tuple[str, ...]:
+    """The plugins that a trial run with the offers enables beside theirs."""
+    return ("null", *dict.fromkeys(offer["plugin"] for offer in offers.values() if "plugin" in offer))
 
 
 def template(name: str) -> str:
@@ -130,14 +137,14 @@ def enabling(package: PluginPackage) -> str:
     return " ".join(f"--plugin {plugin}" for plugin in (*package.enabled, package.name))
 
 
-def write_package(package: PluginPackage) -> None:
-    """Write the files of a package with an example of each kind of offer."""
+def package_texts(package: PluginPackage) -> dict[str, str]:
+    """The files of a package with an example of each kind of offer, by path."""
     module = f"rlcore_{package.name}"
     texts = common_texts(package) | {f"{module}/__init__.py": _declarations(package)}
     for kind in package.offers:
         texts[f"{module}/{kind}.py"] = template(f"{kind}.py.txt")
         texts[f"tests/test_{kind}.py"] = template(f"test_{kind}.py.txt")
-    write_texts(package, texts)
+    return filled_texts(package, texts)
 
 
 def common_texts(package: PluginPackage) -> dict[str, str]:
@@ -154,8 +161,8 @@ def common_texts(package: PluginPackage) -> dict[str, str]:
     }
 
 
-def write_texts(package: PluginPackage, texts: Mapping[str, str]) -> None:
-    """Write the files below the package's directory, with its names filled in."""
+def filled_texts(package: PluginPackage, texts: Mapping[str, str]) -> dict[str, str]:
+    """The texts with the package's names filled in."""
     offers = package.offers.values()
     requires = [RANGE, *dict.fromkeys(offer["requires"] for offer in offers if "requires" in offer)]
     values = {
@@ -165,10 +172,15 @@ def write_texts(package: PluginPackage, texts: Mapping[str, str]) -> None:
         "requires": ", ".join(f'"{requirement}"' for requirement in requires),
         "enable": enabling(package),
     }
+    return {name: _filled(text, values) for name, text in texts.items()}
+
+
+def write_texts(package: PluginPackage, texts: Mapping[str, str]) -> None:
+    """Write the files below the package's directory."""
     for name, text in texts.items():
         path = package.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_filled(text, values), "utf-8")
+        path.write_text(text, "utf-8")
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
@@ -209,9 +221,9 @@ def declared_hooks(offers: Offers) -> list[str]:
 
 def trial_settings(package: PluginPackage) -> dict[str, Any]:
     """The settings of the trial run, by section."""
-    settings = dict(TRY)
-    for offer in package.offers.values():
-        settings |= offer["settings"]
+    own = {key: value for offer in package.offers.values() for key, value in offer["settings"].items()}
+    others = [key for key in own if key.startswith("reward.functions.") and not key.startswith(LETTERS)]
+    settings = {key: value for key, value in TRY.items() if not (others and key.startswith(LETTERS))} | own
     nested: dict[str, Any] = {}
     for key, value in settings.items():
         *path, last = key.split(".")

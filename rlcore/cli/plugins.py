@@ -155,6 +155,7 @@ def offer_names(hooks: "Hooks", provider: "Provider") -> list[str]:
             names.append(f"{algorithm.value.kind.replace('_', ' ')} {algorithm.value.name}")
     names += [f"cluster {offer.value.name}" for offer in hooks.clusters() if offer.provider == provider]
     names += [f"tracker {offer.value.name}" for offer in hooks.trackers() if offer.provider == provider]
+    names += [f"prompt order {offer.value.name}" for offer in hooks.prompt_orders() if offer.provider == provider]
     for worker in hooks.worker_classes():
         if worker.provider == provider:
             names.append(f"{worker.value.interface.__name__} for backend {worker.value.backend}")

@@ -8,7 +8,7 @@ from rlcore.cli.train import outliving_terminal, train_planned
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Continue; 0 when the run came to its end, 143 or 130 when a signal ended it in good order."""
+    """Continue; 0 when the run finished, 143 or 130 when a signal ended it cleanly."""
     parser = Parser("resume", "Continue a run after its newest checkpoint, by the configuration in its directory.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that win over the run's own")

@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
 def list_runs(directory: Path) -> list[RunRow]:
     """The runs in the directory, the one that changed last at the end; ConfigError where there is no such directory."""
     if not directory.is_dir():
-        raise ConfigError(f"runs: there is no directory '{directory}'; name the train.dir of your runs")
+        raise ConfigError(f"runs: found no directory '{directory}'; name the train.dir of your runs")
     found = [path for path in directory.iterdir() if not path.is_symlink() and _is_run(path)]
     return sorted((_row(path) for path in found), key=lambda row: row.changed)
 

@@ -1,14 +1,18 @@
-"""`rlcore sweep`: runs over seeds and values, one after another, and their table."""
+"""`rlcore sweep`: runs over seeds and values, one after another or side by side, and their table."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from rlcore.cli.arguments import Parser, settings_of
+from rlcore.cli.arguments import Parser, Settings, settings_of
 from rlcore.cli.console import answer, complain
+from rlcore.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
+    from rlcore.plan import RunPlan
+    from rlcore.runtime.machine_share import MachineShare
     from rlcore.train.sweeps import Sweep
 
 FAILED = 2
@@ -16,40 +20,35 @@ FAILED = 2
 
 def run(arguments: Sequence[str]) -> int:
     """Run what is left of the sweep and print the table; 2 when a run failed, 130 or 143 when a signal ended it."""
-    parser = Parser(
-        "sweep",
-        "Train once for each seed and each combination of values. Runs stand in <train.dir>/NAME; the same command "
-        "continues the sweep.",
-    )
-    parser.add_settings()
-    parser.add_argument("--seeds", default="0", metavar="0..4", help="seeds, as 0..4 or 0,3,7; default 0")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=A,B", help="a key and its values; may repeat"
-    )
-    parser.add_argument("--name", default="", help="of the sweep; default: the configuration's stem, with -sweep")
-    parser.add_argument("--metric", default="", help="of the table; default: the mean of the first held-out source")
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
-    parsed = parser.parse(arguments)
-    settings = settings_of(parsed)
+    parsed = _parser().parse(arguments)
+    settings, jobs = settings_of(parsed), _jobs(parsed.jobs)
 
     from rlcore.cli.plan import show
     from rlcore.config import default_run_name, run_directory
-    from rlcore.plugins.planning import plan_run
+    from rlcore.runtime.machine_share import shares_of_machine
     from rlcore.train.sweeps import Sweep, cells_of, parse_seeds, parse_values
 
     cells = cells_of(parse_seeds(parsed.seeds), [parse_values(text) for text in parsed.set])
     stem = default_run_name(settings.files, datetime.now(UTC)).rsplit("-", 2)[0]
     name = parsed.name or f"{stem}-sweep"
-    plan = plan_run(settings.files, [*settings.overrides, *cells[0].overrides, f"train.name={name}"], settings.plugins)
+    if jobs > len(cells):
+        complain(f"note: --jobs {jobs}: the sweep has {len(cells)} runs")
+    shares = shares_of_machine(min(jobs, len(cells)))
+    plan = _plan(settings, (*cells[0].overrides, f"train.name={name}"), shares)
     plugins = [word for plugin in settings.plugins for word in ("--plugin", plugin)]
     shared = [*(str(file.absolute()) for file in settings.files), *settings.overrides, *plugins]
     sweep = Sweep(run_directory(plan.config.train, (), datetime.now(UTC)).absolute(), shared, cells)
     if not parsed.json:
         show(plan, origins=False)
-        answer(f"\n{len(cells)} runs in {sweep.directory}; the plan is that of {cells[0].name}")
-    code = sweep.run(complain if parsed.json else answer)
+        at_once = f", {len(shares)} at a time" if len(shares) > 1 else ""
+        answer(f"\n{len(cells)} runs in {sweep.directory}{at_once}; the plan is that of {cells[0].name}")
+        answer("what a run prints is in NAME.out there")
+    code = sweep.run(complain if parsed.json else answer, shares)
     if code:
-        complain("rlcore: sweep: interrupted; the same command goes on with it")
+        num_done = sum(cell.state == "done" for cell in sweep.cells)
+        complain(
+            f"rlcore: sweep: interrupted with {num_done} of {len(cells)} runs done; the same command goes on with it"
+        )
         return code
     _show(sweep, parsed.metric or sweep.metric(), parsed.json)
     failed = [cell for cell in sweep.cells if cell.state == "failed"]
@@ -59,6 +58,54 @@ def run(arguments: Sequence[str]) -> int:
             "same command tries them again"
         )
     return FAILED if failed else 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "sweep",
+        "Train once for each seed and each combination of values. Runs are in <train.dir>/NAME; the same command "
+        "continues the sweep.",
+    )
+    parser.add_settings()
+    parser.add_argument("--seeds", default="0", metavar="0..4", help="seeds, as 0..4 or 0,3,7; default 0")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=A,B", help="a key and its values; may repeat"
+    )
+    parser.add_argument("--name", default="", help="of the sweep; default: the configuration's stem, with -sweep")
+    parser.add_argument("--metric", default="", help="of the table; default: the mean of the first held-out source")
+    parser.add_argument(
+        "--jobs", default="1", metavar="N", help="runs at a time, which share cores and GPUs; default 1"
+    )
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    return parser
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"--jobs: found '{text}'; needs the number of runs that go on at a time: 1 or more")
+    return int(text)
+
+
+def _plan(settings: Settings, overrides: Sequence[str], shares: "Sequence[MachineShare]") -> "RunPlan":
+    """The plan of a run on the first share; ConfigError when that many runs do not fit on the machine."""
+    from rlcore.plan.memory import check_memory
+    from rlcore.plugins.planning import plan_run
+
+    with shares[0].confined():
+        plan = plan_run(settings.files, [*settings.overrides, *overrides], settings.plugins)
+    num_gpus = sum(1 for share in shares if share.gpus)
+    if plan.config.cluster.device == "cuda" and 0 < num_gpus < len(shares):
+        raise ConfigError(
+            f"--jobs: found {len(shares)}, this machine has {num_gpus} GPUs; needs a GPU for each run: --jobs "
+            f"{num_gpus}, or cluster.device=cpu"
+        )
+    if plan.facts.memory_bytes is not None and len(shares) > 1 and not plan.cluster.abilities.elsewhere:
+        facts = replace(plan.facts, memory_bytes=plan.facts.memory_bytes // len(shares))
+        try:
+            check_memory(plan.config, plan.workers, plan.memory_bytes, facts)
+        except PlanError as error:
+            raise ConfigError(f"--jobs: found {len(shares)}, each with its part of the memory: {error}") from error
+    return plan
 
 
 def _show(sweep: "Sweep", metric: str, as_json: bool) -> None:

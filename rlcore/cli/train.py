@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Train; 0 when the run came to its end, 143 or 130 when a signal ended it in good order."""
+    """Train; 0 when the run finished, 143 or 130 when a signal ended it cleanly."""
     parser = Parser("train", "Train as files and values say. Everything is kept in <train.dir>/<train.name>.")
     parser.add_settings()
     start = parser.add_mutually_exclusive_group()
@@ -62,7 +62,7 @@ def _train(parsed: argparse.Namespace, settings: Settings) -> int:
 
 
 def train_planned(plan: "RunPlan", start: "Start") -> int:
-    """Train; the exit code. A signal ends the process here, when the run has ended in good order."""
+    """Train; the exit code. A signal ends the process here, when the run has ended cleanly."""
     from rlcore.train import Stopped, run_training
 
     try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.cluster.out_of_memory import memory_problem
+from rlcore.cluster.same_software import check_versions, versions_here
 from rlcore.contracts.clusters import Shipment, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import PluginError, RlcoreError, WorkerError, boundary
@@ -27,7 +28,8 @@ def pack(name: str, plan: WorkerPlan, context: WorkerContext, plugin_files: Sequ
     with boundary(f"{name}: its class or its settings cannot be sent to another process", WorkerError):
         payload = pickle.dumps((plan.cls, replace(context, host=None)), protocol=pickle.HIGHEST_PROTOCOL)
     inside = plan.request.embedded_in.name if plan.request.embedded_in else ""
-    return Shipment(name, plan.request.role.name, inside, tuple(_modules_of(plugin_files)), payload)
+    files = tuple(_modules_of(plugin_files))
+    return Shipment(name, plan.request.role.name, inside, files, payload, versions_here())
 
 
 def _modules_of(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -70,9 +72,11 @@ class WorkerHost:
         self._workers: dict[str, tuple[str, Worker]] = {}
 
     def build(self, shipment: Shipment) -> None:
-        """Make a worker and set it up."""
-        _import_files(shipment.files)
+        """Make a worker and set it up; WorkerError on a node with other versions than the controller's."""
         where = f"{shipment.name}.setup()"
+        with named(where):
+            check_versions(shipment.versions)
+        _import_files(shipment.files)
         with named(where):
             cls, context = pickle.loads(shipment.payload)
             host = self._workers[shipment.embedded_in][1] if shipment.embedded_in else None

@@ -1,26 +1,68 @@
-"""A command of rlcore in a separate process, waited for through the signals that reach both."""
+"""Commands of rlcore in separate processes, waited for through the signals that reach all of them."""
 
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from types import FrameType, TracebackType
+from typing import Self
 
 
-def run_own_command(arguments: Sequence[str], output: Path) -> int:
-    """Run `rlcore ARGUMENTS`, its output appended to the file; the exit code, 128 + n where signal n killed it.
+class OwnCommands:
+    """Runs `rlcore` commands side by side, each in a process, its output appended to a file. Main thread only.
 
-    Ctrl-C reaches the command as well, which ends in good order; SIGTERM is passed on to it. Main thread only.
+    Ctrl-C reaches the commands as well, which end cleanly; SIGTERM is passed on to them.
     """
-    with output.open("ab") as file:
-        command = [sys.executable, "-m", "rlcore", *arguments]
-        child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    before = signal.signal(signal.SIGTERM, lambda signum, frame: child.send_signal(signum))
-    try:
-        while True:
-            with suppress(KeyboardInterrupt):
-                returned = child.wait()
-                return 128 - returned if returned < 0 else returned
-    finally:
-        signal.signal(signal.SIGTERM, before)
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        """The first signal that was received."""
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        # `put` of a SimpleQueue may interrupt `get` in the same thread, as a signal's handler does.
+        self._events: SimpleQueue[tuple[str, int] | None] = SimpleQueue()
+        self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
+
+    def __enter__(self) -> Self:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            self._before[signum] = signal.signal(signum, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Names of the commands that have not ended."""
+        return tuple(self._children)
+
+    def start(self, name: str, arguments: Sequence[str], output: Path) -> None:
+        """Start `rlcore ARGUMENTS` under a name that no running command has."""
+        with output.open("ab") as file:
+            command = [sys.executable, "-m", "rlcore", *arguments]
+            child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        self._children[name] = child
+        Thread(target=lambda: self._events.put((name, child.wait())), daemon=True).start()
+        if self.signum == signal.SIGTERM:  # it came while the child was started
+            child.terminate()
+
+    def next_end(self) -> tuple[str, int] | None:
+        """The next command that ends and its exit code, 128 + n where signal n killed it; None when a signal came."""
+        event = self._events.get()
+        if event is None:
+            return None
+        name, returned = event
+        del self._children[name]
+        return name, 128 - returned if returned < 0 else returned
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = self.signum or signum
+        if signum == signal.SIGTERM:
+            for child in tuple(self._children.values()):
+                child.terminate()
+        self._events.put(None)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 30.0
 """Longest pause before a restart; the first restart is at once, then 1, 2, 4, ... seconds."""
+
+STEADY_S = 600.0
+"""A replica that has served for so long is counted as one that has never died: a long run outlives many nodes."""
 
 Launch = Callable[[], Awaitable[ReplicaBody]]
 
@@ -39,6 +43,8 @@ class ReplicaSupervisor:
         """Reason why its last restart failed."""
         self._num_deaths = 0
         """Those that count toward `max_restarts`."""
+        self._served_since = 0.0
+        """`time.monotonic()` of the start or restart that came last."""
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -57,6 +63,7 @@ class ReplicaSupervisor:
         """Give it its first body and watch that."""
         self._body = await self._launch()
         self._reachable = self._ready = True
+        self._served_since = time.monotonic()
         self._state = "it is closed"
         self._watching = asyncio.create_task(self._watch(self._body), name=f"watching {self.name}")
 
@@ -76,17 +83,19 @@ class ReplicaSupervisor:
 
     def excuse(self) -> None:
         """One death was the fault of what was asked: its restart does not count."""
-        self._num_deaths -= 1
+        self._num_deaths = max(0, self._num_deaths - 1)
 
     async def _watch(self, body: ReplicaBody) -> None:
         while True:
             reason = self._failure or await body.ended()
+            if self._ready and time.monotonic() - self._served_since >= STEADY_S:
+                self._num_deaths = 0
             self._reachable = self._ready = False
             before, self._num_deaths = self._num_deaths, self._num_deaths + 1
             left = self._max_restarts - before
             self._state = f"lost ({reason})" + ("; it is being restarted" if left > 0 else self._no_more())
             logger.warning("%s: %s", self.name, self._state)
-            self._tell(ReplicaEvent("lost", self.index, self.name, reason))
+            self._tell(ReplicaEvent("lost", self.index, self.name, reason, comes_back=left > 0))
             await body.close(self._deadlines.close_s)
             if left <= 0:
                 return
@@ -106,6 +115,7 @@ class ReplicaSupervisor:
                     async with asyncio.timeout(self._deadlines.setup_s):
                         await prepare()
             self._ready = True
+            self._served_since = time.monotonic()
         except RlcoreError as error:
             self._reachable = False
             self._failure = f"its restart failed: {error}"

@@ -15,7 +15,7 @@ PATIENCE_S = 1.0
 
 
 def marked(variable: str, mark: str) -> Iterator[Path]:
-    """Entries of /proc of this user's processes, but for this one, that have the mark."""
+    """Entries of /proc of this user's processes, except for this one, that have the mark."""
     wanted = f"{variable}={mark}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

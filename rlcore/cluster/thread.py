@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerThread:
-    """A daemon thread with an event loop. What runs on it runs one at a time, but for what awaits."""
+    """A daemon thread with an event loop. What runs on it runs one at a time, except for what awaits."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -47,6 +47,9 @@ class RolloutConfig:
     replica while it loads weights."""
     weights_dir: str = option("", used_when="weight_sync == 'disk'")
     """The directory of weights for replicas that hold a copy, which all of them see; empty: the run directory."""
+    on_new_weights: Literal["restart", "continue"] = option("restart", used_when="schedule.max_staleness not in (0, 1)")
+    """Samples that are unfinished when the weights change go on with the new ones. restart: their keys and values are
+    computed again first; continue: those of the old weights are kept."""
     warn_logprob_diff: float = option(0.05, above=0)
     """Warn when log-probs of the actor and of a rollout with a copy of its weights differ by more in a step's mean."""
     check_weights_every: int = option(16, at_least=0)
@@ -101,7 +104,7 @@ class EngineConfig:
     overflow."""
     rounding: Literal["stochastic", "nearest"] = option("stochastic", used_when="dtype in ('bfloat16', 'float16')")
     """Rounding of float32 masters to half-precision weights after an update. stochastic: to either neighbour at random,
-    so that weights follow their masters in the mean; nearest: a weight stays until its master has moved by half a unit
+    so that weights follow their masters on average; nearest: a weight stays until its master has moved by half a unit
     in the last place, which takes tens of updates at the learning rates of RL."""
     tf32: bool = option(False, used_when="cluster.device == 'cuda'")
     """Multiply float32 matrices on tensor cores, with 10 bits of mantissa: several times as fast, and log-probs of the
@@ -114,7 +117,10 @@ class EngineConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Low-rank adapters (peft) instead of all weights."""
     data_parallel: int = option(1, at_least=1)
-    """Processes that train together, each on its share of every mini-batch (data parallel, one device each)."""
+    """Processes that train together, one device each; `context_parallel` of them on each share of a mini-batch."""
+    context_parallel: int = option(1, at_least=1, used_when="data_parallel != 1")
+    """Neighbours among these processes that hold slices of the same sequences, for long ones: each computes every so
+    many tokens, and in attention its share of the heads; divides `data_parallel` and the model's heads of queries."""
     sharding: Literal["none", "fsdp2"] = option("none", used_when="data_parallel != 1")
     """fsdp2: each rank keeps a part of weights, gradients and optimizer state; none: each keeps all of them."""
     minibatch_prompts: int = option(0, at_least=0)
@@ -135,5 +141,5 @@ class EngineConfig:
 
     @property
     def repeats_logprobs(self) -> bool:
-        """True if the embedded sampler and a whole pass give equal log-probs but for the last digits of float32."""
+        """True if the embedded sampler and a whole pass give equal log-probs except for the last digits of float32."""
         return not (self.is_half or (self.tf32 and self.dtype == "float32"))

@@ -78,7 +78,7 @@ class KlConfig:
     controller: Literal["fixed", "adaptive"] = option("fixed", used_when="placement == 'reward'")
     """adaptive: Ziegler et al., arXiv 1909.08593, section 2.2."""
     target: float = option(6.0, used_when="controller == 'adaptive'", above=0)
-    """KL in nats a sample that the adaptive controller aims at."""
+    """KL in nats per sample that the adaptive controller aims at."""
     horizon: int = option(10000, used_when="controller == 'adaptive'", at_least=1)
     """Samples over which the controller adapts."""
 

@@ -20,7 +20,7 @@ _TAKEN = "scalars, enums, Literal, X | None, tuples of scalars, dict[str, <scala
 
 
 def plugin_sections(sections: "Sequence[Offer[ConfigSection]]") -> dict[str, type[Any]]:
-    """The dataclass of each plugin's section; the core's own, which stand at the top level, are left out.
+    """The dataclass of each plugin's section; the core's own, which are at the top level, are left out.
 
     PluginError naming the plugin whose section is not one that can be merged and checked.
     """

@@ -20,7 +20,7 @@ class ConfigSection:
     """A section of the configuration: a frozen dataclass, and defaults that its plugin sets elsewhere in the config."""
 
     name: str
-    """Of a plugin: the plugin's name, found at `plugins.<name>`. The core's own stand at the top level."""
+    """Of a plugin: the plugin's name, found at `plugins.<name>`. The core's own are at the top level."""
     type: type[Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys of the main config, below the user's files: {'reward.manager': 'judges'}."""

@@ -1,7 +1,7 @@
 """Every key of the configuration, with its default. The sections are data; `rlcore.config.load` merges and checks them.
 
 A field whose value matters only under a condition carries `used_when`; setting it where it has no effect is an error.
-Bounds of numbers stand with their fields too: `rlcore.config.options`.
+Bounds of numbers are with their fields too: `rlcore.config.options`.
 """
 
 from dataclasses import dataclass, field
@@ -74,8 +74,13 @@ class DataConfig:
     """Named sources, mixed by weight; at least one."""
     system_prompt: str = ""
     """Put before every conversation without a system message; empty: none."""
+    order: str = "seeded"
+    """The order of the training prompts, by name. seeded: sources mixed by weight, each in epochs as `shuffle` says;
+    others, such as curricula, are those of plugins."""
     shuffle: bool = True
-    """Draw a new seeded order in each epoch."""
+    """Draw a new seeded order in each epoch; orders of plugins may read it."""
+    solved_at: float = option(1.0, used_when="order != 'seeded'")
+    """Reward from which a sample counts as solved in the results that the order is told."""
     max_prompt_tokens: int = option(1024, at_least=1)
     """Longer prompts are left out and counted."""
 
@@ -111,7 +116,7 @@ class ScheduleConfig:
     stream_minibatches: bool = False
     """Update on groups whose rewards are in while others are pending; else when all of the step's are."""
     on_stale: Literal["wait", "drop"] = option("wait", used_when="max_staleness != 0")
-    """Rewards that are too late. wait: the step waits for them; drop: it goes on, their prompts are given up."""
+    """Rewards that are too late. wait: the step waits for them; drop: it goes on, their prompts are discarded."""
     old_logprobs: Literal["recompute", "behaviour"] = "recompute"
     """pi_old of the loss. recompute: the weights at the start of the step; behaviour: the policy that sampled."""
 
@@ -155,7 +160,7 @@ class ClusterConfig:
     in_process: bool = option(False, used_when="backend == 'local'")
     """For debugging: isolated workers and those on GPUs run as threads, too."""
     max_restarts: int = option(3, at_least=0)
-    """The most restarts of an `isolated` replica in a run."""
+    """The most restarts of an `isolated` replica; one that has served for ten minutes has them all again."""
     start_s: float = option(1800.0, above=0)
     """Seconds for the set-up of a worker, for building a component and for starting it."""
     stuck_s: float = option(600.0, above=0)

@@ -164,7 +164,7 @@ class Activity:
 
     @property
     def step_s(self) -> float:
-        """Seconds per step in the mean of the last 20, with what went on between them; 0 before the first has ended."""
+        """Mean seconds per step of the last 20, with what went on between them; 0 before the first has ended."""
         seconds = list(self._step_s)
         return sum(seconds) / len(seconds) if seconds else 0.0
 

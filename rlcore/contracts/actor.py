@@ -72,3 +72,4 @@ class ActorWorker(Worker):
 
 
 ACTOR = Role("actor", ActorWorker)
+"""The role that is trained."""

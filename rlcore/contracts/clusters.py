@@ -77,6 +77,10 @@ class WorkerPlan:
     """The field of `WorkerContext`."""
     weight_sync: frozenset[str] = frozenset()
     """The field of `WorkerClass`."""
+    keeps_cache: bool = False
+    """The field of `WorkerClass`."""
+    context_parallel: bool = False
+    """The field of `WorkerClass`."""
 
     @property
     def offered_by(self) -> str:
@@ -241,6 +245,8 @@ class Shipment:
     """Modules of plugins in plain files, by name and path, which exist under these names in the controller only."""
     payload: bytes
     """The pickled class and context."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Software of the controller by name, such as {'torch': '2.13.0'}; a process with another version is refused."""
 
 
 class ReplicaBody(Protocol):

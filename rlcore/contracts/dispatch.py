@@ -18,13 +18,11 @@ class ReplicaDispatcher:
     Replicas are named by their index in `WorkerGroup.replicas`.
     """
 
-    def __init__(self, workers: WorkerGroup[Any], max_restarts: int = 0) -> None:
-        """`max_restarts`: how often a replica that dies comes back."""
+    def __init__(self, workers: WorkerGroup[Any]) -> None:
         self.outstanding = [0] * len(workers.replicas)
         """Units that each replica has not finished."""
-        self._workers, self._max_restarts = workers, max_restarts
+        self._workers = workers
         self._losses = [0] * len(workers.replicas)
-        self._excused = [0] * len(workers.replicas)
         self._is_gone = [False] * len(workers.replicas)
         """True of replicas that do not come back."""
         self._last_loss: ReplicaEvent | None = None
@@ -59,7 +57,6 @@ class ReplicaDispatcher:
     def excuse(self, replica: int) -> None:
         """One death of the replica was the fault of a request: it does not count as a restart."""
         if not self._is_gone[replica]:
-            self._excused[replica] += 1
             self._workers.replicas[replica].excuse()
 
     async def wait_for_one(self, error: RlcoreError) -> None:
@@ -92,6 +89,6 @@ class ReplicaDispatcher:
     def _record_event(self, event: ReplicaEvent) -> None:
         if event.kind == "lost":
             self._losses[event.index] += 1
-            self._is_gone[event.index] = self._losses[event.index] - self._excused[event.index] > self._max_restarts
+            self._is_gone[event.index] = not event.comes_back
             self._last_loss = event
         self._dispatcher.notify()

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from rlcore.contracts.components import Component
     from rlcore.contracts.critic import CriticEngine
     from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
+    from rlcore.contracts.prompt_orders import PromptOrderOffer
     from rlcore.contracts.requests import WorkerRequest
     from rlcore.contracts.reward_manager import RewardManager
     from rlcore.contracts.tracking import TrackerOffer
 
 hookspec = pluggy.HookspecMarker("rlcore")
 hookimpl = pluggy.HookimplMarker("rlcore")
+"""Decorates the functions of a plugin that are hooks of rlcore."""
 
 
 @hookspec
@@ -80,6 +82,11 @@ def rlcore_clusters() -> "Sequence[ClusterOffer]":  # type: ignore[empty-body]
 @hookspec
 def rlcore_trackers() -> "Sequence[TrackerOffer]":  # type: ignore[empty-body]
     """Trackers, which get the numbers of a run beside its own files; `track.to` names some."""
+
+
+@hookspec
+def rlcore_prompt_orders() -> "Sequence[PromptOrderOffer]":  # type: ignore[empty-body]
+    """Orders of the training prompts; `data.order` picks one."""
 
 
 HOOK_NAMES: tuple[str, ...] = tuple(name for name in dict(globals()) if name.startswith("rlcore_"))

@@ -99,6 +99,7 @@ def model_shape(directory: Path) -> ModelShape | None:
             and not windowed
             and not config.get("attn_logit_softcapping"),
             query_size=_checked(head * heads),
+            heads=_checked(heads),
         )
     except ODD:
         return None

@@ -85,13 +85,17 @@ class WorkerClass:
     role, backend, `targets` and `isolated`; `embedded_in` may be set where it is None."""
     weight_sync: frozenset[str] = frozenset({"disk"})
     """Of a rollout that is not served inside the actor: the values of `rollout.weight_sync` that it can take."""
+    keeps_cache: bool = False
+    """Of a rollout: it can serve `rollout.on_new_weights=continue`."""
+    context_parallel: bool = False
+    """Of a class that trains: its ranks can hold slices of each sequence (`EngineConfig.context_parallel`)."""
 
     def __post_init__(self) -> None:
         check_subclass(self, "interface", Worker)
         check_subclass(self, "cls", Worker)
         check_texts(self, "backend")
         check_is(self, "embedded_in", Role, optional=True)
-        check_flags(self, "on_every_rank", "isolated")
+        check_flags(self, "on_every_rank", "isolated", "keeps_cache", "context_parallel")
         check_call(self, "complete", ["config", "section", "request"])
         if not isinstance(self.weight_sync, frozenset) or not self.weight_sync <= set(WEIGHT_SYNCS):
             refuse(self, "weight_sync", f"a frozenset of: {', '.join(WEIGHT_SYNCS)}")

@@ -16,3 +16,4 @@ class ReferenceWorker(Worker):
 
 
 REFERENCE = Role("reference", ReferenceWorker)
+"""The role of the frozen policy."""

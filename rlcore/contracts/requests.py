@@ -122,6 +122,8 @@ class ModelShape:
     """Every layer sees all tokens before: no sliding window, no recurrent state, no soft cap in attention."""
     query_size: int = 0
     """Heads of queries times the size of a head; 0: as the hidden size."""
+    heads: int = 0
+    """Heads of queries; 0: unknown."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rlcore.contracts.foreign_text import ForeignText
 from rlcore.contracts.templates import render
 from rlcore.contracts.workers import WorkerContext
 from rlcore.errors import ConfigError, RlcoreError, WorkerError, boundary, shown
@@ -84,6 +85,7 @@ class Conversations:
             if model.tokenizer != BYTES:
                 where = model.tokenizer or model.path
                 self._tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        self._foreign = None if self._tokenizer is None else ForeignText(self._tokenizer)
         check_outputs(model, self.config.num_labels)
         text = self.config.get_text_config()
         self.max_tokens = min(model.max_tokens, getattr(text, "max_position_embeddings", model.max_tokens))
@@ -110,29 +112,30 @@ class Conversations:
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """The token ids of a conversation: by the chat template if there is one, else 'role: content' lines."""
-        plain = [dict(message) for message in messages]
-        if self._tokenizer is None:
-            return list("".join(f"{text.get('role')}: {text.get('content') or ''}\n" for text in plain).encode())
-        if self._tokenizer.chat_template:
-            ids = templated(self._tokenizer, plain)
-        else:
-            text = "\n".join(f"{text.get('role')}: {text.get('content') or ''}" for text in plain)
-            ids = self._tokenizer.encode(text)
-        return [int(id_) for id_ in ids]
+        if self._foreign is None:
+            return list("".join(f"{text.get('role')}: {text.get('content') or ''}\n" for text in messages).encode())
+        return conversation_ids(self._foreign, messages)
 
     def score(self, logits: Sequence[float]) -> float:
         """The output that is the score, after the activation."""
         return activated(logits, self._model)
 
 
-def templated(tokenizer: Any, messages: list[Any], **arguments: Any) -> list[int]:
-    """The token ids of a conversation by the chat template; Unreadable when it raises or exceeds its bounds."""
+def conversation_ids(foreign: ForeignText, messages: Sequence[Message], *, opening: bool = False) -> list[int]:
+    """The token ids of a conversation, with `opening` and the beginning of an answer: by the chat template if there is
+    one, else 'role: content' lines. What spells a special token in a message stays text. Unreadable when the template
+    raises or exceeds its bounds.
+    """
+    plain = foreign.guarded([dict(message) for message in messages])
+    tokenizer = foreign.tokenizer
+    if not tokenizer.chat_template:
+        lines = [f"{text.get('role')}: {text.get('content') or ''}" for text in plain]
+        return foreign.encode("\n".join([*lines, "assistant: "] if opening else lines), add_special_tokens=True)
     try:
-        text = render(tokenizer, messages, f"the chat template of '{tokenizer.name_or_path}'", **arguments)
+        text = render(tokenizer, plain, foreign.whose, add_generation_prompt=opening)
     except ConfigError as cause:
         raise Unreadable(f"the conversation cannot be read: {cause}") from cause
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
+    return foreign.encode(text)
 
 
 def activated(logits: Sequence[float], model: RewardModel) -> float:

@@ -61,3 +61,4 @@ class Generator(Protocol):
 
 
 ROLLOUT = Role("rollout", RolloutWorker)
+"""The role that generates."""

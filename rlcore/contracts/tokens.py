@@ -38,7 +38,8 @@ class Tokens(ABC):
         """The ids of the conversation and the opening of the next assistant turn.
 
         The system prompt is put first when the conversation lacks a system message. `tools` are schemas in the form of
-        OpenAI, for templates that tell the model about them.
+        OpenAI, for templates that tell the model about them. What spells a special token in a message or a schema stays
+        text.
         """
         plain = [plain_message(message) for message in messages]
         if self._system_prompt and not any(message.get("role") == "system" for message in plain):

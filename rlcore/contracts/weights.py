@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def weights_of(handle: WeightsHandle) -> Generator[tuple[str, Tensor]]:
     """Yields the name and the tensor of each weight, in host memory, one at a time.
 
-    Names are those of the model directory's safetensors files, whatever the kind, but for `adapter`: they are those of
-    peft's files. WorkerError when they cannot be read, and of kinds `tcp` and `shm` when the version is not the current
+    Names are those of the model directory's safetensors files, except for the kind `adapter`: they are those of peft's
+    files. WorkerError when they cannot be read, and of kinds `tcp` and `shm` when the version is not the current
     one any more.
     Close the generator when you stop early.
     """

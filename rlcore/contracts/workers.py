@@ -102,6 +102,8 @@ class ReplicaEvent:
     name: str
     reason: str = ""
     """The reason of the loss; empty when the replica serves again."""
+    comes_back: bool = False
+    """Of a loss: the replica is being restarted."""
 
 
 class ReplicaHandle(Protocol[W_co]):
@@ -161,7 +163,7 @@ class WorkerGroup(Protocol[W_co]):
     def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
         """Call back, on the controller's loop, when a replica is lost and when it serves again.
 
-        Only replicas whose request says `isolated` are restarted, at most `cluster.max_restarts` times each.
+        Only replicas whose request says `isolated` are restarted, each as often as `cluster.max_restarts` says.
         """
         ...
 

@@ -1,7 +1,17 @@
-"""Prompts: read from their sources, checked, and issued in a seeded order that a checkpoint can continue anywhere."""
+"""Prompts: read from their sources, checked, and issued in an order that a checkpoint can continue anywhere.
 
-from rlcore.data.order import PromptOrder
-from rlcore.data.read_prompts import load_prompts
-from rlcore.data.select import filter_long, refuse_overlap
+Importing this imports none of it: a worker needs the batches alone.
+"""
 
-__all__ = ["PromptOrder", "filter_long", "load_prompts", "refuse_overlap"]
+from typing import TYPE_CHECKING
+
+from rlcore.imports import lazy_names
+
+if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `lazy_names` does
+    from rlcore.data.issued import IssuedPrompts as IssuedPrompts
+    from rlcore.data.read_prompts import load_prompts as load_prompts
+    from rlcore.data.select import filter_long as filter_long
+    from rlcore.data.select import refuse_overlap as refuse_overlap
+
+
+__getattr__, __dir__ = lazy_names(__name__, __file__)

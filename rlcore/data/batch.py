@@ -27,11 +27,11 @@ from rlcore.types import (
 
 
 def collate(groups: Sequence[Sequence[ScoredTrajectory]], pad_id: int) -> Batch:
-    """A batch with one row a trajectory, sorted by sample and part within each group, padded on the right.
+    """A batch with one row per trajectory, sorted by sample and part within each group, padded on the right.
 
     Each inner sequence is the group of one prompt, in any order; a group of which nothing is left counts for nothing.
     Failed samples must be gone or given a value before. RewardError for a sample without a finite score; PluginError
-    for a trajectory whose arrays disagree, comes twice or stands in another prompt's group, and for parts of one
+    for a trajectory whose arrays disagree, comes twice or is in another prompt's group, and for parts of one
     sample with different rewards.
     """
     sorted_groups = [sorted(group, key=_place) for group in groups if group]
@@ -66,7 +66,7 @@ def collate(groups: Sequence[Sequence[ScoredTrajectory]], pad_id: int) -> Batch:
 def rescored(batch: Batch, groups: Sequence[Sequence[ScoredTrajectory]]) -> Batch:
     """The batch that `collate` makes of the same trajectories with other rewards; `batch` is the old one. Same errors.
 
-    Groups and rows stand in the order of the batch.
+    Groups and rows are in the order of the batch.
     """
     for group in groups:
         _check_rewards(group)
@@ -209,7 +209,7 @@ def _check_group(group: Sequence[ScoredTrajectory]) -> None:
         row = sample.trajectory.id
         _check_arrays(sample.trajectory)
         if row.prompt != first.prompt or row.epoch != first.epoch:
-            raise PluginError(f"batch: trajectory {row} stands in the group of prompt '{first.prompt}'")
+            raise PluginError(f"batch: trajectory {row} is in the group of prompt '{first.prompt}'")
         if before is not None and before.sample == row.sample and before.segment == row.segment:
             raise PluginError(f"batch: trajectory {row} comes twice; each must come exactly once")
         before = row

@@ -36,10 +36,11 @@ def _load_source(name: str, source: SourceConfig, who: str) -> list[Prompt]:
             f"{', '.join(sorted(columns))}"
         )
     answer_column = _pick(rows, source.answer_column, ANSWER_COLUMNS, columns, f"{who}.answer_column")
+    _refuse_unusable(rows, prompt_column, who)
     prompts = [
         Prompt(
             id=f"{name}/{index}",
-            messages=_messages(row, prompt_column, who),
+            messages=_messages(value_at(row.values, prompt_column)),
             answer=_answer(row, answer_column),
             source=name,
             columns=FrozenDict({k: v for k, v in row.values.items() if k not in (prompt_column, answer_column)}),
@@ -88,16 +89,27 @@ def value_at(values: Mapping[str, Any], column: str) -> Any:
     return found
 
 
-def _messages(row: Row, column: str, who: str) -> tuple[Message, ...]:
-    value = value_at(row.values, column)
+def _refuse_unusable(rows: Sequence[Row], column: str, who: str) -> None:
+    """ConfigError with the first row without a usable prompt, and the number of all."""
+    unusable = [row for row in rows if not _messages(value_at(row.values, column))]
+    if not unusable:
+        return
+    value = value_at(unusable[0].values, column)
+    found = "nothing" if value is None or value in ("", []) else f"{type(value).__name__} {str(value)[:60]!r}"
+    as_many = f", as {len(unusable)} of {len(rows)} rows," if len(unusable) > 1 else ""
+    raise ConfigError(
+        f"{who}: {unusable[0].where}{as_many} has {found} in column '{column}', needed is a text, or messages with "
+        "role and content; remove such rows, or name another column in prompt_column"
+    )
+
+
+def _messages(value: Any) -> tuple[Message, ...]:
+    """The conversation of a row's prompt; empty where it is none."""
     if isinstance(value, str) and value.strip():
         return frozen_messages([{"role": "user", "content": value}])
     if isinstance(value, Sequence) and not isinstance(value, str) and value and all(map(_is_message, value)):
         return frozen_messages(value)
-    found = "nothing" if value is None or value in ("", []) else f"{type(value).__name__} {str(value)[:60]!r}"
-    raise ConfigError(
-        f"{who}: {row.where} has {found} in column '{column}', needed is a text, or messages with role and content"
-    )
+    return ()
 
 
 def _is_message(value: Any) -> bool:

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from rlcore.config import SourceConfig
 from rlcore.data.conversation import normalised
@@ -20,6 +21,10 @@ OTHER_FILES = frozenset({".txt", ".tsv", ".xlsx", ".gz", ".zst", ".zip", ".arrow
 """Suffixes that can only be those of files, not of names on the Hub."""
 MAX_DEPTH = 64
 """Levels of lists and objects in a row."""
+MAX_LINE = 1 << 28
+"""Bytes of one line of JSON; a file without line breaks would take all memory."""
+GZIP = b"\x1f\x8b"
+"""The first bytes of a file that gzip compressed."""
 TABLES = frozenset({".csv", ".parquet"})
 
 
@@ -81,18 +86,38 @@ def check_path(source: SourceConfig, who: str) -> Path:
     """The path of a source that has one; ConfigError for a file that does not exist or that is not of a known kind."""
     path = Path(source.path).expanduser()
     suffix = path.suffix.lower()
+    with boundary(f"{who}.path", ConfigError):  # a name that is too long, or below a directory that may not be read
+        problem, is_file, exists = _problem_of(path), path.is_file(), path.exists()
+    if problem:
+        raise ConfigError(f"{who}.path: '{source.path}' {problem}")
     if suffix in JSON_LINES | TABLES | {JSON}:
-        if not path.is_file():
-            raise ConfigError(f"{who}.path: there is no file '{source.path}' (looked in {path.absolute().parent})")
+        if not is_file:
+            raise ConfigError(f"{who}.path: found no file '{source.path}' (looked in {path.absolute().parent})")
         _refuse_without_effect(source, path, who)
-    elif path.is_file() or suffix in OTHER_FILES:
+    elif is_file or suffix in OTHER_FILES:
         raise ConfigError(
             f"{who}.path: '{source.path}' is not a kind of file that is read; needs .jsonl (one JSON object per line), "
             ".json (a list of them), .csv or .parquet; docs/data.md"
         )
-    elif source.path.startswith(("/", ".", "~")) and not path.exists():
-        raise ConfigError(f"{who}.path: there is no directory '{source.path}' (looked for {path.absolute()})")
+    elif source.path.startswith(("/", ".", "~")) and not exists:
+        raise ConfigError(f"{who}.path: found no directory '{source.path}' (looked for {path.absolute()})")
     return path
+
+
+def _problem_of(path: Path) -> str:
+    """The reason why what is at the path cannot hold rows, with what is needed instead; '' where nothing speaks
+    against it."""
+    if path.is_fifo():
+        return "is a pipe, which can be read only once; needs a file, so write what comes out of it to one"
+    if path.is_symlink() and not path.exists():
+        return f"is a link to '{path.readlink()}', which does not exist; needs a file"
+    if path.is_dir():
+        if path.suffix.lower() in JSON_LINES | TABLES | {JSON}:
+            return "is a directory, though its name is that of a file; needs a file, such as one of those in it"
+        return "" if any(path.iterdir()) else "is an empty directory; needs one with data files, or a file"
+    if path.exists() and not path.is_file():
+        return "is a device or a socket; needs a file"
+    return "" if not path.exists() or os.access(path, os.R_OK) else "cannot be read (permission); needs a readable file"
 
 
 def _refuse_without_effect(source: SourceConfig, path: Path, who: str) -> None:
@@ -107,12 +132,14 @@ def _refuse_without_effect(source: SourceConfig, path: Path, who: str) -> None:
 
 def _line_rows(path: Path, who: str) -> Iterator[Row]:
     """One JSON object a line; blank lines are passed over. Read here: `datasets` cannot name a bad line."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    with _reading(path, who) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
+            if len(line) > MAX_LINE:
+                raise ConfigError(f"{who}: '{path}' line {number} has more than {MAX_LINE >> 20} MiB; divide it")
             if not line.strip():
                 continue
             try:
-                values = json.loads(line)
+                values = json.loads(line, object_pairs_hook=_unambiguous)
             except (ValueError, RecursionError) as cause:
                 raise ConfigError(f"{who}: '{path}' line {number} is not JSON: {cause}") from cause
             if not isinstance(values, dict):
@@ -123,8 +150,12 @@ def _line_rows(path: Path, who: str) -> Iterator[Row]:
 
 def _json_rows(path: Path, who: str) -> Iterator[Row]:
     """The objects of one list; of a file that is not one JSON value those of its lines."""
+    with _reading(path, who) as file:
+        content = file.read()
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(content, object_pairs_hook=_unambiguous)
+    except _Ambiguous as cause:
+        raise ConfigError(f"{who}: '{path}': {cause}") from cause
     except (ValueError, RecursionError):
         yield from _line_rows(path, who)
         return
@@ -134,6 +165,28 @@ def _json_rows(path: Path, who: str) -> Iterator[Row]:
         if not isinstance(value, dict):
             raise ConfigError(f"{who}: '{path}' row {index} is {_kind(value)}, needed is an object with a prompt")
         yield Row(f"row {index}", value)
+
+
+@contextmanager
+def _reading(path: Path, who: str) -> Iterator[BinaryIO]:
+    """The file; ConfigError when it cannot be read, or was compressed."""
+    with boundary(f"{who}: '{path}'", ConfigError, OSError), path.open("rb") as file:
+        if file.read(len(GZIP)) == GZIP:
+            raise ConfigError(f"{who}: '{path}' is compressed by gzip; unpack it: gunzip -c FILE > ROWS.jsonl")
+        file.seek(0)
+        yield file
+
+
+class _Ambiguous(ValueError):
+    """An object has a key twice: Python takes the last value, others take the first."""
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Ambiguous(f"the key '{next(key for key in keys if keys.count(key) > 1)}' occurs twice in one object")
+    return values
 
 
 def _kind(value: object) -> str:
@@ -175,7 +228,10 @@ def _datasets(whose: str) -> Iterator[tuple[Any, dict[str, Any]]]:
     datasets.disable_progress_bars()
     try:
         with boundary(whose, ConfigError), tempfile.TemporaryDirectory(prefix="rlcore-data-") as scratch:
-            yield datasets, {"cache_dir": scratch, "keep_in_memory": True}
+            try:
+                yield datasets, {"cache_dir": scratch, "keep_in_memory": True}
+            except datasets.exceptions.DatasetGenerationError as error:
+                raise error.__cause__ or error from None  # it says only that something went wrong
     finally:
         tqdm.monitor_interval = interval
         if not silent:

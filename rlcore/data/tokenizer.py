@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.config import ModelConfig
+from rlcore.contracts.foreign_text import ForeignText
 from rlcore.contracts.templates import TemplateRefused, render
 from rlcore.errors import ConfigError, boundary
 
@@ -69,14 +70,15 @@ class TemplateTokens(Tokens):
         template_kwargs: Mapping[str, Any] | None = None,
         model_eos_ids: frozenset[int] = frozenset(),
         context_length: int | None = None,
+        vocabulary: int | None = None,
     ) -> None:
+        """`vocabulary`: ids of the model are below it, None: not known."""
         super().__init__(system_prompt)
         self._tokenizer: Any = tokenizer
-        self._whose = (
-            f"the chat template of '{tokenizer.name_or_path}' (model.chat_template, model.chat_template_kwargs)"
-        )
         self._byte_of = _byte_letters(tokenizer)
         self._template_kwargs = {key: plain(value) for key, value in (template_kwargs or {}).items()}
+        keys = " (model.chat_template, model.chat_template_kwargs)"
+        self._foreign = ForeignText(tokenizer, self._template_kwargs, ways_out=keys)
         self.context_length = context_length
         self._specials = {
             str(token): int(number) for number, token in self._tokenizer.added_tokens_decoder.items() if token.special
@@ -84,28 +86,31 @@ class TemplateTokens(Tokens):
         ends = set(model_eos_ids) | self._end_of_turn()
         if tokenizer.eos_token_id is not None:
             ends.add(int(tokenizer.eos_token_id))
-        if not ends:
+        self.eos_ids = frozenset(id_ for id_ in ends if _is_known(id_, vocabulary))
+        if not self.eos_ids:
+            found = f"no one below {vocabulary} among {sorted(ends)}" if ends else "none"
             raise ConfigError(
-                f"tokenizer '{tokenizer.name_or_path}': neither it nor the model names an end-of-sequence token, so no "
-                "response could end; set eos_token in the tokenizer's files or eos_token_id in generation_config.json"
+                f"tokenizer '{tokenizer.name_or_path}': of end-of-sequence tokens that the model can sample it and the "
+                f"model name {found}, so no response could end; set eos_token in the tokenizer's files or eos_token_id "
+                "in generation_config.json"
             )
-        self.eos_ids = frozenset(ends)
-        self.pad_id = int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else min(ends)
+        pad = tokenizer.pad_token_id
+        self.pad_id = int(pad) if pad is not None and _is_known(int(pad), vocabulary) else min(self.eos_ids)
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, opening: bool
     ) -> str:
         return render(
             self._tokenizer,
-            list(messages),
-            self._whose,
-            tools=list(tools) or None,
+            self._foreign.guarded(messages),
+            self._foreign.whose,
+            tools=self._foreign.guarded(tools) or None,
             add_generation_prompt=opening,
             **self._template_kwargs,
         )
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
-        return tuple(int(i) for i in self._tokenizer.encode(text, add_special_tokens=False))
+        return tuple(self._foreign.encode(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
@@ -141,6 +146,11 @@ class TemplateTokens(Tokens):
         return {int(i) for i in first if i in added and added[i].special}
 
 
+def _is_known(id_: int, vocabulary: int | None) -> bool:
+    """True if the model has the id; tokens that were added to the tokenizer alone are unknown to it."""
+    return id_ >= 0 and (vocabulary is None or id_ < vocabulary)
+
+
 def _byte_letters(tokenizer: Any) -> Mapping[str, int]:
     """The byte of each letter with which a byte-level tokenizer writes its tokens; empty for tokenizers of text."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -174,13 +184,14 @@ def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
             f"tokenizer '{name}': it has no chat template, and prompts are conversations; name a Jinja file in "
             "model.chat_template"
         )
-    model_eos_ids, context_length = _model_facts(model)
+    model_eos_ids, context_length, vocabulary = _model_facts(model)
     return TemplateTokens(
         tokenizer,
         system_prompt=system_prompt,
         template_kwargs=model.chat_template_kwargs,
         model_eos_ids=model_eos_ids,
         context_length=context_length,
+        vocabulary=vocabulary,
     )
 
 
@@ -192,22 +203,25 @@ def require_directory(path: str) -> None:
             raise ConfigError(f"model.path: the directory '{path}' holds no model: needs one with a config.json")
     elif path.startswith(("/", ".", "~")) or found.exists():
         raise ConfigError(
-            f"model.path: there is no directory '{path}' (looked for {found.absolute()}); needs a model directory, or "
+            f"model.path: found no directory '{path}' (looked for {found.absolute()}); needs a model directory, or "
             "a name on the Hub such as HuggingFaceTB/SmolLM2-135M-Instruct"
         )
 
 
-def _model_facts(model: ModelConfig) -> tuple[frozenset[int], int | None]:
-    """(end-of-sequence ids, context length) that the model's own configuration files state."""
+def _model_facts(model: ModelConfig) -> tuple[frozenset[int], int | None, int | None]:
+    """(end-of-sequence ids, context length, size of the vocabulary) that the model's own configuration files state."""
     from transformers import AutoConfig, GenerationConfig
 
     with boundary(f"model.path='{model.path}'", ConfigError):
         config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=False)
-    try:
-        stated = GenerationConfig.from_pretrained(model.path, revision=model.revision).eos_token_id
-    except OSError:  # the file is optional
-        stated = getattr(config.get_text_config(), "eos_token_id", None)
+    text = config.get_text_config()
+    with boundary(f"model.path='{model.path}': generation_config.json", ConfigError):
+        try:
+            stated = GenerationConfig.from_pretrained(model.path, revision=model.revision).eos_token_id
+        except OSError:  # the file is optional
+            stated = getattr(text, "eos_token_id", None)
     ids = stated if isinstance(stated, list) else [stated]
-    window = getattr(config.get_text_config(), "max_position_embeddings", None)
-    with boundary(f"model.path='{model.path}': eos_token_id, max_position_embeddings", ConfigError):
-        return frozenset(int(i) for i in ids if i is not None), int(window) if window else None
+    window, vocabulary = (getattr(text, name, None) for name in ("max_position_embeddings", "vocab_size"))
+    with boundary(f"model.path='{model.path}': eos_token_id, max_position_embeddings, vocab_size", ConfigError):
+        ends = frozenset(int(i) for i in ids if i is not None)
+        return ends, int(window) if window else None, int(vocabulary) if vocabulary else None

@@ -4,7 +4,7 @@ The counts are those of a decoder with gated feed-forward and norms without a me
 Qwen, Mistral. Letters: H hidden size, I inner size, Q and K sizes of all heads of queries and of keys.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.contracts.requests import ModelShape
@@ -42,7 +42,7 @@ class MicroBatchSize:
     alone: bool
     """A step has no other: gradients grow while activations are freed."""
     rows: int = 0
-    """Rows that hold a copy of their prompt's keys and values, as by the way `cache`; 0 by the others."""
+    """Rows that hold a copy of their prompt's keys and values, as with `cache`; 0 by the others."""
     queries: int = 0
     """Of each of these rows, the positions after its prompt."""
     keys: int = 0
@@ -50,7 +50,13 @@ class MicroBatchSize:
 
 
 def largest_micro_batch(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> MicroBatchSize:
-    """The size that the token budget allows."""
+    """The size that the token budget allows; of ranks that hold slices of it, one's part."""
+    size, num = _largest(config, engine, way), engine.context_parallel
+    return replace(size, tokens=-(-size.tokens // num), scored=-(-size.scored // num))
+
+
+def _largest(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> MicroBatchSize:
+    """The size of a whole micro-batch."""
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
     samples, prompts = config.rollout.samples_per_prompt, config.train.prompts_per_step
     longest, scored = prompt + response, prompts * samples * response
@@ -101,7 +107,7 @@ def last_layer_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSi
 
 def _backward_numbers(shape: ModelShape, size: MicroBatchSize) -> int:
     """Numbers that the backward pass of a layer needs beside what it keeps: of the feed-forward two gradients more than
-    values are freed, and those of the residual stream and of a norm; by the way `cache` gradients of the copies."""
+    values are freed, and those of the residual stream and of a norm; with `cache` gradients of the copies."""
     feed_forward = size.tokens * (2 * shape.inner_size + 4 * shape.hidden_size)
     return max(feed_forward, 2 * size.rows * size.keys * (_query_size(shape) + shape.kv_size))
 

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 
 from rlcore.config import RunConfig
-from rlcore.config.providers import Offer
-from rlcore.contracts.clusters import Cluster, ClusterAbilities, ClusterOffer, PoolPlan, ProcessUse, WorkerPlan
+from rlcore.contracts.clusters import Cluster, ClusterAbilities, PoolPlan, ProcessUse, WorkerPlan
 from rlcore.errors import CALLED, PlanError, PluginError, boundary, shown
 from rlcore.errors.checks.data import listed
-from rlcore.errors.checks.interfaces import breaches, refuses
-from rlcore.plan.components import only, section_of
+from rlcore.plan.components import check_context_class, only, section_of
 from rlcore.plan.planner_input import Offers
 from rlcore.plan.run_plan import ClusterPlan
 from rlcore.plan.time_limit import limited
@@ -22,7 +20,7 @@ def plan_cluster(config: RunConfig, offers: Offers) -> ClusterPlan:
     """
     name = config.cluster.backend
     offer = only("cluster.backend", name, [(cluster.value.name, cluster) for cluster in offers.clusters()])
-    check_cluster_class(offer)
+    check_context_class(offer, Cluster, "cluster")
     section = section_of(config, offers, offer.provider)
     who = f"{offer.provider}: abilities() of cluster '{name}'"
     with boundary(who, PluginError, CALLED), limited(who):
@@ -30,18 +28,6 @@ def plan_cluster(config: RunConfig, offers: Offers) -> ClusterPlan:
     if not isinstance(abilities, ClusterAbilities):
         raise PluginError(f"{who}: returned {shown(abilities)}; needs ClusterAbilities")
     return ClusterPlan(offer.value, str(offer.provider), section, abilities)
-
-
-def check_cluster_class(offer: Offer[ClusterOffer]) -> None:
-    """PluginError unless the class does what `Cluster` says, and is made of a context alone."""
-    cls = offer.value.cls
-    what = f"{cls.__module__}.{cls.__qualname__}"
-    with boundary(f"{offer.provider}: looking at {what}", PluginError, CALLED):
-        found = list(breaches(cls, Cluster))
-        if not found and (problem := refuses(cls, ["context"])):
-            found.append(f"__init__() {problem}")
-    if found:
-        raise PluginError(f"{offer.provider}: offers {what} as cluster '{offer.value.name}', but {'; '.join(found)}")
 
 
 def check_startable(

@@ -9,7 +9,8 @@ from rlcore.config.peer_names import renamed_value
 from rlcore.config.providers import Offer, Provider
 from rlcore.contracts.components import Component
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
-from rlcore.errors import ConfigError, PlanError, PluginError, nearest
+from rlcore.errors import CALLED, ConfigError, PlanError, PluginError, boundary, nearest
+from rlcore.errors.checks.interfaces import breaches, refuses
 from rlcore.errors.checks.targets import static_problem
 from rlcore.plan.catalog import remedy
 from rlcore.plan.planner_input import CORE, Offers, join_names
@@ -72,6 +73,18 @@ def only(key: str, name: str, offered: Sequence[tuple[str, Offer[Any]]]) -> Offe
             + (help_ and f"; {help_}")
         )
     return found[0]
+
+
+def check_context_class(offer: Offer[Any], interface: type[Any], kind: str) -> None:
+    """PluginError unless the class of the offer does what `interface` says, and is made of a context alone."""
+    cls = offer.value.cls
+    what = f"{cls.__module__}.{cls.__qualname__}"
+    with boundary(f"{offer.provider}: looking at {what}", PluginError, CALLED):
+        found = list(breaches(cls, interface))
+        if not found and (problem := refuses(cls, ["context"])):
+            found.append(f"__init__() {problem}")
+    if found:
+        raise PluginError(f"{offer.provider}: offers {what} as {kind} '{offer.value.name}', but {'; '.join(found)}")
 
 
 def section_of(config: RunConfig, offers: Offers, provider: Provider) -> Any:

@@ -34,14 +34,15 @@ def check_ranks(workers: Sequence[WorkerPlan], arithmetic: Mapping[str, int]) ->
 
 
 def _check_shares(plan: WorkerPlan, arithmetic: Mapping[str, int]) -> None:
-    role, ranks = plan.request.role.name, plan.request.ranks
+    role, size = plan.request.role.name, plan.request.engine.context_parallel if plan.request.engine else 1
+    ranks, each = plan.request.ranks // size, "ranks" if size == 1 else f"groups of {size} ranks"
     settings = plan.request.settings or role
     together = plan.shared_prefix is not SharedPrefix.NONE
     shares = arithmetic["minibatch_prompts" if together else "minibatch_samples"]
     if ranks > shares:
         what = "groups, which stay together where their prompt is computed once" if together else "samples"
         raise PlanError(
-            f"role '{role}': {ranks} ranks, and a mini-batch has {shares} {what}; needs at most {shares} ranks, or "
-            f"more prompts a mini-batch (train.prompts_per_step, actor.minibatch_prompts)"
+            f"role '{role}': {ranks} {each}, and a mini-batch has {shares} {what}; needs at most {shares} {each}, or "
+            f"more prompts per mini-batch (train.prompts_per_step, actor.minibatch_prompts)"
             + (f", or {settings}.shared_prefix=none" if together else "")
         )

@@ -9,11 +9,12 @@ from rlcore.plan.activations import BYTES, largest_micro_batch, logit_bytes
 from rlcore.plan.colocation import ACTOR, ROLLOUT, bytes_of, devices_of_ranks, resting_bytes, serves
 from rlcore.plan.machine_cards import Machine
 from rlcore.plan.machine_times import StepEstimate, StepLayout, StepSize, estimate_step
-from rlcore.plan.memory import CONTEXT_BYTES, working_bytes
+from rlcore.plan.memory import CONTEXT_BYTES, is_whole, working_bytes
 from rlcore.plan.run_plan import RunPlan
+from rlcore.plan.sharded_memory import host_bytes, sharded_bytes
 from rlcore.plan.shared_device import PROFILE_BYTES, WEIGHTS_FACTOR, cached_bytes_per_token
 
-PHASES = ("start", "sample", "score", "update", "hand-over")
+PHASES = ("start", "sample", "score", "update", "hand-over", "save")
 WORTH = 0.01
 """Share of a step that a setting has to save to be named."""
 NUM_SETTINGS = 3
@@ -21,7 +22,7 @@ NUM_SETTINGS = 3
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a prompt and of a response in the mean, which no configuration says; 0: half of what is allowed."""
+    """Tokens of a prompt and of a response on average, which no configuration says; 0: half of what is allowed."""
 
     prompt: int = 0
     response: int = 0
@@ -45,6 +46,8 @@ class MachinePlan:
     times: StepEstimate
     memory: Mapping[str, Mapping[str, int]]
     """Bytes of the fullest device of each pool, by pool and phase."""
+    host: Mapping[str, Mapping[str, int]]
+    """Bytes of host memory of all ranks that train, by role and purpose."""
     settings: tuple[Setting, ...]
     """Those that would help most, the best first."""
 
@@ -60,7 +63,7 @@ def plan_on(
     size, layout = step_size(plan, lengths), step_layout(plan, lengths)
     times = estimate_step(size, layout, machine)
     settings = tuple(_settings(replan, plan, machine, lengths, times.total))
-    return plan, MachinePlan(machine, size, layout, times, memory_of_phases(plan), settings)
+    return plan, MachinePlan(machine, size, layout, times, memory_of_phases(plan), host_memory(plan), settings)
 
 
 def step_size(plan: RunPlan, lengths: Lengths) -> StepSize:
@@ -137,6 +140,12 @@ def memory_of_phases(plan: RunPlan) -> dict[str, dict[str, int]]:
     }
 
 
+def host_memory(plan: RunPlan) -> dict[str, dict[str, int]]:
+    """Bytes of host memory of all ranks of each role that trains on GPUs, by purpose, where they are known."""
+    found = {worker.request.role.name: host_bytes(plan, worker) for worker in plan.workers}
+    return {role: sizes for role, sizes in found.items() if sizes}
+
+
 def _of_worker(plan: RunPlan, worker: WorkerPlan) -> dict[str, tuple[int, int]]:
     """(bytes that a rank holds, more that its work takes) in each phase, its process's context in the first."""
     request, facts = worker.request, plan.facts
@@ -147,6 +156,7 @@ def _of_worker(plan: RunPlan, worker: WorkerPlan) -> dict[str, tuple[int, int]]:
         loading = min(held, asleep + int(weights / max(1.0, request.gpus))) if request.role.name == ROLLOUT else asleep
         found = {"start": (held, 0), "sample": (held, 0), "score": (asleep, 0), "update": (asleep, 0)}
         found["hand-over"] = (loading if request.role.name in plan.colocated_roles else held, 0)
+        found["save"] = (held, 0)  # servers are awake then
     else:
         served = any(serves(other) and other.request.gpus for other in plan.workers)
         resting = resting_bytes(worker, plan.workers, held, facts)
@@ -158,7 +168,11 @@ def _of_worker(plan: RunPlan, worker: WorkerPlan) -> dict[str, tuple[int, int]]:
             "score": (held, min(working, _forward_bytes(plan, worker))),
             "update": (held, working),
             "hand-over": (held, 0),
+            "save": (held, 0),
         }
+        if request.engine is not None and not is_whole(request.engine) and not sampled:
+            parts = sharded_bytes(request.engine, facts.model_of(request))
+            found = {phase: (parts[phase], work) for phase, (_, work) in found.items()}
     return {phase: (CONTEXT_BYTES + kept, work) for phase, (kept, work) in found.items()}
 
 
@@ -184,7 +198,7 @@ def _cached_rows(plan: RunPlan, size: StepSize, share: float, tensor_parallel: i
 
 
 def _row_tokens(size: StepSize) -> float:
-    """Tokens of a row that is being sampled, in the mean."""
+    """Tokens of a row that is being sampled, on average."""
     return size.prompt + size.response / 2
 
 

@@ -44,23 +44,23 @@ def training_bytes_per_parameter(engine: EngineConfig) -> float:
     if engine.lora.enabled:
         return frozen_bytes_per_parameter(engine)
     everything = TRAINING_BYTES[engine.dtype]
-    return everything if _is_whole(engine) else everything / engine.data_parallel + BYTES[engine.dtype]
+    return everything if is_whole(engine) else everything / engine.data_parallel + BYTES[engine.dtype]
 
 
 def frozen_bytes_per_parameter(engine: EngineConfig) -> float:
     """Of one rank: weights that are not trained, with this engine's ranks and sharding."""
     whole = float(BYTES[engine.dtype])
-    return whole if _is_whole(engine) else whole / engine.data_parallel + whole
+    return whole if is_whole(engine) else whole / engine.data_parallel + whole
 
 
 def _gradient_bytes_per_parameter(engine: EngineConfig) -> float:
     """Of one rank, as counted in `training_bytes_per_parameter`."""
     if engine.lora.enabled:
         return 0.0
-    return GRADIENT_BYTES[engine.dtype] / (1 if _is_whole(engine) else engine.data_parallel)
+    return GRADIENT_BYTES[engine.dtype] / (1 if is_whole(engine) else engine.data_parallel)
 
 
-def _is_whole(engine: EngineConfig) -> bool:
+def is_whole(engine: EngineConfig) -> bool:
     """True if a rank has all of the weights, gradients and optimizer state."""
     return engine.sharding == "none" or engine.data_parallel == 1
 
@@ -84,11 +84,11 @@ def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Fac
 def _rank_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
     """Bytes of one rank of a role, with those served inside it."""
     request, parameters = plan.request, facts.model_of(plan.request).parameters or 0
-    working = max(
-        working_bytes(config, worker, facts.model_of(worker.request))
-        for worker in workers
-        if request.role in (worker.request.role, worker.request.embedded_in)
-    )
+    here = [worker for worker in workers if request.role in (worker.request.role, worker.request.embedded_in)]
+    working = max(working_bytes(config, worker, facts.model_of(worker.request)) for worker in here)
+    if config.rollout.on_new_weights == "continue":  # keys and values of unfinished rows stay while others work
+        kept = sum(_cache_bytes(config, worker, facts.model_of(worker.request)) for worker in here)
+        working = max(working, kept + working_bytes(config, plan, facts.model_of(request)))
     held = int(request.bytes_per_parameter * parameters)
     if request.gpus:
         return CONTEXT_BYTES + held + working
@@ -112,12 +112,18 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
     embedded = plan.request.embedded_in is not None
     copied = plan.request.bytes_per_parameter - _gradient_bytes_per_parameter(config.actor) if embedded else 0.0
     logits = SAMPLED_LOGITS * config.rollout.max_rows * shape.vocabulary * BYTES["float32"]
-    keys_and_values = cached * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype]
     # Of a layer's feed-forward, whose values are the most that is there at a time; rows whose weights have changed are
     # computed again as prompts are.
     prefill = 4 * shape.hidden_size + 3 * shape.inner_size
     prefilled = min(cached, PREFILL_TOKENS) * prefill * BYTES[config.actor.dtype]
-    return int(copied * (model.parameters or 0)) + keys_and_values + prefilled + logits
+    return int(copied * (model.parameters or 0)) + _cache_bytes(config, plan, model) + prefilled + logits
+
+
+def _cache_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
+    """Bytes of keys and values of a role that generates; 0 where they are unknown."""
+    if model.shape is None:
+        return 0
+    return plan.request.cached_tokens * model.shape.layers * 2 * model.shape.kv_size * BYTES[config.actor.dtype]
 
 
 def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, model: ModelFacts) -> int:
@@ -131,7 +137,7 @@ def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, mod
     if shape is None:
         return 0
     size = largest_micro_batch(config, engine, plan.shared_prefix)
-    whole = _is_whole(engine) and not engine.lora.enabled
+    whole = is_whole(engine) and not engine.lora.enabled
     moved = BYTES[engine.dtype] if engine.dtype in HALF and whole else 0
     absent = int(_gradient_bytes_per_parameter(engine)) if size.alone and whole else moved
     later = max(0, parameters - shape.vocabulary * shape.hidden_size) * (1 - 1 / shape.layers)

@@ -12,12 +12,14 @@ from rlcore.plan.batch_sizes import batch_sizes
 from rlcore.plan.clusters import check_startable, plan_cluster
 from rlcore.plan.colocation import memory_of_devices, plan_colocation
 from rlcore.plan.components import check_needs, choose_algorithms, choose_components
+from rlcore.plan.context_parallel import check_context
 from rlcore.plan.data_parallel import check_ranks
 from rlcore.plan.device_notes import check_device, device_notes, share_threads
 from rlcore.plan.layout import lay_out, layout_notes, plan_layout
 from rlcore.plan.learning_notes import learning_notes
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
+from rlcore.plan.ordering import plan_prompt_order
 from rlcore.plan.planner_input import Offers
 from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
@@ -31,7 +33,7 @@ from rlcore.plan.weight_sync import plan_weights
 
 
 def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
-    """The whole run, decided; pure but for looking whether a named reward file exists.
+    """The whole run, decided; pure except for looking whether a named reward file exists.
 
     Chosen components -> their requests -> classes -> pools (the pool hook sees all requests) -> capacity. The order in
     which plugins were enabled makes no difference. Raises ConfigError, PluginError or PlanError naming the parties.
@@ -44,11 +46,11 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     check_device(config, facts, cluster.abilities)
     arithmetic = batch_sizes(config)
     rewards = resolve_rewards(loaded, offers, components["reward"])
-    trackers = plan_trackers(config, offers)
+    trackers, prompt_order = plan_trackers(config, offers), plan_prompt_order(config, offers)
     workers = choose_classes(config, offers, gather(config, offers, components, _targets(algorithms)))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
     workers, threads = share_threads(config, workers, facts, cluster.abilities)
-    choices = (*loaded.choices, *threads)
+    check_context(workers, facts, unshared)
     check_ranks(workers, arithmetic)
     check_shipped(workers, config, cluster.abilities)
     workers, pools, layout = _placed(config, offers, workers, facts, cluster.abilities)
@@ -59,7 +61,8 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     if not cluster.abilities.elsewhere:  # on other machines it is not this one's memory that counts
         check_memory(config, workers, memory, facts)
         on_devices = memory_of_devices(pools, workers, colocated_roles, memory, facts)
-    used = _used_providers([cluster], components.values(), algorithms.values(), workers, pools, rewards, trackers)
+    single = (cluster, prompt_order)
+    used = _used_providers(single, components.values(), algorithms.values(), workers, pools, rewards, trackers)
     made = RunPlan(
         loaded=loaded,
         facts=facts,
@@ -72,13 +75,14 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         weights_kind=plan_weights(config, workers, elsewhere=cluster.abilities.elsewhere),
         algorithms=algorithms,
         trackers=trackers,
+        prompt_order=prompt_order,
         rewards=rewards,
         reward_components=brought_rewards(config, components["reward"]),
         schedule=schedule,
         batch_sizes=arithmetic,
         memory_bytes=memory,
         device_bytes=on_devices,
-        choices=choices,
+        choices=(*loaded.choices, *threads),
         notes=(),
         plugins=_enabled_plugins(offers, used, loaded),
     )

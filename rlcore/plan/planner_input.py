@@ -8,6 +8,7 @@ from rlcore.config.providers import ConfigSection, Offer, Provider
 from rlcore.contracts.clusters import ClusterOffer
 from rlcore.contracts.components import Component
 from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
+from rlcore.contracts.prompt_orders import PromptOrderOffer
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.contracts.tracking import TrackerOffer
 
@@ -39,6 +40,8 @@ class Offers(Protocol):
     def clusters(self) -> tuple[Offer[ClusterOffer], ...]: ...
 
     def trackers(self) -> tuple[Offer[TrackerOffer], ...]: ...
+
+    def prompt_orders(self) -> tuple[Offer[PromptOrderOffer], ...]: ...
 
     def entry_point_rewards(self) -> tuple[Offer[RewardFunction], ...]:
         """Entry points of the group `rlcore.rewards`, none of them loaded."""

@@ -95,8 +95,16 @@ def _fill(config: RunConfig, offers: Offers, owned: OwnedRequest) -> WorkerPlan:
         request = replace(request, isolated=True)
     section = section_of(config, offers, offer.provider)
     request = _completed(config, section, offer, OwnedRequest(request, owned.by))
-    syncs = offer.value.weight_sync
-    return WorkerPlan(request, offer.value.cls, owned.by, str(offer.provider), section, weight_sync=syncs)
+    return WorkerPlan(
+        request,
+        offer.value.cls,
+        owned.by,
+        str(offer.provider),
+        section,
+        weight_sync=offer.value.weight_sync,
+        keeps_cache=offer.value.keeps_cache,
+        context_parallel=offer.value.context_parallel,
+    )
 
 
 def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], owned: OwnedRequest) -> WorkerRequest:

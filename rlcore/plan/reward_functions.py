@@ -21,6 +21,9 @@ from rlcore.plan.sources import function_node
 from rlcore.plan.time_limit import limited
 from rlcore.types import SAMPLE_NAMES
 
+MAX_NAMED = 6
+"""The most files of a directory that an error offers instead of one that does not exist."""
+
 
 def resolve_rewards(loaded: LoadedConfig, offers: Offers, manager: ComponentPlan) -> tuple[ResolvedReward, ...]:
     """The configured reward functions by name, none of them imported.
@@ -137,12 +140,22 @@ def _offered(key: str, name: str, offers: Offers) -> Offer[RewardFunction]:
 def _file(key: str, where: str, loaded: LoadedConfig) -> Path:
     """The file as an absolute path: a relative one is looked for beside the config file that names it, then here."""
     origin = Path(loaded.origins.get(f"{key}", ""))
-    beside = [origin.resolve().parent / where] if origin.suffix in (".yaml", ".yml") and origin.is_file() else []
-    places = [*beside, Path.cwd() / where]
-    for place in places:
-        if place.is_file():
-            return place.resolve()
-    raise ConfigError(f"{key}: no file '{where}'; looked for {', '.join(str(place) for place in places)}")
+    beside = [origin.resolve().parent] if origin.suffix in (".yaml", ".yml") and origin.is_file() else []
+    directories = list(dict.fromkeys([*beside, Path.cwd().resolve()]))
+    for directory in directories:
+        if (directory / where).is_file():
+            return (directory / where).resolve()
+    if Path(where).is_absolute():
+        raise ConfigError(f"{key}: found no file '{where}'")
+    counts_from = (
+        f"the directory of {origin.name}, then from the working directory" if beside else "the working directory"
+    )
+    others = sorted({path.name for directory in directories for path in directory.glob("*.py")})
+    hint = f"; {nearest(Path(where).name, others)}" if 0 < len(others) <= MAX_NAMED else ""
+    raise ConfigError(
+        f"{key}: found no file '{where}', which counts from {counts_from} "
+        f"({', '.join(str(directory / where) for directory in directories)}){hint}"
+    )
 
 
 def _check_defines(key: str, path: Path, attribute: str) -> None:

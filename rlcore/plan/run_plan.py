@@ -14,6 +14,7 @@ from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.clusters import ClusterAbilities, ClusterOffer, PoolPlan, WorkerPlan
 from rlcore.contracts.components import Component, ResolvedReward, RewardComponent
 from rlcore.contracts.offers import Algorithm
+from rlcore.contracts.prompt_orders import PromptOrderOffer
 from rlcore.contracts.rollout import ROLLOUT
 from rlcore.contracts.tracking import TrackerOffer
 from rlcore.plan.machine_facts import Facts
@@ -57,6 +58,15 @@ class TrackerPlan:
     section: Any = None
 
 
+@dataclass(frozen=True)
+class PromptOrderPlan:
+    """The order of the run's training prompts."""
+
+    offer: PromptOrderOffer
+    provided_by: str
+    section: Any = None
+
+
 WeightsKind = Literal["", "directory", "adapter", "tcp", "shm"]
 """A `WeightsHandle.kind`; '' where the rollout samples from the actor's own weights."""
 
@@ -82,7 +92,7 @@ class SchedulePlan:
     stream: bool
     """Mini-batches are formed of groups as their rewards arrive."""
     drop: bool
-    """Prompts that are too old are given up, instead of waited for."""
+    """Prompts that are too old are discarded, instead of waited for."""
     old_logprobs: OldLogprobs
     passes: tuple[str, ...]
     """Forward passes of a step that need no reward, beside sampling: 'reference', 'old log-probs', 'values'."""
@@ -135,13 +145,14 @@ class RunPlan:
     """By purpose: 'advantage', 'policy_loss'."""
     trackers: tuple[TrackerPlan, ...]
     """In the order of `track.to`."""
+    prompt_order: PromptOrderPlan
     rewards: tuple[ResolvedReward, ...]
     reward_components: tuple[RewardComponent, ...]
     """Scorers of the reward manager beside `rewards`."""
     schedule: SchedulePlan
     """Phases that overlap."""
     batch_sizes: Mapping[str, int]
-    """Batch arithmetic: prompts, samples, minibatches and updates a step."""
+    """Batch arithmetic: prompts, samples, minibatches and updates per step."""
     memory_bytes: Mapping[str, int]
     """Estimate for one rank of each role whose request states it: `rlcore.plan.memory`; empty if nothing is known."""
     device_bytes: Mapping[str, Mapping[str, int]]

@@ -21,8 +21,14 @@ def plan_schedule(
     """The schedule; PlanError naming the estimator, reward or setting that it cannot be combined with."""
     schedule = config.schedule
     drop = schedule.on_stale == "drop" and schedule.max_staleness > 0
-    inside = next((plan.request.embedded_in for plan in workers if plan.request.role.name == "rollout"), None)
+    rollout = next((plan for plan in workers if plan.request.role.name == "rollout"), None)
+    inside = None if rollout is None else rollout.request.embedded_in
     embedded = inside is not None and inside.name == "actor"
+    if rollout is not None and config.rollout.on_new_weights == "continue" and not rollout.keeps_cache:
+        raise PlanError(
+            f"rollout.on_new_weights=continue: {rollout.offered_by} computes keys and values again when weights change "
+            "(its offer's keeps_cache); choose rollout.on_new_weights=restart, or rollout.backend=hf"
+        )
     old = _old_logprobs(config, arithmetic["updates"], embedded)
     passes = []
     if any(plan.request.role.name == "reference" for plan in workers):
@@ -58,7 +64,7 @@ def _precision_notes(config: RunConfig, schedule: SchedulePlan) -> list[str]:
     if actor.repeats_logprobs:
         return []
     rounded = {
-        "stochastic": "rounded stochastically, so that they move as their float32 masters do in the mean",
+        "stochastic": "rounded stochastically, so that they move as their float32 masters do on average",
         "nearest": "rounded to nearest: a weight stands still until its float32 master has moved by half a unit in the "
         "last place; actor.rounding=stochastic moves it",
     }
@@ -98,7 +104,7 @@ def _old_logprobs(config: RunConfig, num_updates: int, embedded: bool) -> OldLog
 
     The embedded sampler draws from the very weights that are trained: on-policy, what it recorded in float32 or float64
     are the log-probs of pi_old. In half precision and TF32 rounding makes them differ by more than an update does. With
-    a single update a step, pi_old is the detached pi. What was drawn from a part of the vocabulary has recorded
+    a single update per step, pi_old is the detached pi. What was drawn from a part of the vocabulary has recorded
     log-probs of no policy at all.
     """
     if config.schedule.old_logprobs == "behaviour":

@@ -18,11 +18,13 @@ from rlcore.contracts.critic import CriticEngine, NoCritic
 from rlcore.contracts.hooks import hookimpl
 from rlcore.contracts.model_files import model_directory, model_shape, num_parameters
 from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
+from rlcore.contracts.prompt_orders import PromptOrderOffer
 from rlcore.contracts.reference import REFERENCE, ReferenceWorker
 from rlcore.contracts.requests import ModelFacts, WorkerRequest
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.contracts.tracking import TrackerOffer
+from rlcore.data.order import SEEDED
 from rlcore.engines.hf.resources import complete_embedded, complete_reference
 from rlcore.engines.hf.worker import HfActor, HfReference, HfRollout
 from rlcore.plan import CORE
@@ -124,6 +126,11 @@ def rlcore_trackers() -> Sequence[TrackerOffer]:
 
 
 @hookimpl
+def rlcore_prompt_orders() -> Sequence[PromptOrderOffer]:
+    return [SEEDED]
+
+
+@hookimpl
 def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
     """The main pool, and those of rollout replicas: `rollout`, or what `rollout.pool` says. Sizes are what they need,
     unless `cluster.pools` says; a pool that another offer states for its class is offered beside that."""
@@ -135,7 +142,15 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 @hookimpl
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
-        WorkerClass(ActorWorker, "hf", HfActor),
+        WorkerClass(ActorWorker, "hf", HfActor, context_parallel=True),
         WorkerClass(ReferenceWorker, "hf", HfReference, on_every_rank=True, complete=complete_reference),
-        WorkerClass(RolloutWorker, "hf", HfRollout, embedded_in=ACTOR, on_every_rank=True, complete=complete_embedded),
+        WorkerClass(
+            RolloutWorker,
+            "hf",
+            HfRollout,
+            embedded_in=ACTOR,
+            on_every_rank=True,
+            complete=complete_embedded,
+            keeps_cache=True,
+        ),
     ]

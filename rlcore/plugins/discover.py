@@ -20,6 +20,7 @@ from rlcore.plan.catalog import install_hint
 
 GROUP = "rlcore"
 REWARDS_GROUP = "rlcore.rewards"
+GROUPS = (GROUP, REWARDS_GROUP)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,19 @@ class InstalledPlugin:
     """`Requires-Dist` of its distribution."""
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """An entry point with what the metadata of its distribution says, which is parsed once."""
+
+    point: EntryPoint
+    distribution: str
+    version: str
+    requires: tuple[str, ...]
+
+    def provider(self, name: str, kind: str) -> Provider:
+        return Provider(name, self.distribution, self.version, kind)
+
+
 def canonical(name: str) -> str:
     """The one spelling of a plugin's name: 'my-plugin' and 'my_plugin' are the same plugin."""
     return name.replace("-", "_")
@@ -45,8 +59,11 @@ def _places() -> tuple[tuple[str, int], ...]:
 
 
 @lru_cache(maxsize=256)
-def _at(place: str, changed_at: int) -> tuple[tuple[str, tuple[EntryPoint, ...]], ...]:
-    """The distributions at one place of sys.path with their entry points; finding them reads one file for each."""
+def _at(place: str, changed_at: int) -> tuple[tuple[str, tuple[_Entry, ...]], ...]:
+    """The distributions at one place of sys.path with their entry points.
+
+    One file is read per distribution, and a second one, with names, versions and requirements, of those with plugins.
+    """
     return tuple((_normalized(found), _of_groups(found)) for found in distributions(path=[place]))
 
 
@@ -55,25 +72,30 @@ def _normalized(distribution: Distribution) -> str:
     return str(getattr(distribution, "_normalized_name", "") or canonicalize_name(distribution.metadata["Name"] or ""))
 
 
-def _of_groups(distribution: Distribution) -> tuple[EntryPoint, ...]:
-    return tuple(point for point in distribution.entry_points if point.group in (GROUP, REWARDS_GROUP))
+def _of_groups(distribution: Distribution) -> tuple[_Entry, ...]:
+    points = [point for point in distribution.entry_points if point.group in GROUPS]
+    if not points:
+        return ()
+    metadata = distribution.metadata  # each access parses the whole file
+    requires = tuple(metadata.get_all("Requires-Dist") or ())
+    return tuple(_Entry(point, metadata["Name"], metadata["Version"], requires) for point in points)
 
 
 @lru_cache(maxsize=1)
-def _by_group(places: tuple[tuple[str, int], ...]) -> dict[str, tuple[EntryPoint, ...]]:
+def _by_group(places: tuple[tuple[str, int], ...]) -> dict[str, tuple[_Entry, ...]]:
     """The entry points at these places of sys.path, by group; of two distributions of one name the first counts."""
-    first: dict[str, tuple[EntryPoint, ...]] = {}
+    first: dict[str, tuple[_Entry, ...]] = {}
     for place in places:
-        for name, points in _at(*place):
-            first.setdefault(name, points)
-    everything = [point for points in first.values() for point in points]
-    return {group: tuple(point for point in everything if point.group == group) for group in (GROUP, REWARDS_GROUP)}
+        for name, entries in _at(*place):
+            first.setdefault(name, entries)
+    everything = [entry for entries in first.values() for entry in entries]
+    return {group: tuple(entry for entry in everything if entry.point.group == group) for group in GROUPS}
 
 
 @lru_cache(maxsize=1)
 def _plugins(places: tuple[tuple[str, int], ...]) -> tuple[InstalledPlugin, ...]:
-    """The plugins at these places, by name; names, versions and requirements are parsed from one file per plugin."""
-    found = [_plugin(point) for point in _by_group(places)[GROUP]]
+    """The plugins at these places, by name."""
+    found = [_plugin(entry) for entry in _by_group(places)[GROUP]]
     return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.provider.distribution)))
 
 
@@ -90,24 +112,19 @@ def installed() -> tuple[InstalledPlugin, ...]:
     return _plugins(_places())
 
 
-def _plugin(entry: EntryPoint) -> InstalledPlugin:
-    name = canonical(entry.name)
-    requires = tuple(entry.dist.requires or ()) if entry.dist else ()
-    return InstalledPlugin(name, entry.value, _provider(entry, name, "plugin"), requires)
-
-
-def _provider(entry: EntryPoint, name: str, kind: str) -> Provider:
-    if entry.dist is None:
-        return Provider(name, "unknown distribution", "?", kind)
-    return Provider(name, entry.dist.name, entry.dist.version, kind)
+def _plugin(entry: _Entry) -> InstalledPlugin:
+    name = canonical(entry.point.name)
+    return InstalledPlugin(name, entry.point.value, entry.provider(name, "plugin"), entry.requires)
 
 
 def entry_point_rewards() -> tuple[Offer[RewardFunction], ...]:
     """Entry points of the group `rlcore.rewards` as offers, none of them loaded; one that names no function is none."""
     offers = []
-    for entry in sorted(_by_group(_places())[REWARDS_GROUP], key=lambda entry: (entry.name, entry.value)):
+    found = _by_group(_places())[REWARDS_GROUP]
+    for entry in sorted(found, key=lambda entry: (entry.point.name, entry.point.value)):
         with suppress(OfferError):  # of a distribution that the run may not use
-            offers.append(Offer(RewardFunction(entry.name, entry.value), _provider(entry, entry.name, "entry point")))
+            function = RewardFunction(entry.point.name, entry.point.value)
+            offers.append(Offer(function, entry.provider(entry.point.name, "entry point")))
     return tuple(offers)
 
 

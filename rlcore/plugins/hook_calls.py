@@ -18,6 +18,7 @@ from rlcore.contracts.components import Component
 from rlcore.contracts.critic import CriticEngine
 from rlcore.contracts.hooks import HOOK_NAMES
 from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
+from rlcore.contracts.prompt_orders import PromptOrderOffer
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.tracking import TrackerOffer
@@ -95,6 +96,9 @@ class Hooks:
 
     def trackers(self) -> tuple[Offer[TrackerOffer], ...]:
         return self._offers("rlcore_trackers", TrackerOffer, _check_nothing)
+
+    def prompt_orders(self) -> tuple[Offer[PromptOrderOffer], ...]:
+        return self._offers("rlcore_prompt_orders", PromptOrderOffer, _check_nothing)
 
     def resource_pools(self, config: RunConfig, requests: tuple[WorkerRequest, ...]) -> tuple[Offer[PoolSpec], ...]:
         arguments = {"config": config, "requests": requests}

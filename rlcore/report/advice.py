@@ -52,7 +52,7 @@ def _shares(steps: Sequence[Metrics], step_s: float) -> str:
         "updates": "time/updates_s",
     }
     shares = {what: _mean(steps, name) / step_s for what, name in named.items()}
-    return f"{step_s:.3g} s a step: " + ", ".join(f"{share:.0%} {what}" for what, share in shares.items())
+    return f"{step_s:.3g} s per step: " + ", ".join(f"{share:.0%} {what}" for what, share in shares.items())
 
 
 def _less_exposed(schedule: SchedulePlan, num_minibatches: int) -> str:

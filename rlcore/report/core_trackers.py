@@ -39,7 +39,7 @@ class AccelerateShell(Tracker):
 
     @abstractmethod
     def make(self) -> AccelerateTracker:
-        """Accelerate's tracker, not started; what it writes locally stands in the run directory."""
+        """Accelerate's tracker, not started; what it writes locally is in the run directory."""
 
     def named(self, name: str) -> str:
         """A metric's name, or a key, as the tracker takes it."""

@@ -63,7 +63,7 @@ class MetricsLog:
 
 
 class TrajectoryLog:
-    """Writes `<run>/trajectories/step_000012.jsonl`, one line a trajectory; a step's file is replaced as a whole."""
+    """Writes `<run>/trajectories/step_000012.jsonl`, one line per trajectory; a step's file is replaced as a whole."""
 
     def __init__(self, run_dir: Path) -> None:
         self._directory = run_dir / TRAJECTORIES
@@ -200,7 +200,7 @@ def _whole_lines(path: Path, most_bytes: int = -1) -> Iterator[bytes]:
     if len(line) == most_bytes:
         raise CheckpointError(
             f"'{path}': a line has {most_bytes >> 20} MiB or more, beginning with {line[:20]!r}; needs records of "
-            "metrics; mend or remove the file"
+            "metrics; fix or remove the file"
         )
 
 
@@ -211,7 +211,7 @@ def _parse(line: bytes, path: Path) -> dict[str, Any]:
             return dict(record)
     except (ValueError, KeyError, TypeError):
         pass
-    raise CheckpointError(f"'{path}': {line[:60]!r} is not a record of metrics; mend or remove the line")
+    raise CheckpointError(f"'{path}': {line[:60]!r} is not a record of metrics; fix or remove the line")
 
 
 def _step_files(directory: Path) -> list[Path]:

@@ -85,7 +85,7 @@ class Status:
     phase_began: float
     step_began: float
     step_s: float
-    """Seconds of a step in the mean of the last ones; 0 before the first."""
+    """Seconds of a step on average over the last ones; 0 before the first."""
     samples: int
     """Samples of the step, or of the evaluation under way."""
     sampled: int

@@ -37,7 +37,7 @@ SHOWN: Sequence[tuple[str, str]] = (
 
 
 class Terminal:
-    """The display of one run, without secrets; on anything but a terminal one line a step instead of a bar."""
+    """The display of one run, without secrets; on anything but a terminal one line per step instead of a bar."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console(file=cast(IO[str], _LastingOutput()))

@@ -177,5 +177,5 @@ def _vocabulary_ids(path: Path) -> Iterator[int]:
             yield operator.index(json.loads(line)["id"])
         except (ValueError, KeyError, TypeError, RecursionError) as cause:
             raise CheckpointError(
-                f"'{path}': {line[:60]!r} is not an entry of a vocabulary; mend or remove the file"
+                f"'{path}': {line[:60]!r} is not an entry of a vocabulary; fix or remove the file"
             ) from cause

@@ -109,7 +109,7 @@ class TraceLog:
             work = span.work
             process, thread = _place(work.kind, work.who)
             pid = yield from self._process(process)
-            if work.kind == SAMPLE:  # both parts of a sample stand on one thread
+            if work.kind == SAMPLE:  # both parts of a sample are on one thread
                 if work.sample not in lanes:
                     lanes[work.sample] = self._lane(pid, thread, work.began, scored_until[work.sample])
                 lane = lanes[work.sample]

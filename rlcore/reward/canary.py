@@ -54,10 +54,13 @@ def _judge(scored: ScoredTrajectory, least: float) -> None:
     reward, trajectory = scored.reward, scored.trajectory
     if reward.status is RewardStatus.OK and reward.score >= least:
         return
+    whose = f"reward.canary: the known-good response {trajectory.text()!r} to prompt '{trajectory.prompt.id}'"
+    least_score = f"reward.canary_min={least:g}, so nothing is trained: put the reward function"
+    if reward.status is not RewardStatus.OK:
+        raise RewardError(
+            f"{whose} did not get a score: {reward.info.get('error')}; needs a score of at least {least_score} right"
+        )
     parts = ", ".join(f"{name}={score:g}" for name, score in reward.components.items())
-    found = f"scored {reward.score:g} ({parts})" if reward.status is RewardStatus.OK else str(reward.info.get("error"))
     raise RewardError(
-        f"reward.canary: the known-good response {trajectory.text()!r} to prompt '{trajectory.prompt.id}' {found}; "
-        f"needs at least reward.canary_min={least:g}, so nothing is trained: put the reward function, the template or "
-        "the answers right"
+        f"{whose} scored {reward.score:g} ({parts}); needs at least {least_score}, the template or the answers right"
     )

@@ -1,4 +1,4 @@
-"""A plugin's scorer, held against its contract: what it says of itself once, what it returns when it arrives."""
+"""A plugin's scorer, checked against its contract: what it says of itself once, what it returns when it arrives."""
 
 import math
 from collections.abc import Awaitable, Sequence

@@ -23,7 +23,7 @@ def within_budget(reward: Reward, outcomes: Mapping[str, Outcome]) -> Reward:
     if size <= SMALL:
         return reward
     if sum(_held.values()) + size > BUDGET:
-        error = f"more than {BUDGET >> 20} MiB stand beside the scores of this step; functions need to return less"
+        error = f"more than {BUDGET >> 20} MiB are beside the scores of this step; functions need to return less"
         info = {"error": error, "failed": FrozenDict(dict.fromkeys(outcomes, error))}
         return replace(reward, score=0.0, status=RewardStatus.FAILED, token_scores=None, info=FrozenDict(info))
     _held[reward] = size

@@ -1,6 +1,8 @@
 """Exceptions of a reward function, told with the line of the user's code that raised them."""
 
+import importlib
 import os
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn
@@ -10,6 +12,9 @@ from rlcore.types import Trajectory
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 INSTALLED = "site-packages"
+IMPORTER = "<frozen importlib"
+IMPORT_FILES = os.path.dirname(os.path.abspath(importlib.__file__)) + os.sep
+"""Beginnings of file names in the traceback of an import that are neither the user's nor a library's."""
 MAX_COLUMNS = 12
 """The most columns that an error names."""
 MESSAGES_HINT = "its prompts and completions are lists of messages: the text is completion[-1]['content']"
@@ -34,6 +39,47 @@ def raise_with_line(cause: BaseException, trajectories: Sequence[Trajectory]) ->
     raise ChildError(text + row) from cause
 
 
+def import_failure(cause: BaseException) -> str:
+    """Words for an exception of the import of the user's file: file and line, the error, and what helps against it.
+
+    A library that is missing is told from one that is there and broken, which installing would not mend.
+    """
+    trace, own, own_line, inside, last = cause.__traceback__, "", "", "", ""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith((OURS, IMPORTER, IMPORT_FILES)):
+            own = own or os.path.dirname(file)
+            last = f"{_short(file)}:{trace.tb_lineno}"
+            if _is_below(file, own):
+                own_line, inside = last, ""
+            else:
+                inside = inside or str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        trace = trace.tb_next
+    at = f"{own_line}: " if own_line else ""
+    beyond = f" (in {last})" if last != own_line else ""
+    return f"{at}{describe(cause)}{beyond}{_way_out(cause, inside)}"
+
+
+def _way_out(cause: BaseException, inside: str) -> str:
+    """A remedy for an import that failed; `inside` is the library whose code raised it, '' where the user's own did."""
+    name = cause.name or "" if isinstance(cause, ImportError) else ""
+    root = name.partition(".")[0]
+    if isinstance(cause, ModuleNotFoundError) and root:
+        if root != name and root in sys.modules:
+            return (
+                f"; '{root}' is installed and does not have that module: correct the name, or use another version of it"
+            )
+        needed = f"; '{inside}' is installed and needs it: " if inside else "; "
+        return f"{needed}install '{root}' into this Python ({sys.executable})" + (
+            "" if inside else f", or put {root}.py beside the file"
+        )
+    if name and isinstance(cause, ImportError) and not inside:
+        return f"; '{root}' is there: correct the name, or use another version of it"
+    if inside:
+        return f"; '{inside}' is installed but broken: `{sys.executable} -c 'import {inside}'` shows it"
+    return ""
+
+
 def line_of(trace: TracebackType | None) -> str:
     """The last line of the user's code in a traceback as 'file.py:7'; empty when there is none.
 
@@ -54,7 +100,7 @@ def line_of(trace: TracebackType | None) -> str:
 
 
 def _is_below(file: str, directory: str) -> bool:
-    """True for a file in the directory or below, but for what is installed there, such as into its `.venv`."""
+    """True for a file in the directory or below, except for what is installed there, such as into its `.venv`."""
     if not directory:  # of a cell or of `exec`, which has no file
         return not os.path.dirname(file)
     return file.startswith(directory + os.sep) and INSTALLED not in file[len(directory) :]

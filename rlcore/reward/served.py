@@ -18,7 +18,7 @@ from rlcore.reward.call_arguments import column_arguments, group_arguments, log_
 from rlcore.reward.memory_limit import limit_memory
 from rlcore.reward.notes import CallNotes
 from rlcore.reward.outcome import outcome_of_one, outcome_of_score, outcomes_of_many
-from rlcore.reward.raised import raise_with_line
+from rlcore.reward.raised import import_failure, raise_with_line
 from rlcore.reward.signature import ACCEPTED, Style, check_hooks, is_factory, logs, read_signature, with_settings
 from rlcore.reward.spec import FunctionSpec, received
 from rlcore.types import Trajectory
@@ -32,6 +32,8 @@ def _load(spec: FunctionSpec) -> Any:
         return import_target(spec.target)
     except PluginError as error:
         raise PluginError(f"reward function '{spec.name}': {error}") from error
+    except ANSWERED as cause:
+        raise PluginError(f"{spec}: importing it failed: {import_failure(cause)}") from cause
 
 
 def serve_in_child(spec: FunctionSpec, memory_gib: float) -> "ServedReward":

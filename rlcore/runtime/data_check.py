@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlcore.contracts.components import ResolvedReward
+from rlcore.data.conversation import text_of
 from rlcore.data.read_prompts import ANSWER_COLUMNS
 from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
@@ -45,6 +46,8 @@ def check_data(plan: RunPlan, prompts: Prompts, heldout: Prompts) -> list[str]:
         needs = _needs_of(reward)
         if needs is not None:
             notes += _missing(reward, needs, prompts, heldout)
+            notes += _partly_answered(reward, needs, "data.sources", prompts)
+            notes += _partly_answered(reward, needs, "eval.sources", heldout)
     return notes
 
 
@@ -86,8 +89,31 @@ def _lack(needs: _Needs, rows: Sequence[Prompt]) -> list[str]:
     columns = {name for row in rows for name in row.columns} | {"source"}
     answered = any(_is_answered(row) for row in rows)
     lack = sorted(name for name in needs.columns - columns if name not in ANSWER_COLUMNS)
-    asks = needs.answer or bool(needs.columns & (set(ANSWER_COLUMNS) - columns))
-    return [*lack, *(["an answer"] if asks and not answered else [])]
+    return [*lack, *(["an answer"] if _asks_for_answer(needs, rows) and not answered else [])]
+
+
+def _partly_answered(reward: ResolvedReward, needs: _Needs, section: str, sources: Prompts) -> list[str]:
+    """Notes on sources some of whose rows have an answer, which the function takes, and others do not."""
+    notes = []
+    for name, rows in sources.items():
+        without = [row for row in rows if not _is_answered(row)]
+        if without and len(without) < len(rows) and _asks_for_answer(needs, rows):
+            notes.append(
+                f"{section}.{name}: prompts without an answer: {len(without)} of {len(rows)}, such as {without[0].id} "
+                f"({question_start(without[0])}), and reward.functions.{reward.name} takes one; fill it in, or leave "
+                "them out"
+            )
+    return notes
+
+
+def question_start(row: Prompt) -> str:
+    """The first words of the prompt's last message, quoted."""
+    return repr(" ".join(text_of(row.messages[-1]).split())[:40])
+
+
+def _asks_for_answer(needs: _Needs, rows: Sequence[Prompt]) -> bool:
+    columns = {name for row in rows for name in row.columns}
+    return needs.answer or bool(needs.columns & (set(ANSWER_COLUMNS) - columns))
 
 
 def _is_answered(row: Prompt) -> bool:

@@ -1,10 +1,9 @@
 """Reads the data of a plan, as far as that takes a moment: rows, columns, steps per epoch, the longest prompt."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 
 from rlcore.config import SourceConfig
 from rlcore.contracts.model_files import model_directory
@@ -12,15 +11,19 @@ from rlcore.data import load_prompts, refuse_overlap
 from rlcore.data.conversation import text_of
 from rlcore.data.rows import JSON, JSON_LINES, check_path
 from rlcore.data.tokenizer import BYTES, require_directory
+from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.plan.catalog import install_hint, library_of
-from rlcore.runtime.data_check import check_data
+from rlcore.runtime.data_check import check_data, question_start
+from rlcore.runtime.reward_imports import missing_imports
 from rlcore.types import Prompt
 
 MAX_BYTES = 1 << 26
 """Files that are larger, together, are read when training starts."""
 NUM_LONGEST = 8
-"""Prompts, those with the most characters, whose tokens are counted."""
+"""Prompts, those with the most characters, whose tokens are counted in any case."""
+MAX_COUNTED = 1 << 22
+"""Bytes of prompts that may be too long whose tokens are counted: about a second."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class SourcePreview:
     """All but those of prompt and answer."""
     longest_tokens: int | None
     """Tokens of the longest prompt's text, without the chat template; None where no tokenizer is at hand."""
+    too_long: int = 0
+    """Prompts whose text alone exceeds `data.max_prompt_tokens`: training leaves them out."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +79,18 @@ def preview_data(plan: RunPlan) -> DataPreview:
     heldout = load_prompts(quick["eval.sources"], config.data, "eval.sources")
     refuse_overlap(prompts, heldout)
     whole = not any(key.startswith("data.") for key in unread)
-    num_prompts = sum(map(len, prompts.values()))
+    previews, notes = list[SourcePreview](), [*missing_libraries(plan), *missing_imports(plan)]
+    for section, loaded in (("data.sources", prompts), ("eval.sources", heldout)):
+        for name, rows in loaded.items():
+            key, lengths = f"{section}.{name}", _lengths(plan, rows)
+            previews.append(_preview(key, rows, lengths, config.data.max_prompt_tokens))
+            notes += _left_out(key, rows, lengths, config.data.max_prompt_tokens)
+    num_prompts = sum(found.rows - found.too_long for found in previews if found.key.startswith("data."))
     return DataPreview(
-        sources=(*_previews(plan, "data.sources", prompts), *_previews(plan, "eval.sources", heldout)),
+        sources=tuple(previews),
         unread=tuple(unread),
         steps_per_epoch=num_prompts // config.train.prompts_per_step if whole else None,
-        notes=(*missing_libraries(plan), *(check_data(plan, prompts, heldout) if whole else ())),
+        notes=(*notes, *(check_data(plan, prompts, heldout) if whole else ())),
     )
 
 
@@ -100,31 +111,54 @@ def _is_quick(source: SourceConfig, who: str) -> bool:
     return path.suffix.lower() in JSON_LINES | {JSON} and path.stat().st_size <= MAX_BYTES
 
 
-def _previews(plan: RunPlan, section: str, sources: Mapping[str, Sequence[Prompt]]) -> list[SourcePreview]:
-    return [
-        SourcePreview(
-            key=f"{section}.{name}",
-            rows=len(prompts),
-            answered=sum(1 for prompt in prompts if prompt.answer is not None),
-            columns=tuple(sorted({column for prompt in prompts for column in prompt.columns})),
-            longest_tokens=_longest(plan, prompts),
+def _preview(key: str, prompts: Sequence[Prompt], lengths: Mapping[str, int], max_tokens: int) -> SourcePreview:
+    return SourcePreview(
+        key=key,
+        rows=len(prompts),
+        answered=sum(1 for prompt in prompts if prompt.answer is not None),
+        columns=tuple(sorted({column for prompt in prompts for column in prompt.columns})),
+        longest_tokens=max(lengths.values(), default=None),
+        too_long=sum(1 for length in lengths.values() if length > max_tokens),
+    )
+
+
+def _left_out(key: str, prompts: Sequence[Prompt], lengths: Mapping[str, int], max_tokens: int) -> Iterator[str]:
+    """The note on prompts that are too long for the run, if there are any; ConfigError when all are."""
+    long = [prompt for prompt in prompts if lengths.get(prompt.id, 0) > max_tokens]
+    if len(long) == len(prompts):
+        raise ConfigError(
+            f"{key}: every one of {len(prompts)} prompts is longer than data.max_prompt_tokens={max_tokens}, the "
+            f"shortest has {min(lengths.values())} tokens; raise it or choose another source"
         )
-        for name, prompts in sources.items()
-    ]
+    if long:
+        first = long[0]
+        yield (
+            f"{key}: prompts longer than data.max_prompt_tokens={max_tokens}, which training leaves out: at least "
+            f"{len(long)} of {len(prompts)}, such as {first.id} ({lengths[first.id]} tokens, {question_start(first)}); "
+            "raise it, or shorten them"
+        )
 
 
-def _longest(plan: RunPlan, prompts: Sequence[Prompt]) -> int | None:
-    texts = ["\n".join(text_of(message) for message in prompt.messages) for prompt in prompts]
-    texts = sorted(texts, key=len)[-NUM_LONGEST:]
+def _lengths(plan: RunPlan, prompts: Sequence[Prompt]) -> dict[str, int]:
+    """Tokens of the texts of the prompts that may be the longest or too long, by id, without the chat template.
+
+    Empty where no tokenizer is at hand.
+    """
+    texts = {prompt.id: "\n".join(text_of(message) for message in prompt.messages) for prompt in prompts}
+    chosen, num_bytes = list[str](), 0
+    for id_ in sorted(texts, key=lambda id_: -len(texts[id_])):
+        size = len(texts[id_].encode(errors="replace"))
+        num_bytes += size
+        if len(chosen) >= NUM_LONGEST and (size <= plan.config.data.max_prompt_tokens or num_bytes > MAX_COUNTED):
+            break
+        chosen.append(id_)
     model = plan.config.model
     if model.tokenizer == BYTES:
-        return max(len(text.encode(errors="replace")) for text in texts)
+        return {id_: len(texts[id_].encode(errors="replace")) for id_ in chosen}
     file = model_directory(model.tokenizer or model.path, model.revision) / "tokenizer.json"
-    return _count(file, texts) if file.is_file() else None
-
-
-def _count(file: Path, texts: Sequence[str]) -> int:
+    if not file.is_file():
+        return {}
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
-    return max(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
+    return {id_: len(tokenizer.encode(texts[id_], add_special_tokens=False).ids) for id_ in chosen}

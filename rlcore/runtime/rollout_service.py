@@ -30,14 +30,13 @@ class RolloutService:
         self,
         replicas: WorkerGroup[RolloutWorker],
         deadline_s: float,
-        max_restarts: int = 0,
         vocabulary: int | None = None,
     ) -> None:
-        """`max_restarts`: how often a replica that dies comes back; `vocabulary`: ids are below it, None: not known."""
+        """`vocabulary`: ids are below it, None: not known."""
         self._replicas = replicas
         self._deadline_s = deadline_s
         self._vocabulary = vocabulary
-        self._dispatcher = ReplicaDispatcher(replicas, max_restarts)
+        self._dispatcher = ReplicaDispatcher(replicas)
         self._suspects = Suspects(self._dispatcher, len(replicas.replicas))
 
     @property

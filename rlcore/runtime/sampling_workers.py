@@ -139,9 +139,7 @@ def _tokens(plan: RunPlan) -> Tokens:
 
 
 def _rollout_service(plan: RunPlan, groups: Groups, vocabulary: int | None) -> RolloutService:
-    isolated = any(worker.request.role == ROLLOUT and worker.request.isolated for worker in plan.workers)
-    restarts = plan.config.cluster.max_restarts if isolated else 0
-    return RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s, restarts, vocabulary)
+    return RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s, vocabulary)
 
 
 def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExitStack) -> WeightsSync | None:

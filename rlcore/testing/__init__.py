@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `l
     from rlcore.testing.conformance import Report as Report
     from rlcore.testing.conformance import check_plugin as check_plugin
     from rlcore.testing.here import open_children as open_children
+    from rlcore.testing.prompts import LeastSeen as LeastSeen
     from rlcore.testing.prompts import write_prompts as write_prompts
     from rlcore.testing.suites.actor import ActorWorkerSuite as ActorWorkerSuite
     from rlcore.testing.suites.agents import AgentLoopSuite as AgentLoopSuite
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `l
     from rlcore.testing.suites.estimator import AdvantageEstimatorSuite as AdvantageEstimatorSuite
     from rlcore.testing.suites.policy_loss import PolicyLossSuite as PolicyLossSuite
     from rlcore.testing.suites.pool import ResourcePoolSuite as ResourcePoolSuite
+    from rlcore.testing.suites.prompt_order import PromptOrderSuite as PromptOrderSuite
     from rlcore.testing.suites.reference import ReferenceWorkerSuite as ReferenceWorkerSuite
     from rlcore.testing.suites.reward_function import RewardFunctionSuite as RewardFunctionSuite
     from rlcore.testing.suites.reward_manager import RewardManagerSuite as RewardManagerSuite

@@ -19,7 +19,6 @@ from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.critic import CriticEngine
 from rlcore.contracts.offers import Scope
 from rlcore.contracts.reward_manager import RewardManager
-from rlcore.data import PromptOrder
 from rlcore.plan import RunPlan
 from rlcore.plugins.planning import plan_run
 from rlcore.report.metrics import MetricsLog, TrajectoryLog
@@ -28,6 +27,7 @@ from rlcore.report.token_log import TokenLog
 from rlcore.report.trace import TraceLog
 from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime, launch
+from rlcore.testing.prompts import seeded_prompts
 from rlcore.testing.runs import run_settings
 from rlcore.train.session import load_data
 from rlcore.train.trainer import Progress, Sinks, Trainer
@@ -133,7 +133,7 @@ async def play(plan: RunPlan, directory: Path, script: Script, steps: int, last_
         watched = _watched(run, events, script)
         prompts, heldout = load_data(plan.config)
         progress = Progress(
-            0, PromptOrder(prompts, {}, plan.config.train.seed, True), kl_controller(plan.config.algo.kl)
+            0, seeded_prompts(prompts, {}, plan.config.train.seed, True), kl_controller(plan.config.algo.kl)
         )
         with (directory / "terminal").open("w") as file:
             terminal = Terminal(Console(file=file))

@@ -8,18 +8,17 @@ from typing import Any
 
 from rlcore.config.load import check_section
 from rlcore.config.providers import ConfigSection, Offer, Provider
-from rlcore.contracts.clusters import ClusterOffer
+from rlcore.contracts.clusters import Cluster, ClusterOffer
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, RewardFunction, WorkerClass
-from rlcore.contracts.tracking import TrackerOffer
+from rlcore.contracts.prompt_orders import PromptOrder, PromptOrderOffer
+from rlcore.contracts.tracking import Tracker, TrackerOffer
 from rlcore.errors import CALLED, PluginError, RlcoreError, boundary
 from rlcore.imports import import_target
 from rlcore.plan.catalog import libraries
-from rlcore.plan.clusters import check_cluster_class
-from rlcore.plan.components import algorithm_problem
+from rlcore.plan.components import algorithm_problem, check_context_class
 from rlcore.plan.planner_input import join_names
 from rlcore.plan.requests import check_class
 from rlcore.plan.time_limit import limited
-from rlcore.plan.tracking import check_tracker_class
 from rlcore.plugins import Hooks, load
 from rlcore.plugins.enabled import name_of
 from rlcore.reward.signature import COMPUTE_SCORE_NAMES, TRL_NAMES, is_factory, read_signature
@@ -51,9 +50,9 @@ class Report:
 def check_plugin(name_or_path: str) -> Report:
     """Problems and warnings of an installed plugin, or of a plugin in a .py file.
 
-    Loads it and calls its hooks, but for the one that needs a run's requests; imports the functions it refers to, and
-    calls estimators, losses and selections on a small batch. Heavy imports can only be seen in a process that has not
-    done them already, so run it in a fresh one.
+    Loads it and calls its hooks, except for the one that needs a run's requests; imports the functions it refers to,
+    and calls estimators, losses and selections on a small batch. Heavy imports can only be seen in a process that has
+    not done them already, so run it in a fresh one.
     """
     return checked_hooks(name_or_path)[0]
 
@@ -89,6 +88,7 @@ def _offers(hooks: Hooks, name: str) -> list[Offer[Any]]:
         *hooks.worker_classes(),
         *hooks.clusters(),
         *hooks.trackers(),
+        *hooks.prompt_orders(),
     ]
     return [offer for offer in everything if offer.provider.plugin == name]
 
@@ -101,6 +101,7 @@ def _clashes(hooks: Hooks, provider: Provider) -> list[str]:
         ("critic engine", hooks.critic_engines()),
         ("agent loop", hooks.agent_loops()),
         ("tracker", hooks.trackers()),
+        ("prompt order", hooks.prompt_orders()),
         *((kind.replace("_", " "), [algorithm for algorithm in hooks.algorithms() if algorithm.value.kind == kind])
           for kind in AlgorithmKind),
     )  # fmt: skip
@@ -127,9 +128,11 @@ def _problems(offer: Offer[Any]) -> list[str]:
         if isinstance(value, WorkerClass):
             check_class(offer)
         if isinstance(value, ClusterOffer):
-            check_cluster_class(offer)
+            check_context_class(offer, Cluster, "cluster")
         if isinstance(value, TrackerOffer):
-            check_tracker_class(offer)
+            check_context_class(offer, Tracker, "tracker")
+        if isinstance(value, PromptOrderOffer):
+            check_context_class(offer, PromptOrder, "prompt order")
         if isinstance(value, RewardFunction):
             _check_reward(offer)
         if isinstance(value, Algorithm):

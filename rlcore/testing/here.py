@@ -1,14 +1,22 @@
 """Stand-ins for child processes that run in this process, for tests of code that neither hangs nor crashes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from rlcore.cluster.child import ChildProcesses
 from rlcore.contracts.children import Child, Children
 from rlcore.errors import CALLED, ChildError, boundary
 from rlcore.imports import import_target
+from rlcore.reward.child_calls import SERVED
+from rlcore.reward.served import ServedReward
+from rlcore.reward.spec import FunctionSpec
+
+LETTERS = "rlcore.testing.letters:count_letter"
 
 
 @asynccontextmanager
@@ -68,3 +76,52 @@ class HereChildren:
 
     async def close(self) -> None:
         """Does nothing: there are no processes."""
+
+
+class RunChildren:
+    """Children of a run: real ones, but for reward functions that `stands_in` admits a stand-in.
+
+    Starting a process for one takes longer than most runs of tests.
+    """
+
+    def __init__(self, stands_in: Callable[[FunctionSpec], bool]) -> None:
+        self._stands_in = stands_in
+        self._processes = ChildProcesses()
+
+    async def start(
+        self,
+        target: str,
+        *args: Any,
+        name: str,
+        threads: int = 1,
+        deadline_s: float = 60.0,
+        env: Sequence[str] | None = None,
+    ) -> Child:
+        """See `rlcore.contracts.children.Children`. A function with a limit of memory gets a process for it."""
+        if target == SERVED:
+            spec, memory_gib = args
+            if not memory_gib and self._stands_in(spec):
+                return HereChild(ServedReward(spec), name)
+        return await self._processes.start(target, *args, name=name, threads=threads, deadline_s=deadline_s, env=env)
+
+    async def close(self) -> None:
+        """End the real ones."""
+        await self._processes.close()
+
+
+@contextmanager
+def letters_here() -> Iterator[None]:
+    """Runs in the block need no process for `count_letter`."""
+    with _stand_ins(lambda spec: spec.target == LETTERS):
+        yield
+
+
+@contextmanager
+def rewards_here() -> Iterator[None]:
+    """Runs in the block need no process for a reward function, none of which may hang, crash or end its process."""
+    with patch.object(sys, "path", [*sys.path]), _stand_ins(lambda spec: True):  # files of functions are put there
+        yield
+
+
+def _stand_ins(stands_in: Callable[[FunctionSpec], bool]) -> AbstractContextManager[object]:
+    return patch("rlcore.runtime.launch.ChildProcesses", partial(RunChildren, stands_in))

@@ -301,6 +301,6 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
         WorkerClass(ActorWorker, "null", NullActor),
         WorkerClass(ReferenceWorker, "null", NullReference),
         WorkerClass(CriticWorker, "null", NullCritic),
-        WorkerClass(RolloutWorker, "null", NullRollout, embedded_in=ACTOR),
-        WorkerClass(RolloutWorker, "null_replica", NullReplica, isolated=True),
+        WorkerClass(RolloutWorker, "null", NullRollout, embedded_in=ACTOR, keeps_cache=True),
+        WorkerClass(RolloutWorker, "null_replica", NullReplica, isolated=True, keeps_cache=True),
     ]

@@ -3,7 +3,7 @@
 The one place that knows who is due when. Prompts are issued in passes: one call of the agent loop, whose trajectories
 go to the reward manager the moment they are finished. Several passes may be under way at a time. A prompt is *sampled*
 when all its trajectories are finished, *ready* when all of them are scored, and *retired* when it was trained on, left
-out, or given up. Everything is matched by id; the order of arrival matters for readiness only.
+out, or discarded. Everything is matched by id; the order of arrival matters for readiness only.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from rlcore.contracts.activity import SampleCounts
 from rlcore.contracts.agents import AgentLoop
 from rlcore.contracts.offers import Scope
 from rlcore.contracts.reward_manager import RewardManager
-from rlcore.data import PromptOrder
+from rlcore.data import IssuedPrompts
 from rlcore.errors import WorkerError
 from rlcore.runtime.launch import Runtime
 from rlcore.train.pending import Key, PassCallbacks, PendingGroup, run_pass, sample_counts
@@ -40,7 +40,7 @@ class Issuing:
     sampling: Sampling
     max_staleness: int = 0
     drop: bool = False
-    """Steps take what is ready first, and prompts that became too old are given up."""
+    """Steps take what is ready first, and prompts that became too old are discarded."""
     in_turn: bool = True
     """A pass begins to sample when the one before it has finished: they share a device."""
     keep_partial: bool = True
@@ -65,13 +65,13 @@ def issuing(run: Runtime) -> Issuing:
 class RolloutBuffer:
     """The ledger of prompts in flight."""
 
-    def __init__(self, agent: AgentLoop, reward: RewardManager, order: PromptOrder, issuing: Issuing) -> None:
+    def __init__(self, agent: AgentLoop, reward: RewardManager, order: IssuedPrompts, issuing: Issuing) -> None:
         self._agent, self._reward, self._issuing = agent, reward, issuing
         self.order = order
         self.version = 0
         """Of the weights that sample from now on."""
         self.num_retired = 0
-        """Prompts that were trained on, left out or given up."""
+        """Prompts that were trained on, left out or discarded."""
         self.num_given_up = 0
         self._numbers = itertools.count()
         self._issued: dict[Key, PendingGroup] = {}
@@ -89,7 +89,7 @@ class RolloutBuffer:
         return len(self._issued)
 
     def tidy(self) -> None:
-        """Collect Python's young garbage, once a second at most: it costs a little for every object in flight."""
+        """Collect Python's young garbage, once per second at most: it costs a little for every object in flight."""
         if (now := time.monotonic()) >= self._tidy_from:
             gc.collect(1)
             self._tidy_from = now + TIDY_S
@@ -143,9 +143,11 @@ class RolloutBuffer:
         return ready.popleft()
 
     def published(self, version: int, taken: Iterable[PendingGroup]) -> None:
-        """The weights are `version` now, trained on `taken`; what has become too old for them is given up."""
+        """The weights are `version` now, trained on `taken`; what has become too old for them is discarded."""
         self.version = version
-        self.retire(taken)
+        used = sorted(taken, key=lambda member: member.number)
+        self.order.record((member.group(), member.version) for member in used)
+        self.retire(used)
         self.num_given_up += self._give_up_stale()
 
     def retire(self, members: Iterable[PendingGroup]) -> None:

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 OnStep = Callable[[int, Metrics], object]
 """Called with a step and its metrics, a copy; the result does not count."""
 StopWhen = Callable[[int, Metrics], object]
-"""Called in the same way; the run ends in good order after the step for which the result is true."""
+"""Called in the same way; the run ends cleanly after the step for which the result is true."""
 
 
 @dataclass(frozen=True)

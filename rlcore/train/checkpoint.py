@@ -189,7 +189,7 @@ def reported(what: str, staging: Path | None = None, files: FileOperations = FIL
 
 
 def _published(run_dir: Path) -> Iterator[tuple[Path, int]]:
-    """(path, step) of what stands under a checkpoint's name, complete or not."""
+    """(path, step) of what is under a checkpoint's name, complete or not."""
     for path in _entries(run_dir):
         match = _NAME.fullmatch(path.name)
         if match is not None and path.is_dir() and not path.is_symlink():
@@ -233,7 +233,7 @@ def _prune(run_dir: Path, step: int, keep: int, files: FileOperations, best: int
     for version, path in older[: len(older) - keep + 1] if keep > 0 else []:
         if version == best:
             continue
-        # renamed first: half a checkpoint never stands under a checkpoint's name
+        # renamed first: half a checkpoint never is under a checkpoint's name
         doomed = path.with_name(f".step_{version}.pruned")
         files.rename(path, doomed)
         _remove_tree(doomed, files)

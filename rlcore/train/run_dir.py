@@ -99,7 +99,8 @@ def open_directory(directory: Path, resume: bool) -> Path:
         )
     if resume and not directory.is_dir():
         found = tuple(path.name for path in sorted(directory.parent.glob("*")) if (path / "config.yaml").exists())
-        raise ConfigError(f"--resume: there is no run '{directory}'; {nearest(directory.name, found)}")
+        remedy = f"{nearest(directory.name, found)}; or begin" if found else "begin"
+        raise ConfigError(f"--resume: found no run '{directory}'; {remedy} it without --resume")
     with _making(directory):
         directory.mkdir(parents=True, exist_ok=True)
     for path in (
@@ -197,9 +198,10 @@ class LogFile(logging.FileHandler):
 def logging_to(directory: Path) -> Iterator[None]:
     """Append the messages of rlcore's loggers to log.txt, as they may be shown, and the error that ends the block.
 
-    The terminal may be gone by then, and its error with it.
+    The terminal may be gone by then, and its error with it. CheckpointError when log.txt cannot be opened.
     """
-    logger, handler = logging.getLogger("rlcore"), LogFile(directory / LOG)
+    with writing_records(directory / LOG):
+        logger, handler = logging.getLogger("rlcore"), LogFile(directory / LOG)
     handler.setFormatter(DisplayFormatter(LOG_FORMAT))
     level = logger.level
     logger.setLevel(logging.INFO)

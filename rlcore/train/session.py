@@ -12,7 +12,7 @@ from rlcore.contracts.activity import Activity, current_activity
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.tokens import Tokens
-from rlcore.data import PromptOrder, filter_long, load_prompts, refuse_overlap
+from rlcore.data import IssuedPrompts, filter_long, load_prompts, refuse_overlap
 from rlcore.errors import ConfigError, PluginError, RewardError, WorkerError
 from rlcore.plan import RunPlan
 from rlcore.report.advice import advice
@@ -42,7 +42,7 @@ from rlcore.train.run_dir import (
     write_rewards,
 )
 from rlcore.train.saving import Saver, how_to_load
-from rlcore.train.signals import Stopped, StopRequest
+from rlcore.train.signals import Stopped, StopRequest, name_of
 from rlcore.train.trainer import Progress, Sinks, Trainer
 from rlcore.train.window import CheckPrompt, fits, fits_evaluation, window_of
 from rlcore.types import Prompt
@@ -103,8 +103,8 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
             if stop.signum is None:
                 raise
             _uncancel()
-            logger.info("stopped by signal %d: %s", stop.signum, reason)
-        raise Stopped(stop.signum, f"stopped by signal {stop.signum}: {reason}")
+            logger.info("stopped by %s: %s", name_of(stop.signum), reason)
+        raise Stopped(stop.signum, f"stopped by {name_of(stop.signum)}: {reason}")
 
 
 def _uncancel() -> None:
@@ -163,15 +163,15 @@ class Session:
         check = fits_evaluation(plan.config, window)
         heldout = fitting(heldout, run.tokens, plan.config, check, self._terminal)
         self._all_prompts = [prompt for prompts in (*self._prompts.values(), *heldout.values()) for prompt in prompts]
-        weights = {name: source.weight for name, source in plan.config.data.sources.items()}
-        order = PromptOrder(self._prompts, weights, plan.config.train.seed, plan.config.data.shuffle)
+        order = IssuedPrompts(self._prompts, plan.prompt_order, plan.config.data, plan.config.train.seed)
         self.total_steps = plan.config.train.max_steps or (
             plan.config.train.epochs * order.num_prompts // plan.config.train.prompts_per_step
         )
         if self.total_steps < 1:
             raise ConfigError(
-                f"train.prompts_per_step: {plan.config.train.prompts_per_step} prompts a step are needed, the sources "
-                f"hold {order.num_prompts} in train.epochs={plan.config.train.epochs}; lower it or set train.max_steps"
+                f"train.prompts_per_step: {plan.config.train.prompts_per_step} prompts per step are needed, "
+                f"the sources hold {order.num_prompts} in train.epochs={plan.config.train.epochs}; lower it or set "
+                "train.max_steps"
             )
         is_exported = plan.config.track.open_telemetry
         self._spans = SpanExport(run_dir.name, warn=self._terminal.warn) if is_exported else None

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first ends the run in good order, the second the process at once. SIGHUP ends nothing."""
+"""SIGTERM and Ctrl-C: the first ends the run cleanly, the second the process at once. SIGHUP ends nothing."""
 
 import asyncio
 import logging
@@ -11,6 +11,11 @@ from contextlib import contextmanager
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 logger = logging.getLogger(__name__)
+
+
+def name_of(signum: int) -> str:
+    """The name of a signal as a reader knows it."""
+    return "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
 
 
 class Stopped(Exception):

@@ -260,7 +260,9 @@ class StepBatcher:
         await self._arrays.ensure([row.trajectory for row in rows])
         batch = self._arrays.attach(batch, ids)
         if self._schedule.max_staleness:
-            batch = replace(batch, same_weights_BT=sampled_with([row.trajectory for row in rows], self._step - 1))
+            mixed = config.rollout.on_new_weights == "continue"  # keys and values of an older version differ from ours
+            same_BT = sampled_with([row.trajectory for row in rows], self._step - 1, alone=mixed)
+            batch = replace(batch, same_weights_BT=same_BT)
         per_token, max_tokens = run.advantage_algorithm.per_token, config.rollout.max_tokens
         batch, metrics = with_advantages(batch, run.advantage, per_token, config.algo, max_tokens, self._kl)
         self.advantages |= zip(ids, row_advantages(batch), strict=True)

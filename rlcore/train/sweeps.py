@@ -1,4 +1,4 @@
-"""Runs over seeds and values of keys, one process after another, with one table of their results.
+"""Runs over seeds and values of keys, each a process, some at a time, with one table of their results.
 
 `<train.dir>/<name>/` has a directory per run, its output as `<run>.out`, and `sweep.json` with the state of each. The
 same sweep started again goes on: finished runs stand, others are resumed or begun, and new cells are added.
@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlcore.cluster.own_command import run_own_command
+from rlcore.cluster.own_command import OwnCommands
 from rlcore.config.names import check_name
 from rlcore.errors import ConfigError, describe
 from rlcore.report.files import write_atomically
 from rlcore.report.metrics import read
+from rlcore.runtime.machine_share import MachineShare
 from rlcore.train import checkpoint
 from rlcore.train.run_dir import has_results
 
@@ -126,20 +127,38 @@ class Sweep:
             for cell in cells
         ]
 
-    def run(self, say: Callable[[str], None]) -> int:
-        """Take the runs that are not done, one after another; the exit code of a signal that ended one, else 0."""
+    def run(self, say: Callable[[str], None], shares: Sequence[MachineShare] = (MachineShare(),)) -> int:
+        """Take the runs that are not done, one at a time on each share of the machine.
+
+        Returns the exit code of a signal that came, or that ended a run, once all that had begun have ended; else 0.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
-        for place, cell in enumerate(self.cells):
+        total, ended, code = len(self.cells), 0, 0
+        for cell in self.cells:
             if cell.state == "done":
-                say(f"{place + 1}/{len(self.cells)} {cell.name}: done already")
-                continue
-            code, error = self._take(cell)
-            if code in INTERRUPTED:
-                return code
-            self.cells[place] = replace(cell, state="failed" if code else "done", error=error)
-            self._write()
-            say(f"{place + 1}/{len(self.cells)} {cell.name}: {error if code else 'done'}")
-        return 0
+                ended += 1
+                say(f"{ended}/{total} {cell.name}: done already")
+        waiting = [cell for cell in self.cells if cell.state != "done"]
+        free, taken = list(shares), dict[str, MachineShare]()
+        with OwnCommands() as commands:
+            while waiting or commands.running:
+                while waiting and free:
+                    cell = waiting.pop(0)
+                    taken[cell.name] = free.pop(0)
+                    with taken[cell.name].confined():
+                        commands.start(cell.name, self._command(cell), self._output(cell.name))
+                event = commands.next_end()
+                if event is None:
+                    code, waiting = 128 + (commands.signum or 0), []
+                    if commands.running:
+                        say(f"ending {' and '.join(commands.running)}; a second Ctrl-C does so at once")
+                elif event[1] in INTERRUPTED:
+                    code, waiting = code or event[1], []
+                else:
+                    ended += 1
+                    free.append(taken[event[0]])
+                    say(f"{ended}/{total} {event[0]}: {self._note(*event) or 'done'}")
+        return code
 
     def groups(self, metric: str) -> list[Group]:
         """The runs by group, in order, with their values of the metric."""
@@ -167,17 +186,28 @@ class Sweep:
             return math.nan
         return values[-1] if metric.startswith("eval/") else statistics.fmean(values[-LAST_STEPS:])
 
-    def _take(self, cell: Cell) -> tuple[int, str]:
-        """The exit code of the run, and the last line of its errors."""
+    def _command(self, cell: Cell) -> list[str]:
+        """Arguments of the run, which continues where it was begun."""
         run_dir = self.directory / cell.name
         begun = has_results(run_dir)
         place = (f"train.dir={json.dumps(str(self.directory))}", f"train.name={cell.name}")
         resume = ["--resume", *(() if checkpoint.survey(run_dir).newest else ("--from-start",))] if begun else []
-        path = self.directory / f"{cell.name}.out"
-        code = run_own_command(["train", *self._arguments, *cell.overrides, *place, *resume], path)
-        lines = path.read_text("utf-8", "replace").splitlines()
-        errors = [line.removeprefix("rlcore: ") for line in lines if line.startswith("rlcore: ")]
-        return code, (errors or [f"ended with exit code {code}"])[-1] if code else ""
+        return ["train", *self._arguments, *cell.overrides, *place, *resume]
+
+    def _output(self, name: str) -> Path:
+        return self.directory / f"{name}.out"
+
+    def _note(self, name: str, code: int) -> str:
+        """Keep the end of a run with this exit code; the last line of its errors, '' without any."""
+        error = ""
+        if code:
+            lines = self._output(name).read_text("utf-8", "replace").splitlines()
+            errors = [line.removeprefix("rlcore: ") for line in lines if line.startswith("rlcore: ")]
+            error = (errors or [f"ended with exit code {code}"])[-1]
+        place = next(place for place, cell in enumerate(self.cells) if cell.name == name)
+        self.cells[place] = replace(self.cells[place], state="failed" if code else "done", error=error)
+        self._write()
+        return error
 
     def _read(self) -> Mapping[str, Any] | None:
         path = self.directory / SWEEP

@@ -15,7 +15,7 @@ from rlcore_view import Watch
 from rlcore.algo.kl import FixedKl
 from rlcore.contracts.activity import EndedWork, current_activity
 from rlcore.contracts.actor import ActorWorker
-from rlcore.data import PromptOrder
+from rlcore.data import IssuedPrompts
 from rlcore.errors import CheckpointError, shown
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
 from rlcore.report.terminal import Terminal
@@ -67,7 +67,7 @@ class Progress:
 
     step: int
     """Published steps; also the version of the weights."""
-    order: PromptOrder
+    order: IssuedPrompts
     kl: FixedKl
     equal_steps: int = 0
     """Steps in a row in which every group's rewards were equal."""

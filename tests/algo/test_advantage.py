@@ -17,7 +17,7 @@ GROUP_ESTIMATORS = (grpo, dr_grpo, rloo)
 
 
 def of_groups(*groups: Sequence[float]) -> AdvantageInputs:
-    """One row a sample, one list of rewards a group."""
+    """One row per sample, one list of rewards per group."""
     rewards = [reward for group in groups for reward in group]
     return AdvantageInputs(
         rewards_B=torch.tensor(rewards),

@@ -14,7 +14,7 @@ Groups = Sequence[Sequence[float]]
 
 
 def of_groups(groups: Groups, lengths: Sequence[int] | None = None, k: int = 1) -> AdvantageInputs:
-    """One row a sample, in float64; every sample has one token unless `lengths` says otherwise."""
+    """One row per sample, in float64; every sample has one token unless `lengths` says otherwise."""
     rewards = [reward for group in groups for reward in group]
     return AdvantageInputs(
         rewards_B=torch.tensor(rewards, dtype=torch.float64),

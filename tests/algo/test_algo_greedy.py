@@ -1,4 +1,4 @@
-"""Runs and plans of algorithms with needs: a greedy sample a prompt, tokens picked out of a mini-batch."""
+"""Runs and plans of algorithms with needs: a greedy sample per prompt, tokens picked out of a mini-batch."""
 
 import json
 from pathlib import Path

@@ -262,6 +262,7 @@ SMOKE = {
     "precision": [],
     "gpu_check": ["--device", "cpu"],
     "scale": [],
+    "miniature": [],
     "transfer": [],
     "batches": ["--pipe"],
     "sharding": [],
@@ -287,6 +288,9 @@ def test_a_benchmark_runs_at_its_smallest(name: str, tmp_path: Path) -> None:
     assert all(line["benchmark"] == name and line["machine"]["versions"]["rlcore"] for line in lines)
     if name == "gpu_check":
         check_gpu_record(lines[0], tmp_path)
+    if name == "miniature":
+        assert lines[0]["departures"]["replicas_lost"] > 0
+        assert lines[0]["holds"], lines[0]
     if name == "sharding":
         check_shares(lines[0]["rows"])
 

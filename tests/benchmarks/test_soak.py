@@ -1,6 +1,8 @@
 """The soak's plan and account: what is missing, doubled or growing is found."""
 
 import json
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +22,7 @@ def soak() -> Iterator[Any]:
     sys.path.insert(0, str(BENCHMARKS))
     before = set(sys.modules)
     try:
-        yield {name: import_module(name) for name in ("soak_run", "soak_audit", "soak_bounds", "soak_faults")}
+        yield {name: import_module(name) for name in ("soak", "soak_run", "soak_audit", "soak_bounds", "soak_faults")}
     finally:
         sys.path.remove(str(BENCHMARKS))
         for name in set(sys.modules) - before:
@@ -99,3 +101,22 @@ def test_the_plan_follows_from_the_seed_and_has_every_fault(soak: Any) -> None:
     assert all(fault.step < later.step for fault, later in pairwise(one))
     assert faults.ENDS.keys() == (faults.CONTROLLER | faults.ACTOR).keys()
     assert not {fault.kind for fault in islice(faults.plan(1, False, 1, 3), 100)} & set(faults.DATA)
+
+
+@pytest.mark.parametrize(
+    "error", ["Broken", "TimeoutExpired"], ids=["no step in the time", "a run that does not end in its time"]
+)
+def test_a_soak_that_cannot_be_judged_ends_in_one_line(
+    soak: Any, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends(self: Any) -> int:
+        if error == "TimeoutExpired":
+            raise subprocess.TimeoutExpired("rlcore train", 5.0)
+        return int(really(self))
+
+    really = soak["soak"].Soak.go
+    monkeypatch.setattr(soak["soak"].Soak, "go", ends)
+    assert soak["soak"].main(["--minutes", "0"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    expected = "after 5.0 seconds" if error == "TimeoutExpired" else "no step in 0 minutes.*more --minutes"
+    assert re.search(f"problem: .*{expected}", lines[-1])

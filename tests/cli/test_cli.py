@@ -355,10 +355,10 @@ def test_a_plan_shows_the_data_and_refuses_what_training_would(
     text = printed(capsys, "plan", str(config), "train.max_steps=0", "train.epochs=3")
     assert re.search(r"data\.sources\.all +8 +8 +\d+ tokens", text)
     assert re.search(r"steps per epoch +4 *\nsteps +12", text)
-    assert "there is no file" in failing(capsys, "plan", str(config), f"data.sources.all.path={tmp_path}/q.jsonl")
+    assert "found no file" in failing(capsys, "plan", str(config), f"data.sources.all.path={tmp_path}/q.jsonl")
     wrong = "data.sources.all.prompt_column=promt"
     assert "did you mean 'prompt'" in failing(capsys, "plan", str(config), "--json", wrong)
-    assert "there is no directory './m'" in failing(
+    assert "found no directory './m'" in failing(
         capsys, "plan", str(config), "model.path=./m", "model.tokenizer=''", "actor.backend=hf", "rollout.backend=hf"
     )
     (tmp_path / "mine.py").write_text("def score(completions, target): ...\n")

@@ -1,15 +1,20 @@
 """`rlcore init`: what it writes trains, its commands were run, and a name that cannot serve is refused."""
 
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from rlcore.cli import main
+from rlcore.cli.init import _try
 from rlcore.data import load_prompts, refuse_overlap
+from rlcore.errors import ConfigError
 from rlcore.plugins.planning import plan_run
 from rlcore.train import train
 
@@ -19,12 +24,22 @@ NULL = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with what `init` wrote, and with what it printed in out.txt."""
+    directory, printed = tmp_path_factory.mktemp("written"), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.chdir(directory)
+        assert main(["init", "spelling", "--model", "Some/model"]) == 0
+    (directory / "out.txt").write_text(printed.getvalue())
+    return directory
+
+
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A project in the working directory, with what `init` printed in out.txt."""
+def project(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that in the working directory."""
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "spelling", "--model", "Some/model"]) == 0
-    (tmp_path / "out.txt").write_text(capsys.readouterr().out)
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     return tmp_path / "spelling"
 
 
@@ -63,6 +78,18 @@ def test_what_it_writes_trains_with_its_canary(project: Path) -> None:
     assert (result.steps, len(result.evaluations)) == (2, 3)
 
 
+def test_the_third_command_is_run_for_a_step_and_leaves_nothing(project: Path) -> None:
+    out = (project.parent / "out.txt").read_text()
+    assert "next (all were run just now, the third for one step with a stand-in for the model):" in out
+    assert {path.name for path in project.parent.iterdir()} == {"spelling", "out.txt"}
+    config = project / "config.yaml"
+    config.write_text(config.read_text().replace('canary: "{answer}"', 'canary: "not {answer}"'))
+    with pytest.raises(
+        ConfigError, match=r"whose first step fails without its model, too: rlcore: reward\.canary: the known-"
+    ):
+        _try(Path("spelling"))
+
+
 def test_a_reward_whose_test_fails_is_not_handed_out(project: Path) -> None:
     (project / "reward.py").write_text((project / "reward.py").read_text().replace("return 1.0", "return 0.25"))
     assert run_test(project / "test_reward.py").returncode == 1
@@ -85,7 +112,7 @@ def test_a_reward_is_not_called_tested_where_python_skips_assert(project: Path) 
         ("class", "is not a Python identifier"),
         ("", "is not a Python identifier"),
         (".", "is not a Python identifier"),
-        ("gone/task", "there is no directory 'gone'"),
+        ("gone/task", "found no directory 'gone'"),
     ],
 )
 def test_a_name_that_cannot_serve_is_refused_and_nothing_is_written(

@@ -71,7 +71,7 @@ def test_every_kind_has_a_file_a_test_and_a_key_that_uses_it(place: Path, monkey
 
 
 def test_every_kind_that_an_author_may_ask_for_has_a_template() -> None:
-    wanted = "reward judge tool environment agent estimator loss critic worker pool cluster tracker"
+    wanted = "reward judge tool environment agent estimator loss critic worker pool cluster tracker order"
     assert sorted(KINDS) == sorted(wanted.split())
 
 

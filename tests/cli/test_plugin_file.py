@@ -1,13 +1,32 @@
 """Plugins in one file: written, used, and made into packages; what cannot be is refused in one line."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from rlcore.cli import main, plugin_file, plugin_package
+from rlcore.cli.late_imports import is_heavy, with_late_imports
+from rlcore.cluster.interpreter import run_in_new_interpreter
 from rlcore.testing.packages import importable
 
+KINDS = tuple(plugin_package.known_offers())
+SUITES = {
+    "reward": "RewardFunctionSuite",
+    "estimator": "AdvantageEstimatorSuite",
+    "loss": "PolicyLossSuite",
+    "agent": "AgentLoopSuite",
+    "critic": "CriticEngineSuite",
+    "pool": "ResourcePoolSuite",
+    "worker": "RolloutWorkerSuite",
+    "cluster": "ClusterSuite",
+    "tracker": "TrackerSuite",
+    "order": "PromptOrderSuite",
+    "judge": "RewardReplicaSuite",
+    "tool": "ToolSuite",
+    "environment": "EnvironmentSuite",
+}
 HEAD = 'from rlcore import Algorithm, AlgorithmKind, RewardFunction, Scope, hookimpl\n\nRLCORE_API = "1"\n\n\n'
 REWARD = HEAD + (
     "def short(completions):\n    return [float(len(text) < 9) for text in completions]\n\n\n"
@@ -19,6 +38,11 @@ REWARD = HEAD + (
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def text_of(kinds: str) -> str:
+    """A plugin in one file with offers of these kinds."""
+    return plugin_file.file_text("mine", plugin_package.chosen_offers(kinds, plugin_package.known_offers()))
 
 
 @pytest.fixture
@@ -39,25 +63,63 @@ def test_a_file_is_written_checked_and_trained_with(place: Path, capsys: pytest.
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("kinds", ["reward,tracker", "agent,cluster"])
-def test_a_written_file_becomes_a_package_that_passes_its_tests_and_trains(place: Path, kinds: str) -> None:
-    offers = plugin_package.chosen_offers(kinds, plugin_package.known_offers())
-    (place / "mine.py").write_text(plugin_file.file_text("mine", offers))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_every_kind_is_checked_and_trained_with(place: Path, kind: str) -> None:
+    assert main(["plugins", "new", "mine", "--file", "--offers", kind]) == 0
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("kind", [*KINDS, "reward,tracker,order"])
+def test_a_written_file_becomes_a_package_that_passes_its_tests_and_trains(place: Path, kind: str) -> None:
+    (place / "mine.py").write_text(text_of(kind))
     assert main(["plugins", "package", "mine.py"]) == 0
     assert (place / "rlcore-mine" / "tests" / "test_mine.py").is_file()
 
 
 @pytest.mark.usefixtures("untried")
-def test_every_kind_stands_in_one_file(place: Path) -> None:
-    assert main(["plugins", "new", "mine", "--file", "--offers", ",".join(plugin_file.FILE_KINDS)]) == 0
+@pytest.mark.parametrize("left_out", ["agent", "tool,environment"])
+def test_every_kind_stands_in_one_file(place: Path, left_out: str) -> None:
+    kinds = [kind for kind in KINDS if kind not in left_out.split(",")]
+    assert main(["plugins", "new", "mine", "--file", "--offers", ",".join(kinds)]) == 0
     text = (place / "mine.py").read_text()
     assert not re.search("@[a-z]+@", text)
     modules = re.findall(r"^from (\S+) import", text, re.MULTILINE)
     assert len(modules) == len(set(modules)) > 5
+    defined = re.findall(r"^(?:def|class) (\w+)|^([A-Z_]+) = ", text, re.MULTILINE)
+    assert len(defined) == len(set(defined)), "no two examples share a name"
     assert main(["plugins", "package", "mine.py"]) == 0
     tests = (place / "rlcore-mine" / "tests" / "test_mine.py").read_text()
-    for suite in ("RewardFunctionSuite", "AgentLoopSuite", "TrackerSuite", "ClusterSuite"):
-        assert f"({suite}):" in tests
+    assert {SUITES[kind] for kind in kinds} <= set(re.findall(r"\((\w+)\):", tests))
+
+
+def test_planning_with_a_file_imports_no_torch(place: Path) -> None:
+    (place / "mine.py").write_text(text_of("estimator,loss"))
+    done = run_in_new_interpreter("import sys, mine; print('torch' in sys.modules)", 60.0)
+    assert done is not None
+    assert (done.output, done.errors) == ("False\n", "")
+
+
+def test_heavy_imports_move_into_the_functions_that_use_them() -> None:
+    source = """import torch
+from rlcore.algo.loss import One, Two
+from torch import Tensor
+
+
+def first(one: One, n: int = 1) -> Tensor:
+    \"\"\"Says it.\"\"\"
+    return torch.zeros(n)
+
+
+def second() -> int:
+    found: Tensor = Two()
+    return found
+"""
+    late = [node for node in ast.parse(source).body[:3] if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert all(is_heavy(node) for node in late)
+    moved = with_late_imports(source, late)
+    assert 'def first(one: "One", n: int = 1) -> "Tensor":' in moved
+    assert '    """Says it."""\n    import torch\n\n    return torch.zeros(n)' in moved
+    assert "def second() -> int:\n    from rlcore.algo.loss import Two\n\n    found: Tensor = Two()" in moved
 
 
 @pytest.mark.usefixtures("untried")
@@ -90,10 +152,7 @@ def test_targets_in_the_file_name_the_package(place: Path, target: str) -> None:
         (["package", "empty.py"], "'empty.py' offers nothing; needs a hook"),
         (["package", "taken.py"], "'rlcore-taken' exists"),
         (["new", "taken", "--file"], "'taken.py' exists"),
-        (
-            ["new", "mine", "--file", "--offers", "loss"],
-            "--file has no template for the offer 'loss'; choose from: reward",
-        ),
+        (["new", "mine", "--file", "--offers", "losses"], "the offer 'losses' has no template; did you mean 'loss'?"),
         (["new", "mine", "--file", "--into", "gone"], "'gone' is not a directory to write into"),
         (["new", "json", "--file"], "is a module of the standard library"),
     ],

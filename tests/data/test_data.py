@@ -178,8 +178,8 @@ def test_a_dataset_that_is_not_there_is_a_configuration_error(tmp_path: Path) ->
     [
         (SourceConfig(), "neither path nor task"),
         (SourceConfig(path="a.jsonl", task="chain_sum"), "path='a.jsonl' and task='chain_sum'"),
-        (SourceConfig(path="gone.jsonl"), r"there is no file 'gone\.jsonl' \(looked in "),
-        (SourceConfig(path="gone/a.parquet"), "there is no file"),
+        (SourceConfig(path="gone.jsonl"), r"found no file 'gone\.jsonl' \(looked in "),
+        (SourceConfig(path="gone/a.parquet"), "found no file"),
         (SourceConfig(path="good.jsonl", split="test"), r"math\.split: it is 'test', a file has no splits"),
         (SourceConfig(path="good.jsonl", subset="main"), r"math\.subset: it is 'main'"),
         (SourceConfig(path="good.jsonl", options={"sep": ";"}), r"math\.options: sep: no effect"),

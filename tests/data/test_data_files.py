@@ -1,6 +1,9 @@
 """Files of data: JSON that is a list or lines, what is not data, and columns within columns."""
 
+import gzip
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 
 from rlcore.config import DataConfig, SourceConfig
 from rlcore.data import load_prompts
-from rlcore.data.rows import read_rows
+from rlcore.data.rows import check_path, read_rows
 from rlcore.errors import ConfigError
 
 
@@ -24,10 +27,10 @@ def test_a_json_file_is_a_list_of_objects_or_one_per_line(tmp_path: Path, text: 
     [
         ("rows.json", "{}", "is an object; needs a list of objects"),
         ("rows.json", "[1]", "row 0 is of type int, needed is an object"),
-        ("gone.json", None, r"there is no file .*gone\.json"),
+        ("gone.json", None, r"found no file .*gone\.json"),
         ("rows.txt", "a", r"is not a kind of file that is read; needs \.jsonl"),
         ("rows.jsonl.gz", None, "is not a kind of file that is read"),
-        ("nowhere", None, "there is no directory"),
+        ("nowhere", None, "found no directory"),
     ],
 )
 def test_a_file_that_is_not_data_is_refused_without_a_look_at_the_hub(
@@ -36,6 +39,90 @@ def test_a_file_that_is_not_data_is_refused_without_a_look_at_the_hub(
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message):
+        read_rows(SourceConfig(path=str(tmp_path / name)), "data.sources.x")
+
+
+ROWS = b'{"prompt": "a"}\n{"prompt": "b"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("nul.jsonl", b'{"prompt": "a\0"}\n', "line 1 is not JSON: Invalid control character"),
+        ("utf16.jsonl", ROWS.decode().encode("utf-16"), "line 1 is not JSON: 'utf-16-le' codec"),
+        ("latin.jsonl", '{"prompt": "grüß"}'.encode("latin-1"), "line 1 is not JSON: 'utf-8' codec"),
+        ("packed.jsonl", gzip.compress(ROWS), r"packed\.jsonl' is compressed by gzip; unpack it"),
+        ("packed.json", gzip.compress(ROWS), r"packed\.json' is compressed by gzip; unpack it"),
+        (
+            "twice.jsonl",
+            ROWS + b'{"prompt": "a", "prompt": "b"}\n',
+            "line 3 is not JSON: the key 'prompt' occurs twice",
+        ),
+        ("twice.json", b'[\n{"prompt": "a",\n"x": {"y": 1, "y": 2}}]', "the key 'y' occurs twice in one object"),
+        ("digits.jsonl", b'{"prompt": "a", "answer": ' + b"9" * 5000 + b"}", "line 1 is not JSON: Exceeds the limit"),
+        (
+            "deep.jsonl",
+            b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            "line 1 is not JSON: maximum recursion",
+        ),
+        ("torn.jsonl", ROWS[:-6], "line 2 is not JSON"),
+        ("carriage.jsonl", ROWS.replace(b"\n", b"\r"), "line 1 is not JSON: Extra data"),
+        ("blank.jsonl", b"\n \n", "has no rows"),
+        ("empty.csv", b"", "EmptyDataError: No columns to parse"),
+        ("open.csv", b'prompt,answer\n"a,b\nc,d\n', "ParserError: .*EOF inside string"),
+        ("latin.csv", "prompt\ngrüß\n".encode("latin-1"), "UnicodeDecodeError: 'utf-8' codec"),
+        ("text.parquet", ROWS, "ArrowInvalid: Parquet magic bytes not found"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." in value[-8:] and " " not in value else "",
+)
+def test_a_damaged_or_ambiguous_file_is_one_line_that_says_what_is_wrong(
+    tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_rows(SourceConfig(path=str(tmp_path / name)), "data.sources.x")
+    assert name in str(caught.value)
+    one_line = " ".join(str(caught.value).split())
+    assert len(one_line) < 500
+
+
+@pytest.mark.parametrize("data", [b"\xef\xbb\xbf" + ROWS, ROWS.replace(b"\n", b"\r\n"), ROWS[:-1]])
+def test_a_mark_of_byte_order_and_line_breaks_of_other_systems_are_read(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(data)
+    rows = read_rows(SourceConfig(path=str(tmp_path / "rows.jsonl")), "data.sources.x")
+    assert [row.values["prompt"] for row in rows] == ["a", "b"]
+
+
+def test_a_line_without_an_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "holes.jsonl").open("wb") as file:
+        file.write(ROWS)
+        file.truncate(1 << 40)
+    monkeypatch.setattr("rlcore.data.rows.MAX_LINE", 1 << 20)
+    with pytest.raises(ConfigError, match="line 3 has more than 1 MiB; divide it"):
+        read_rows(SourceConfig(path=str(tmp_path / "holes.jsonl")), "data.sources.x")
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (os.mkfifo, "is a pipe"),
+        (Path.mkdir, "is a directory"),
+        (lambda path: path.symlink_to(path), "is a link to .* which does not exist"),
+    ],
+    ids=["pipe", "dir", "loop"],
+)
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
+def test_what_is_not_a_file_is_not_opened(
+    tmp_path: Path, make: Callable[[Path], None], problem: str, name: str
+) -> None:
+    make(tmp_path / name)
+    with pytest.raises(ConfigError, match=problem):
+        read_rows(SourceConfig(path=str(tmp_path / name)), "data.sources.x")
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".jsonl", "x" * 300])
+def test_a_name_that_no_file_has_is_one_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.sources\.x\.path: OSError: .*File name too long"):
         read_rows(SourceConfig(path=str(tmp_path / name)), "data.sources.x")
 
 
@@ -51,3 +138,31 @@ def test_a_column_may_be_a_path_into_objects(tmp_path: Path) -> None:
     wrong = replace(source, answer_column="reward_model.groundtruth")
     with pytest.raises(ConfigError, match=r"column 'reward_model' has no 'groundtruth'; did you mean 'ground_truth'"):
         load_prompts({"x": wrong}, data)
+
+
+def test_a_path_that_holds_no_rows_says_what_it_is(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "rows.jsonl").mkdir()
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "link.jsonl").symlink_to("gone.jsonl")
+    for name, message in {
+        "pipe.jsonl": "is a pipe, which can be read only once; needs a file",
+        "pipe": "is a pipe",
+        "rows.jsonl": "is a directory, though its name is that of a file",
+        "nothing": "is an empty directory; needs one with data files, or a file",
+        "link.jsonl": "is a link to 'gone.jsonl', which does not exist",
+        "/dev/null": "is a device or a socket; needs a file",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"^data\.sources\.x\.path: '.*{name}' {message}"):
+            check_path(SourceConfig(path=str(tmp_path / name)), "data.sources.x")
+
+
+def test_rows_without_a_prompt_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": ""}\n\n{"prompt": null}\n')
+    sources = {"x": SourceConfig(path=str(file))}
+    with pytest.raises(
+        ConfigError, match=r"line 2, as 2 of 3 rows, has nothing in column 'prompt'.*; remove such rows"
+    ):
+        load_prompts(sources, DataConfig(sources=sources))

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.data import PromptOrder
+from rlcore.data import IssuedPrompts
 from rlcore.errors import CheckpointError, ConfigError
+from rlcore.testing.prompts import seeded_prompts
 from rlcore.types import Message, Prompt, frozen_messages
 
 
@@ -27,32 +28,32 @@ def ids(taken: list[tuple[Prompt, int]]) -> list[tuple[str, int]]:
 
 
 def test_each_epoch_has_every_prompt_once_in_an_order_of_its_own() -> None:
-    order = PromptOrder({"a": prompts_of("a", 20)}, {}, seed=3, shuffle=True)
+    order = seeded_prompts({"a": prompts_of("a", 20)}, {}, seed=3, shuffle=True)
     assert order.num_prompts == 20
     epochs = [ids(order.next_prompts(20)) for _ in range(3)]
     for epoch, taken in enumerate(epochs):
         assert sorted(taken) == sorted((f"a/{i}", epoch) for i in range(20))
     orders = [[name for name, _ in taken] for taken in epochs]
     assert orders[0] != orders[1] != orders[2] != orders[0]
-    other = PromptOrder({"a": prompts_of("a", 20)}, {}, seed=4, shuffle=True)
+    other = seeded_prompts({"a": prompts_of("a", 20)}, {}, seed=4, shuffle=True)
     assert [name for name, _ in ids(other.next_prompts(20))] != orders[0]
 
 
 def test_the_order_is_the_documented_one() -> None:
     expected = sorted(range(7), key=lambda i: hashlib.sha256(f"11\0a\0{1}\0{i}".encode()).digest())
-    order = PromptOrder({"a": prompts_of("a", 7)}, {}, seed=11, shuffle=True)
+    order = seeded_prompts({"a": prompts_of("a", 7)}, {}, seed=11, shuffle=True)
     order.next_prompts(7)
     assert ids(order.next_prompts(7)) == [(f"a/{i}", 1) for i in expected]
 
 
 def test_without_shuffle_the_order_is_that_of_the_file() -> None:
-    order = PromptOrder({"a": prompts_of("a", 3)}, {}, seed=3, shuffle=False)
+    order = seeded_prompts({"a": prompts_of("a", 3)}, {}, seed=3, shuffle=False)
     assert ids(order.next_prompts(5)) == [("a/0", 0), ("a/1", 0), ("a/2", 0), ("a/0", 1), ("a/1", 1)]
 
 
 def test_sources_are_mixed_by_weight_at_every_moment() -> None:
     prompts = {"b": prompts_of("b", 5), "a": prompts_of("a", 50)}
-    taken = PromptOrder(prompts, {"a": 3.0, "b": 1.0}, seed=0, shuffle=True).next_prompts(400)
+    taken = seeded_prompts(prompts, {"a": 3.0, "b": 1.0}, seed=0, shuffle=True).next_prompts(400)
     assert [prompt.source for prompt, _ in taken[:8]] == ["a", "a", "b", "a", "a", "a", "b", "a"]
     assert Counter(prompt.source for prompt, _ in taken) == {"a": 300, "b": 100}
     assert Counter(prompt.id for prompt, _ in taken if prompt.source == "b") == {f"b/{i}": 20 for i in range(5)}
@@ -64,9 +65,9 @@ weights_and_sizes = st.dictionaries(
 )
 
 
-def order_of(mixture: Mapping[str, tuple[int, float]], seed: int, shuffle: bool) -> PromptOrder:
+def order_of(mixture: Mapping[str, tuple[int, float]], seed: int, shuffle: bool) -> IssuedPrompts:
     prompts = {name: prompts_of(name, size) for name, (size, _) in mixture.items()}
-    return PromptOrder(prompts, {name: weight for name, (_, weight) in mixture.items()}, seed, shuffle)
+    return seeded_prompts(prompts, {name: weight for name, (_, weight) in mixture.items()}, seed, shuffle)
 
 
 @settings(deadline=None)
@@ -100,7 +101,7 @@ def test_shares_stay_close_to_the_weights_and_epochs_are_whole(
 
 
 def test_a_position_in_other_data_is_refused() -> None:
-    order = PromptOrder({"a": prompts_of("a", 3)}, {}, 0, True)
+    order = seeded_prompts({"a": prompts_of("a", 3)}, {}, 0, True)
     order.next_prompts(2)
     state = order.state()
     for prompts, seed, shuffle, message in (
@@ -111,7 +112,7 @@ def test_a_position_in_other_data_is_refused() -> None:
         ({"a": prompts_of("a", 3)}, 0, False, r"data\.shuffle was True, now it is False"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            PromptOrder(prompts, {}, seed, shuffle).restore(state)
+            seeded_prompts(prompts, {}, seed, shuffle).restore(state)
 
 
 @pytest.mark.parametrize(
@@ -127,4 +128,4 @@ def test_a_mixture_of_nothing_is_refused(
     prompts: Mapping[str, list[Prompt]], weights: Mapping[str, float], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        PromptOrder(prompts, weights, 0, True)
+        seeded_prompts(prompts, weights, 0, True)

@@ -186,7 +186,7 @@ def test_a_tokenizer_without_a_template_is_refused(directory: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"path": "{missing}"}, r"model\.path: there is no directory '.*missing'"),
+        ({"path": "{missing}"}, r"model\.path: found no directory '.*missing'"),
         ({"path": "{empty}"}, r"model\.path: the directory '.*' holds no model: needs one with a config\.json"),
         ({"path": "{model}", "tokenizer": "{missing}"}, r"tokenizer '.*missing'"),
         ({"path": "{model}", "chat_template": "{missing}"}, r"model\.chat_template='.*missing'"),
@@ -206,10 +206,38 @@ def test_an_end_token_that_is_not_an_id_is_one_line(directory: Path, tmp_path: P
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     with pytest.raises(
-        ConfigError, match=r"^model\.path='.*': eos_token_id, max_position_embeddings: \w+Error"
+        ConfigError, match=r"^model\.path='.*': eos_token_id, max_position_embeddings, vocab_size: \w+Error"
     ) as caught:
         tokens_of(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"eos_token_id": NaN}'])
+def test_a_generation_configuration_that_is_not_one_is_one_line(directory: Path, tmp_path: Path, content: str) -> None:
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"^model\.path='.*': (generation_config\.json|eos_token_id.*): \w+Error"):
+        tokens_of(tmp_path)
+
+
+def test_end_and_padding_are_tokens_that_the_model_has(directory: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<a>", "<b>", "<c>", "<beyond>"]})
+    tokenizer.pad_token = "<beyond>"
+    tokenizer.save_pretrained(tmp_path)
+    tokens = tokens_of(directory, tokenizer=str(tmp_path))
+    beyond = tokenizer.convert_tokens_to_ids("<beyond>")
+    assert beyond >= 264
+    assert tokens.pad_id in tokens.eos_ids
+    tokenizer.eos_token, tokenizer.chat_template = "<beyond>", "{{ messages[0].content }}"
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, 1 << 70]}))
+    with pytest.raises(ConfigError, match=rf"name no one below 264 among \[-1, {beyond}, {1 << 70}\], so no response"):
+        tokens_of(tmp_path)
 
 
 def test_a_template_that_fails_on_a_conversation_is_a_config_error(directory: Path, tmp_path: Path) -> None:

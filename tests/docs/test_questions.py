@@ -1,42 +1,83 @@
-"""Twenty questions of readers, each with the page that answers it and the words of the answer."""
+"""Twenty questions of readers: the page of questions leads to the section that answers each, and it has the words."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "faq.md"
 
-QUESTIONS = {
-    "How is a reward called, and what may it return?": ("rewards.md", "f(prompts, completions, **columns)"),
-    "What happens when a reward fails?": ("concepts/failures.md", "on_failure"),
-    "What is my batch size in TRL's words?": ("coming-from-trl.md", "samples per optimizer step"),
-    "What is my batch size in verl's words?": ("coming-from-verl.md", "count prompts in verl"),
-    "Why is my run off-policy?": ("faq.md", "Why is my run off-policy?"),
-    "Which file do I open to change the advantage?": ("faq.md", "algo.advantage"),
-    "What does reward/zero_std_frac mean?": ("metrics.md", "`reward/zero_std_frac`"),
-    "How do I train on my own data?": ("tutorial.md", "train.jsonl"),
-    "Which columns may my data have?": ("data.md", "`prompt`, `messages` or `question`"),
-    "How do I resume a run?": ("how-to.md", "rlcore resume"),
-    "How do I evaluate a checkpoint?": ("how-to.md", "rlcore eval"),
-    "How do I merge a LoRA adapter?": ("how-to.md", "--form merged"),
-    "How do I use several GPUs?": ("scaling.md", "actor.data_parallel"),
-    "Does the model fit into memory?": ("concepts/plan.md", "memory of a rank"),
-    "Why does nothing learn?": ("troubleshooting.md", "## It does not learn"),
-    "How do I call tools?": ("agents.md", "## Tools"),
-    "How do I write a plugin?": ("writing-a-plugin.md", "hookimpl"),
-    "How do I test my plugin?": ("testing-a-plugin.md", "RewardFunctionSuite"),
-    "Is my run repeatable?": ("concepts/reproducibility.md", "the same bits"),
-    "What is in the run directory?": ("run-directory.md", "`metrics.jsonl`"),
+WORDS = {
+    "How is a reward called, and what may it return?": "f(trajectory) -> float \\| Reward",
+    "What happens when a reward fails?": "`drop_sample` (default)",
+    "What is my batch size in TRL's words?": "samples per optimizer step",
+    "What is my batch size in verl's words?": "count prompts in verl",
+    "Why is my run off-policy?": "schedule.max_staleness",
+    "Which file do I open to change the advantage?": "`rlcore/algo/advantage.py`",
+    "What does `reward/zero_std_frac` mean?": "share of the groups whose scores are all equal",
+    "How do I train on my own data?": "One JSON object per line",
+    "Which columns may my data have?": "`prompt`, `messages` or `question`",
+    "How do I resume a run?": "rlcore resume",
+    "How do I evaluate a checkpoint?": "rlcore eval --checkpoint",
+    "How do I merge a LoRA adapter?": "--form merged",
+    "How do I use several GPUs?": "`actor.data_parallel=N` trains on N devices",
+    "Does the model fit into memory?": "A run that does not fit is refused",
+    "Why does nothing learn?": "`reward/zero_std_frac` near 1",
+    "How do I call tools?": "becomes a schema",
+    "How do I write a plugin?": "rlcore plugins new",
+    "How do I test my plugin?": "RewardFunctionSuite",
+    "Is my run repeatable?": "schedule.max_staleness=0",
+    "What is in the run directory?": "`metrics.jsonl`",
 }
+"""Words of the answer to each question, as the section that the page links has them."""
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_a_page_answers(question: str) -> None:
-    page, words = QUESTIONS[question]
-    assert words in (DOCS / page).read_text("utf-8")
+def answers(page: Path = PAGE) -> dict[str, str]:
+    """The links of the table by question; '' for the page itself in front of '#'."""
+    table = page.read_text("utf-8").split("## Twenty questions")[1].split("\n## ")[0]
+    return dict(re.findall(r"^\| (.+?\?) \| .+ \| \[[^\]]+\]\(([^)]+)\) \|$", table, re.MULTILINE))
 
 
-def test_there_are_twenty_questions_and_the_start_page_leads_to_every_answer() -> None:
+def anchor_of(heading: str) -> str:
+    """The anchor that the site and forges make of a heading."""
+    return re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
+
+
+def section(link: str) -> str:
+    """The text below the heading that a link names, up to the next one as high; ValueError where there is none."""
+    name, _, anchor = link.partition("#")
+    text = (DOCS / name if name else PAGE).read_text("utf-8")
+    headings = list(re.finditer(r"^(#+) (.+)$", re.sub(r"^```.*?^```", _blanks, text, flags=re.M | re.S), re.MULTILINE))
+    for number, heading in enumerate(headings):
+        if anchor_of(heading[2]) == anchor:
+            ends = (later.start() for later in headings[number + 1 :] if len(later[1]) <= len(heading[1]))
+            return text[heading.end() : next(ends, len(text))]
+    raise ValueError(f"{link}: the page has no such heading")
+
+
+def _blanks(code: re.Match[str]) -> str:
+    return " " * len(code[0])
+
+
+def test_the_page_has_the_twenty_questions() -> None:
+    assert list(answers()) == list(WORDS)
+    assert len(WORDS) == 20
+
+
+@pytest.mark.parametrize("question", WORDS)
+def test_the_linked_section_answers(question: str) -> None:
+    assert WORDS[question] in " ".join(section(answers()[question]).split())
+
+
+def test_the_start_page_leads_to_every_page_of_an_answer() -> None:
     start = (DOCS / "index.md").read_text("utf-8")
-    assert len(QUESTIONS) == 20
-    assert [page for page, _ in QUESTIONS.values() if page not in start] == []
+    pages = {link.partition("#")[0] or PAGE.name for link in answers().values()}
+    assert [page for page in pages if page not in start] == []
+
+
+def test_a_section_ends_with_the_next_heading_and_must_exist() -> None:
+    assert "rlcore eval" not in section("how-to.md#find-continue-and-stop-runs")
+    assert anchor_of("Policy loss: `algo.policy_loss`") == "policy-loss-algopolicy_loss"
+    with pytest.raises(ValueError, match="no such heading"):
+        section("how-to.md#nothing")

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from rlcore.engines.hf.train.ranks import balanced, computed_tokens
-from rlcore.testing.tiny import random_batch
+from rlcore.data.row_costs import LayerCost, row_costs
+from rlcore.engines.hf.train.ranks import balanced, computed_tokens, shares
+from rlcore.testing.tiny import batch_of_rows, random_batch
 from rlcore.types import SharedPrefix
 
 
@@ -35,3 +36,17 @@ def test_a_shared_prompt_counts_once_for_its_group() -> None:
         # A row's last token predicts nothing and is not computed.
         sampled = sum(int(batch.lengths_B[row]) - prompt for row in rows)
         assert sampled + prompt - len(rows) == int(shared_B[rows].sum())
+
+
+def test_a_row_of_32k_tokens_gets_a_rank_with_fewer_tokens_than_the_others() -> None:
+    """By tokens alone its rank would take a third longer than the mean."""
+    cost = LayerCost(1 / 15234)  # of Qwen2.5-1.5B
+    batch = batch_of_rows([[[row, *range(32767)] if row == 0 else [row, *range(499)]] for row in range(513)])
+    costs_B = row_costs(batch, SharedPrefix.NONE, cost)
+
+    def largest(seen: LayerCost) -> float:
+        loads = np.bincount(shares(batch, SharedPrefix.NONE, seen, 4), costs_B)
+        return float(loads.max() / loads.mean())
+
+    assert largest(cost) < 1.01
+    assert largest(LayerCost()) > 1.25

@@ -36,6 +36,8 @@ def test_tokens_of_a_version_are_those_of_its_runs_that_the_policy_sampled() -> 
     ]
     expected = ["000011", "011000", "011010", "000000"]
     assert ["".join(map(str, row)) for row in sampled_with(rows, 7).astype(int).tolist()] == expected
+    alone = ["000000", "011000", "000000", "000000"]
+    assert ["".join(map(str, row)) for row in sampled_with(rows, 7, alone=True).astype(int).tolist()] == alone
     assert not sampled_with(rows, 5).any()
     assert sampled_with([], 7).shape == (0, 0)
 

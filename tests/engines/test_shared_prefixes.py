@@ -258,7 +258,7 @@ def test_the_plan_shares_prompts_of_models_whose_config_json_has_other_names_and
 ) -> None:
     sizes = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_inner": 48, "max_position_embeddings": 32}
     path = write_tiny_model(tmp_path, architecture, **sizes, **settings)
-    shape = ModelShape(architecture.lower(), 2, 32, 48, 32, VOCABULARY, full_attention=True, query_size=32)
+    shape = ModelShape(architecture.lower(), 2, 32, 48, 32, VOCABULARY, full_attention=True, query_size=32, heads=4)
     assert model_shape(path) == shape
     counted = num_parameters(path)
     (path / "model.safetensors").rename(tmp_path / "away")

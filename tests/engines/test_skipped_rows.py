@@ -13,6 +13,7 @@ from torch import Tensor
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
 from rlcore.data.batch import select
+from rlcore.data.row_costs import LayerCost
 from rlcore.engines.hf import TrainEngine
 from rlcore.engines.hf.train import engine as engine_module
 from rlcore.engines.hf.train.microbatch import split
@@ -119,7 +120,7 @@ def test_weights_are_bitwise_those_of_all_rows_computed(llama: Path, settings: d
 
 @pytest.mark.parametrize("way", [SharedPrefix.NONE, SharedPrefix.TREE])
 def test_other_micro_batches_change_the_rounding_of_sums_and_nothing_else(llama: Path, way: SharedPrefix) -> None:
-    """Rows of zero advantages stand beside others here, so that the sums have another order without them."""
+    """Rows of zero advantages are beside others here, so that the sums have another order without them."""
     batch, gradients = batch_of([0, 4, *groups(2)]), []
     mixed, alone = compositions(batch, 60, way)
     assert mixed != alone
@@ -205,12 +206,14 @@ class RecordedRanks:
     """Rank `rank` of two, of which only this one is there: its exchanges by name."""
 
     device = torch.device("cpu")
+    context = None
 
     def __init__(self, rank: int) -> None:
         self.rank, self.num = rank, 2
         self.exchanges: list[str] = []
 
-    def rows_of(self, batch: Batch, way: SharedPrefix) -> Int64s:
+    def rows_of(self, batch: Batch, way: SharedPrefix, cost: LayerCost) -> Int64s:
+        assert cost.per_seen > 0  # of the model
         return np.flatnonzero(balanced(computed_tokens(batch, way), np.arange(len(batch)), 2) == self.rank)
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:

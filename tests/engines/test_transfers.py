@@ -11,7 +11,6 @@ from torch import Tensor
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig
 from rlcore.engines.hf import MicroBatch, Predictions
-from rlcore.engines.hf.train.engine import TrainEngine
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.engines.hf.train.transfers import device_tensor
 from rlcore.testing.tiny import random_batch
@@ -71,7 +70,7 @@ def test_all_arrays_of_a_micro_batch_go_the_same_way(
     loss = PolicyLoss(clip, AlgoConfig(), sampler_differs=True)
     scores_BT = torch.zeros(mask_BT.shape)
     terms = loss(micro, Predictions(scores_BT, scores_BT))
-    TrainEngine._weighted(terms.loss_BT, micro)
+    micro.weighted(terms.loss_BT)
     assert micro.token_ids_BT.dtype is torch.int64
     predicted = (micro.flat_N, micro.packed.predict_M, micro.padded.predict_M)
     assert [places_M.numel() for places_M in predicted] == [mask_BT.sum()] * 3

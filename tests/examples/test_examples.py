@@ -51,8 +51,11 @@ def shown_files(document: Path) -> list[tuple[str, str]]:
 
 
 def commands(document: Path) -> list[str]:
-    """The lines that begin with 'rlcore ' in the document's fenced blocks of shell, without that word."""
-    blocks = re.findall(r"```sh\n(.*?)```", document.read_text(), re.DOTALL)
+    """The lines that begin with 'rlcore ' in the document's fenced blocks of shell, without that word.
+
+    A line that ends in a backslash goes on in the next one.
+    """
+    blocks = re.findall(r"```sh\n(.*?)```", re.sub(r"\\\n *", "", document.read_text()), re.DOTALL)
     return [
         line.removeprefix("rlcore ") for block in blocks for line in block.splitlines() if line.startswith("rlcore ")
     ]

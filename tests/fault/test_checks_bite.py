@@ -10,8 +10,8 @@ import pytest
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(560)]
 
 ROOT = Path(__file__).parent.parent.parent
-PLAN_MODULES = ("requests", "components", "offers", "rewards", "planner", "sources")
-FITTING = ("pools", "schedule", "ranks", "clusters", "weights", "colocation", "prefixes")
+PLAN_MODULES = ("requests", "components", "reward_functions", "planner", "sources")
+FITTING = ("pools", "schedule", "data_parallel", "clusters", "weight_sync", "colocation", "prefixes")
 PLANS = (
     "plan/test_cluster_offers.py",
     "plan/test_contract_classes.py",
@@ -21,16 +21,20 @@ PLANS = (
     "plan/test_layout.py",
     "plan/test_plan.py",
     "plan/test_plan_attention.py",
+    "plan/test_plan_context.py",
     "plan/test_plan_memory.py",
     "plan/test_plan_offers.py",
     "plan/test_plan_pools.py",
+    "plan/test_plan_prompt_order.py",
     "plan/test_plan_ranks.py",
     "plan/test_plan_reference.py",
     "plan/test_plan_refusals.py",
+    "plan/test_plan_trackers.py",
     "plan/test_shared_devices.py",
     "plan/test_shared_pools.py",
     "plan/test_stated_resources.py",
     "reward/test_reward_plan.py",
+    "train/test_new_weights.py",
     "train/test_schedule.py",
     "train/test_ppo.py",
     "algo/test_algo_greedy.py",
@@ -38,8 +42,8 @@ PLANS = (
 GROUPS = {
     "what plugins offer": (
         (
-            *(f"rlcore/errors/checks/{name}.py" for name in ("data", "interfaces", "references")),
-            *(f"rlcore/plugins/{name}.py" for name in ("hooks", "load", "discover")),
+            *(f"rlcore/errors/checks/{name}.py" for name in ("data", "interfaces", "targets")),
+            *(f"rlcore/plugins/{name}.py" for name in ("hook_calls", "enabled", "discover")),
             *(f"rlcore/contracts/{name}.py" for name in ("offers", "requests", "components", "clusters")),
         ),
         (

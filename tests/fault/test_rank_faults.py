@@ -33,7 +33,7 @@ def ranks_of(run: int) -> list[int]:
 
 
 @contextmanager
-def training(directory: Path) -> Iterator[subprocess.Popen[str]]:
+def training(directory: Path, **settings: object) -> Iterator[subprocess.Popen[str]]:
     """A run of two ranks that has saved its first checkpoint."""
     prompts = directory / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"say a, {n}", "answer": "a"}) + "\n" for n in range(400)))
@@ -54,7 +54,7 @@ def training(directory: Path) -> Iterator[subprocess.Popen[str]]:
         "cluster.threads": 1,
     }
     command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null"]
-    command += [f"{key}={value}" for key, value in values.items()]
+    command += [f"{key}={value}" for key, value in (values | settings).items()]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
         try:
             wait_for("a checkpoint", lambda: bool(list(checkpoints(directory).glob("step_*"))) or ended(run))
@@ -82,8 +82,11 @@ def wait_for(what: str, holds: Callable[[], bool], deadline_s: float = DEADLINE_
         time.sleep(0.05)
 
 
-def test_a_dead_rank_ends_the_run_with_its_last_checkpoint_named_and_nothing_is_left(tmp_path: Path) -> None:
-    with training(tmp_path) as run:
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_dead_rank_ends_the_run_with_its_last_checkpoint_named_and_nothing_is_left(
+    tmp_path: Path, slices: int
+) -> None:
+    with training(tmp_path, **{"actor.context_parallel": slices}) as run:
         everything, ranks = descendants(run.pid), ranks_of(run.pid)
         assert len(ranks) == 2
         os.kill(ranks[1], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""`--resume` of a run directory in which links, pipes and other checkpoints stand in the place of its files."""
+"""`--resume` of a run directory in which links, pipes and other checkpoints are in the place of its files."""
 
 import hashlib
 import io

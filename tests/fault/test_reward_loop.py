@@ -1,4 +1,4 @@
-"""A reward service that misbehaves, in whole runs (cases 1 to 10 and 20; 21 and 40 stand with the plugin's tests)."""
+"""A reward service that misbehaves, in whole runs (cases 1 to 10 and 20; 21 and 40 are with the plugin's tests)."""
 
 import time
 from collections import Counter
@@ -185,7 +185,7 @@ def test_four_rewards_that_share_a_service_share_its_pace(tmp_path: Path) -> Non
         train_with(tmp_path, [service.url], plugins={"reward_loop": plugin})
         took = time.monotonic() - began
     assert len(service.calls) == 4 * NUM_SAMPLES
-    assert took >= (4 * NUM_SAMPLES - 1) / 20  # 20 a second, evenly spread, is what 1200 a minute means
+    assert took >= (4 * NUM_SAMPLES - 1) / 20  # 20 per second, evenly spread, is what 1200 per minute means
 
 
 def test_an_answer_that_is_delivered_twice_counts_once(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.components import BuildContext, Component
 from rlcore.contracts.hooks import hookimpl
 from rlcore.contracts.reward_manager import RewardManager
-from rlcore.data import PromptOrder
 from rlcore.plugins.planning import plan_run
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, read_trajectories
 from rlcore.report.terminal import Terminal
@@ -29,6 +28,7 @@ from rlcore.report.trace import TraceLog
 from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.testing import write_prompts
+from rlcore.testing.prompts import seeded_prompts
 from rlcore.train.trainer import Progress, Sinks, Trainer
 from rlcore.types import Lane, Prompt, Reward, RewardStatus, Sampling, ScoredTrajectory, Trajectory
 
@@ -218,7 +218,7 @@ async def one_schedule(run: Runtime, directory: Path, number: int) -> None:
     run.agent.chance = run.reward.chance = chance  # type: ignore[attr-defined]
     steps, schedule = chance.randint(1, 5), run.plan.schedule
     prompts = {"all": [Prompt(f"all/{i}", ({"role": "user", "content": f"{i}"},), None, "all") for i in range(7)]}
-    progress = Progress(0, PromptOrder(prompts, {}, number, True), FixedKl(0.0))
+    progress = Progress(0, seeded_prompts(prompts, {}, number, True), FixedKl(0.0))
     with (directory / "terminal").open("w") as file:
         terminal = Terminal(Console(file=file))
         trackers = Trackers((), "rlcore", directory, "", warn=terminal.warn)

@@ -41,14 +41,14 @@ def test_no_name():
 """
 
 
-def weakened(directory: Path, tests: str) -> tuple[int, list[str]]:
+def weakened(directory: Path, tests: str, module: str = "checked_here.py") -> tuple[int, list[str]]:
     """The exit code of a run that weakens the module, and the checks that no test holds."""
     (directory / "checked_here.py").write_text(MODULE)
     (directory / "test_them.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "weakened", "-p", "no:cacheprovider", "--weaken"]
     path = os.pathsep.join((str(ROOT / "tests" / "weakened"), str(directory)))
     done = subprocess.run(
-        [*command, "checked_here.py", "test_them.py"],
+        [*command, module, "test_them.py"],
         cwd=directory,
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
@@ -61,3 +61,7 @@ def weakened(directory: Path, tests: str) -> tuple[int, list[str]]:
 def test_a_check_that_no_test_holds_is_named_and_the_run_fails(tmp_path: Path) -> None:
     assert weakened(tmp_path, TESTS) == (1, ["FREE checked_here.py:10 if not name"])
     assert weakened(tmp_path, TESTS + NAMELESS) == (0, [])
+
+
+def test_a_module_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert weakened(tmp_path, TESTS + NAMELESS, module="moved_away.py") == (pytest.ExitCode.USAGE_ERROR, [])

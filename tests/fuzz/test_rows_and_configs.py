@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.config import DataConfig, SourceConfig
-from rlcore.data import PromptOrder, filter_long, load_prompts
+from rlcore.data import filter_long, load_prompts
 from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import RlcoreError
 from rlcore.errors.redaction import displayable
 from rlcore.plan import plan_to_json
 from rlcore.plugins.planning import plan_run
 from rlcore.testing.hostile import changed, damaged, encoded, json_values, settings_of_fuzz, texts
+from rlcore.testing.prompts import seeded_prompts
 
 ROWS: list[Any] = [
     {"prompt": "What is 1 + 1?", "answer": "2", "level": 3},
@@ -52,7 +53,7 @@ def rows_of(data: bytes) -> None:
         try:
             prompts = load_prompts(config.sources, config)
             fit, _ = filter_long(prompts["all"], ByteTokens(), 1000, lambda prompt, length: None)
-            order = PromptOrder({"all": fit or prompts["all"]}, {}, 0, True)
+            order = seeded_prompts({"all": fit or prompts["all"]}, {}, 0, True)
         except RlcoreError as error:
             one_line(error)
             return

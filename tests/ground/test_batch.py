@@ -179,7 +179,7 @@ def with_arrays(scored: ScoredTrajectory, **arrays: Any) -> ScoredTrajectory:
         ([[row("a", 0, [1], float("nan"))]], RewardError, "is nan; a finite score is needed"),
         ([[row("a", 0, [1], float("-inf"))]], RewardError, "is -inf; a finite score is needed"),
         ([[row("a", 0, [1]), row("a", 0, [1])]], PluginError, "comes twice"),
-        ([[row("a", 0, [1]), row("b", 1, [1])]], PluginError, "stands in the group of prompt 'a'"),
+        ([[row("a", 0, [1]), row("b", 1, [1])]], PluginError, "is in the group of prompt 'a'"),
         ([[row("a", 0, [1])], [row("a", 1, [1])]], PluginError, "two groups of 2 are of one prompt"),
         ([[row("a", 0, [1], 1.0), row("a", 0, [1], 0.0, part=1)]], PluginError, "share one reward"),
         ([[row("a", 0, [1], prompt_ids=[])]], PluginError, "loss at position 0"),

@@ -113,7 +113,7 @@ def test_an_attribute_of_a_class_and_an_async_function_are_let_pass_where_any_ca
         (None, "found None"),
         (len, "found <built-in function len>"),
         ("relative.py:one", "needs an absolute path"),
-        ("/no/such/file.py:one", "there is no file '/no/such/file.py'"),
+        ("/no/such/file.py:one", "found no file '/no/such/file.py'"),
     ],
 )
 def test_what_is_certainly_wrong_is_said(site: Path, reference: object, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The machines that tests of plans share stand beside them."""
+"""The machines that tests of plans share are beside them."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every class is held against its interface: each member of each interface, in each way in which it can be wrong."""
+"""Every class is checked against its interface: each member of each interface, in each way in which it can be wrong."""
 
 import functools
 from abc import ABC
@@ -36,7 +36,7 @@ def methods_of(interface: type[Any]) -> dict[str, Any]:
 
 
 def conforming(interface: type[Any], **members: Any) -> type[Any]:
-    """A class that defines every method as the interface does, but for the given members."""
+    """A class that defines every method as the interface does, except for the given members."""
     return type("Mine", (interface,), {"__module__": __name__, **methods_of(interface), **members})
 
 

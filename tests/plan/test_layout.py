@@ -229,7 +229,7 @@ def test_a_class_that_cannot_sleep_may_share_where_both_fit() -> None:
 
 
 def test_offload_leaves_room_for_activations_or_the_optimizers_state() -> None:
-    """10 GiB of the actor's 16 bytes a parameter are weights and gradients; activations come in the state's place."""
+    """10 GiB of the actor's 16 bytes per parameter are weights and gradients; activations come in the state's place."""
     whole = planned(COLOCATED, parameters=600_000_000, gib=20).device_bytes["main"]
     offloaded = planned(COLOCATED, "actor.offload=true", parameters=600_000_000, gib=20).device_bytes["main"]
     state = 8 * 600_000_000

@@ -128,7 +128,22 @@ def test_a_reward_in_a_file_is_found_beside_its_config_or_here(tmp_path: Path, m
     hooks, loaded = configure([config], [setting for setting in SETTINGS if "reward" not in setting], ["null"])
     found = make_plan(loaded, hooks, Facts()).rewards[0]
     assert (found.target, found.weight) == (f"{tmp_path / 'sub' / 'mine.py'}:score", 0.5)
-    assert "no file 'mine.py'" in refused(ConfigError, "reward.functions.letters.fn=mine.py:score")
+    assert refused(ConfigError, "reward.functions.letters.fn=mine.py:score").startswith(
+        "reward.functions.letters.fn: found no file 'mine.py', which counts from the working directory "
+        f"({tmp_path}/mine.py)"
+    )
+    gone = f"reward.functions.letters.fn: found no file '{tmp_path}/gone.py'"
+    assert refused(ConfigError, f"reward.functions.letters.fn={tmp_path}/gone.py:score") == gone
+    config.write_text("reward: {functions: {mine: {fn: 'mein.py:score'}}}\n")
+    for here, places in (
+        (tmp_path, f"{config.parent}/mein.py, {tmp_path}/mein.py"),
+        (config.parent, f"{config.parent}/mein.py"),
+    ):
+        monkeypatch.chdir(here)
+        hooks, loaded = configure([config], [setting for setting in SETTINGS if "reward" not in setting], ["null"])
+        with pytest.raises(ConfigError, match=r"counts from the directory of run.yaml, then from the working") as error:
+            make_plan(loaded, hooks, Facts())
+        assert str(error.value).endswith(f"directory ({places}); did you mean 'mine.py'? choose from: mine.py")
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,8 @@ def test_an_attention_that_was_asked_for_is_not_replaced_by_that_of_the_tree() -
 
 
 def test_shapes_are_read_from_config_json(tmp_path: Path) -> None:
-    assert shape_of(tmp_path) == ModelShape("llama", 2, 8, 16, 8, 100, True, 8)
-    assert shape_of(tmp_path, num_key_value_heads=2, head_dim=4) == ModelShape("llama", 2, 8, 16, 8, 100, True, 16)
+    assert shape_of(tmp_path) == ModelShape("llama", 2, 8, 16, 8, 100, True, 8, 4)
+    assert shape_of(tmp_path, num_key_value_heads=2, head_dim=4) == ModelShape("llama", 2, 8, 16, 8, 100, True, 16, 4)
     for more in (
         {"sliding_window": 4},
         {"layer_types": ["full_attention", "sliding_attention"]},
@@ -125,7 +125,7 @@ def test_shapes_are_read_from_config_json(tmp_path: Path) -> None:
     assert unused.full_attention
     old = {"model_type": "gptj", "n_embd": 8, "n_head": 4, "n_layer": 2, "n_inner": None, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(old))
-    assert model_shape(tmp_path) == ModelShape("gptj", 2, 8, 32, 8, 100, True, 8)
+    assert model_shape(tmp_path) == ModelShape("gptj", 2, 8, 32, 8, 100, True, 8, 4)
     assert num_parameters(tmp_path) == 2 * 100 * 8 + 2 * (4 * 8 * 8 + 2 * 8 * 32)
     alternating = {"num_layers": 2, "num_heads": 4, "attention_layers": ["global", "local"]}
     (tmp_path / "config.json").write_text(
@@ -250,6 +250,21 @@ def test_generation_takes_the_place_of_gradients_with_packed_weights_keys_values
     assert shorter == lora, "what is held in training is more"
     half = plan(*sizes, "actor.lora.enabled=true", "actor.dtype=bfloat16", facts=large).memory_bytes["actor"]
     assert half == pytest.approx(PROCESS + 2 * 10**9, rel=1e-3), "weights in bfloat16 are not packed"
+
+
+def test_a_cache_that_is_kept_over_new_weights_stands_beside_what_an_update_needs() -> None:
+    sizes = (
+        "data.max_prompt_tokens=10", "rollout.max_tokens=6", "train.prompts_per_step=4", "rollout.samples_per_prompt=2",
+        "rollout.max_rows=8", "actor.backend=hf", "rollout.backend=hf", "actor.shared_prefix=none",
+        "schedule.max_staleness=2",
+    )  # fmt: skip
+    large = Facts(parameters=10**9, shape=LLAMA)
+    dropped, kept = (
+        plan(*sizes, f"rollout.on_new_weights={value}", facts=large).memory_bytes["actor"]
+        for value in ("restart", "continue")
+    )
+    # as above: what the allocator is asked for is 2 layers of keys and values, of 8 rows and 5 prompts
+    assert kept - dropped == pytest.approx(PIECES * (8 * 6 + 5 * 10) * 2 * 2 * 4 * 4, abs=1)
 
 
 def smollm2_bytes(sizes: tuple[int, int, int], micro_batch_tokens: int, way: str, prompts: int = 8) -> int:

@@ -110,9 +110,10 @@ def test_a_run_is_planned_for_a_machine_that_is_not_here(
     on = found["on"]
     assert on["machine"] == "8xH100-80GB"
     assert found["choices"]["rollout.backend"]["value"] == "vllm", "the plugin is here, the library is there"
-    assert set(on["memory"]["main"]) == set(PHASES) == {"start", "sample", "score", "update", "hand-over"}
+    assert set(on["memory"]["main"]) == set(PHASES) == {"start", "sample", "score", "update", "hand-over", "save"}
     assert all(0 < size < 80 * GIB for size in on["memory"]["main"].values())
     assert on["memory"]["main"]["update"] > on["memory"]["main"]["score"]
+    assert set(on["host_memory"]["actor"]) == {"hand-over", "save"}, "nothing rests there without offload"
     assert on["step_s"] == pytest.approx(sum(phase["seconds"] for phase in on["phases"].values()))
     assert on["phases"]["sample"]["bound"] == "memory bandwidth"
     assert on["phases"]["update"]["bound"] == "operations"

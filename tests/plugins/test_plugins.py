@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Iterator
-from importlib.metadata import entry_points
+from importlib.metadata import PathDistribution, entry_points
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -277,3 +278,24 @@ def test_the_conformance_kit_names_what_is_wrong(site: Path) -> None:
     assert "no_such_function" in problems
     assert "Half as ActorWorker for backend 'a', but it is abstract: it does not define" in problems
     assert "Sibling as ActorWorker for backend 'b', but it does not inherit from ActorWorker" in problems
+
+
+def test_the_metadata_of_a_plugin_is_parsed_once_also_when_others_come_and_go(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered = {"rlcore": {"demo_once": "demo_once"}, "rlcore.rewards": {"once": "math:sqrt"}}
+    write_package(site, "demo_once", GOOD, entry_points=entered)
+    parsed: list[str] = []
+    metadata = PathDistribution.metadata
+
+    def counted(distribution: PathDistribution) -> Any:
+        parsed.append(str(distribution.locate_file("")))
+        return metadata.__get__(distribution)
+
+    monkeypatch.setattr(PathDistribution, "metadata", property(counted))
+    for name in ("demo_here", "demo_there"):
+        write_package(tmp_path / name, name, GOOD)
+        with importable(tmp_path / name):
+            assert {"demo_once", name} <= {plugin.name for plugin in installed()}
+            assert "once" in {offer.value.name for offer in load([]).entry_point_rewards()}
+    assert parsed.count(str(site)) == 1

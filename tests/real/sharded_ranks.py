@@ -1,4 +1,4 @@
-"""One of two processes that load, score, train, save and resume a sharded model, held against the whole one.
+"""One of two processes that load, score, train, save and resume a sharded model, checked against the whole one.
 
     python sharded_ranks.py RANK DIRECTORY MODEL DTYPE KIND [lora]
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rlcore.algo.kl import FixedKl
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.agents import RolloutTask
-from rlcore.data import PromptOrder, load_prompts
+from rlcore.data import load_prompts
 from rlcore.data.batch import collate
 from rlcore.plugins.planning import plan_run
 from rlcore.report.metrics import MetricsLog, TrajectoryLog
@@ -30,6 +30,7 @@ from rlcore.report.trace import TraceLog
 from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.runtime.rollout_service import RolloutService
+from rlcore.testing.prompts import seeded_prompts
 from rlcore.train.trainer import Progress, Sinks, Trainer
 from rlcore.types import GenerateRequest, Lane, Prompt, Reward, Sampling, ScoredTrajectory, Trajectory
 
@@ -251,7 +252,7 @@ def spans(trajectory: Trajectory) -> list[tuple[int, int]]:
 
 async def one_step(run: Runtime) -> dict[str, Any]:
     """A step of GRPO."""
-    progress = Progress(0, PromptOrder({"all": prompts_of(run)}, {}, 0, True), FixedKl(0.0))
+    progress = Progress(0, seeded_prompts({"all": prompts_of(run)}, {}, 0, True), FixedKl(0.0))
     terminal = Terminal(Console(file=io.StringIO()))
     trackers = Trackers((), "rlcore", HERE, "", warn=terminal.warn)
     sinks = Sinks(

@@ -247,7 +247,7 @@ def test_a_run_that_a_signal_ended_and_one_that_finished_say_so(
         process.terminate()
         process.wait(60)
     assert answered(capsys, str(run)).startswith("stopped ")
-    assert "in step 1: stopped by signal 15" in answered(capsys, str(run))
+    assert "in step 1: stopped by SIGTERM" in answered(capsys, str(run))
     with begun(tmp_path / "other", seconds=0) as process:
         assert process.wait(60) == 0
     assert " ago after 2 steps" in answered(capsys, str(tmp_path / "other" / "runs" / "slow"))

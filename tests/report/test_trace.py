@@ -45,7 +45,7 @@ FIELDS = {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args", "s"}
 def check_format(events: list[Event]) -> None:
     """The rules of the Trace Event Format: fields, phases, microseconds, numbers and names of processes and threads.
 
-    Complete events of a thread stand in the order of their beginnings and do not overlap by a microsecond, which is
+    Complete events of a thread are in the order of their beginnings and do not overlap by a microsecond, which is
     stricter than the format, where those of a thread must nest.
     """
     named: set[tuple[int, int]] = set()

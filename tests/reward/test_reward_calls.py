@@ -133,7 +133,8 @@ def test_a_function_within_its_memory_is_not_disturbed() -> None:
 def test_a_memory_limit_that_importing_needs_more_than_is_an_error_by_name(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text("held = bytearray(2**30)\ndef f(trajectory):\n    return 1.0\n")
     with pytest.raises(
-        PluginError, match=r"large\.py:f\): MemoryError; .*memory_gib=0\.5 is less than importing it needs"
+        PluginError,
+        match=r"large\.py:f\): .*large\.py:1: MemoryError; .*memory_gib=0\.5 is less than importing it needs",
     ):
         score_rewards({"f": function(f"{tmp_path / 'large.py'}:f", memory_gib=0.5)}, [make_trajectory()])
     with pytest.raises(ConfigError, match=r"memory_gib=0\.001: its process holds 0\.\d+ GiB before"):

@@ -23,14 +23,14 @@ class Group:
     def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
         self.callbacks.append(callback)
 
-    def tell(self, kind: Any, index: int) -> None:
+    def tell(self, kind: Any, index: int, comes_back: bool = False) -> None:
         self.replicas[index].alive = kind == "restored"
         for callback in self.callbacks:
-            callback(ReplicaEvent(kind, index, self.replicas[index].name, "killed by signal 9"))
+            callback(ReplicaEvent(kind, index, self.replicas[index].name, "killed by signal 9", comes_back))
 
 
-def dispatcher_of(group: Group, max_restarts: int = 0) -> ReplicaDispatcher:
-    return ReplicaDispatcher(cast(WorkerGroup[Any], group), max_restarts)
+def dispatcher_of(group: Group) -> ReplicaDispatcher:
+    return ReplicaDispatcher(cast(WorkerGroup[Any], group))
 
 
 def test_work_goes_to_the_replica_that_owes_the_least_and_serves() -> None:
@@ -62,9 +62,9 @@ def test_work_of_one_home_stays_with_its_replica_while_that_serves(monkeypatch: 
 def test_a_wait_ends_when_a_replica_serves_again_or_none_will() -> None:
     async def work() -> None:
         group = Group(2)
-        dispatcher = dispatcher_of(group, max_restarts=1)
-        group.tell("lost", 0)
-        group.tell("lost", 1)
+        dispatcher = dispatcher_of(group)
+        group.tell("lost", 0, comes_back=True)
+        group.tell("lost", 1, comes_back=True)
         waiting = asyncio.create_task(dispatcher.wait_for_one(WorkerError("rollout failed")))
         await asyncio.sleep(0.01)
         assert not waiting.done()

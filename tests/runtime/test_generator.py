@@ -63,11 +63,11 @@ class Group:
     def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
         self.callbacks.append(callback)
 
-    def tell(self, kind: Literal["lost", "restored"], index: int) -> None:
+    def tell(self, kind: Literal["lost", "restored"], index: int, comes_back: bool = False) -> None:
         """Reports an event as a supervisor does."""
         self.replicas[index].alive = kind == "restored"
         for callback in self.callbacks:
-            callback(ReplicaEvent(kind, index, self.replicas[index].name, "killed by signal 9"))
+            callback(ReplicaEvent(kind, index, self.replicas[index].name, "killed by signal 9", comes_back))
 
 
 class Mortal(Replica):
@@ -97,20 +97,21 @@ class Mortal(Replica):
         """End the call when this life has ended, which it does when no samples are left to it."""
         if self.num_lost == life and self.num_lost < self.deaths and not left:
             self.num_lost += 1
-            self.group.tell("lost", self.index)
-            if self.num_lost - self.num_excused <= self.restarts and self.away_s < 0:
+            comes_back = self.num_lost - self.num_excused <= self.restarts
+            self.group.tell("lost", self.index, comes_back)
+            if comes_back and self.away_s < 0:
                 self.group.tell("restored", self.index)
-            elif self.num_lost - self.num_excused <= self.restarts:
+            elif comes_back:
                 asyncio.get_running_loop().call_later(self.away_s, self.group.tell, "restored", self.index)
         if self.num_lost > life:
             raise WorkerError(f"{self.name}.generate(): it died")
 
 
-def mortal_service(*replicas: Mortal, max_restarts: int = 3) -> RolloutService:
+def mortal_service(*replicas: Mortal) -> RolloutService:
     group = Group(replicas)
     for replica in replicas:
         replica.group = group
-    return RolloutService(group, deadline_s=10.0, max_restarts=max_restarts)
+    return RolloutService(group, deadline_s=10.0)
 
 
 def service_of(*replicas: Replica) -> RolloutService:
@@ -204,7 +205,7 @@ def test_samples_that_arrive_while_no_replica_serves_are_counted_once() -> None:
 
 
 def test_a_replica_that_dies_when_all_is_answered_ends_nothing() -> None:
-    service = mortal_service(Mortal(0, samples=3, deaths=1, restarts=0), max_restarts=0)
+    service = mortal_service(Mortal(0, samples=3, deaths=1, restarts=0))
     assert asyncio.run(all_of(service.generate([request("a", n=3)], Lane.TRAIN))) == ["a", "a", "a"]
 
 
@@ -217,7 +218,7 @@ def test_a_death_of_one_replica_leaves_the_work_of_another_alone() -> None:
 
 def test_without_a_restart_left_the_last_death_is_named() -> None:
     replicas = [Mortal(index, samples=1, deaths=9, restarts=2) for index in range(2)]
-    service = mortal_service(*replicas, max_restarts=2)
+    service = mortal_service(*replicas)
     with pytest.raises(WorkerError, match=r"^rollout\[\d\]\.generate\(\): it died; rollout\[\d\]: killed by signal 9"):
         asyncio.run(all_of(service.generate([request(letter, n=3) for letter in "abcde"], Lane.TRAIN)))
     assert [replica.num_lost - replica.num_excused for replica in replicas] == [3, 3]

@@ -70,8 +70,9 @@ class Replica:
     def die(self) -> None:
         self.life += 1
         self.num_deaths += 1
-        self.group.tell("lost", self.index)
-        if self.num_deaths - self.num_excused <= self.restarts:
+        comes_back = self.num_deaths - self.num_excused <= self.restarts
+        self.group.tell("lost", self.index, comes_back)
+        if comes_back:
             self.group.num_returning += 1
             asyncio.get_running_loop().call_later(0.001, self.group.bring_back, self.index)
 
@@ -98,10 +99,10 @@ class Group:
         self.num_returning -= 1
         self.tell("restored", index)
 
-    def tell(self, kind: Literal["lost", "restored"], index: int) -> None:
+    def tell(self, kind: Literal["lost", "restored"], index: int, comes_back: bool = False) -> None:
         self.replicas[index].alive = kind == "restored"
         for callback in self.callbacks:
-            callback(ReplicaEvent(kind, index, self.replicas[index].name, "killed by signal 9"))
+            callback(ReplicaEvent(kind, index, self.replicas[index].name, "killed by signal 9", comes_back))
 
 
 def request(name: str, n: int = 1) -> GenerateRequest:
@@ -116,7 +117,7 @@ async def collect(service: RolloutService, names: Sequence[str], n: int = 1) -> 
 
 def served(replicas: Sequence[Replica], *calls: Sequence[str], n: int = 1) -> dict[str, list[str]]:
     """The errors of each request's samples, all calls being made at once."""
-    service = RolloutService(Group(replicas), deadline_s=20.0, max_restarts=3)
+    service = RolloutService(Group(replicas), deadline_s=20.0)
 
     async def run() -> list[list[Completion]]:
         found = await asyncio.gather(*(collect(service, names, n) for names in calls))
@@ -169,7 +170,7 @@ def test_poison_among_many_is_narrowed_down_in_shares() -> None:
 
 def test_a_suspect_is_served_alone_also_beside_other_calls() -> None:
     replica = Replica(0, "a")
-    service = RolloutService(Group([replica]), deadline_s=20.0, max_restarts=3)
+    service = RolloutService(Group([replica]), deadline_s=20.0)
     others: list[Completion] = []
 
     async def run() -> list[Completion]:
@@ -207,7 +208,7 @@ def test_deaths_without_a_request_at_fault_fail_nothing(deaths: int) -> None:
 
 def test_a_call_that_is_given_up_while_it_waits_to_be_alone_leaves_the_replica_to_others() -> None:
     replica = Replica(0, "a", restarts=99)
-    service = RolloutService(Group([replica]), deadline_s=20.0, max_restarts=99)
+    service = RolloutService(Group([replica]), deadline_s=20.0)
 
     async def run() -> list[Completion]:
         for wait_s in (0.003, 0.006, 0.009, 0.012):

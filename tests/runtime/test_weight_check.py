@@ -62,7 +62,7 @@ class Replica:
 
 
 class Hands:
-    """Hands versions over to replicas that follow but for what a test says of them."""
+    """Hands versions over to replicas that follow except for what a test says of them."""
 
     def __init__(self, *replicas: Replica, **rollout: Any) -> None:
         self.actor, self.replicas = Actor(), replicas

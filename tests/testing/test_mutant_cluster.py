@@ -54,7 +54,7 @@ class Alone(Threads):
 
 
 class Proxy:
-    """A replica, but for what a subclass does."""
+    """A replica, except for what a subclass does."""
 
     def __init__(self, replica: Any) -> None:
         self._replica = replica

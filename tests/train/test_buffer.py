@@ -7,8 +7,8 @@ import pytest
 
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.reward_manager import RewardManager
-from rlcore.data import PromptOrder
 from rlcore.errors import WorkerError
+from rlcore.testing.prompts import seeded_prompts
 from rlcore.testing.rewards import make_prompt, make_trajectory
 from rlcore.train.buffer import Issuing, RolloutBuffer
 from rlcore.types import Lane, Reward, Sampling, ScoredTrajectory, Trajectory
@@ -39,8 +39,8 @@ class Ones(RewardManager):
 
 
 def flight(reward: RewardManager) -> RolloutBuffer:
-    """Of groups of two, a prompt a step, where steps take what is ready first and may be one version late."""
-    order = PromptOrder({"test": [make_prompt(0), make_prompt(1), make_prompt(2)]}, {}, 0, False)
+    """Of groups of two, a prompt per step, where steps take what is ready first and may be one version late."""
+    order = seeded_prompts({"test": [make_prompt(0), make_prompt(1), make_prompt(2)]}, {}, 0, False)
     issuing = Issuing(1, 2, 0, Sampling(), max_staleness=1, drop=True)
     return RolloutBuffer(AtOnce(), reward, order, issuing)
 

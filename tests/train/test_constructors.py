@@ -15,10 +15,10 @@ from rlcore.cluster.thread import WorkerThread
 from rlcore.config import RunConfig
 from rlcore.contracts.offers import Scope
 from rlcore.contracts.tracking import Setting, TrackContext, Tracker, TrackerOffer
-from rlcore.data import PromptOrder
 from rlcore.errors import ConfigError
 from rlcore.plan import TrackerPlan
 from rlcore.report.trackers import Trackers
+from rlcore.testing.prompts import seeded_prompts
 from rlcore.testing.rewards import make_prompt
 from rlcore.train.step_batcher import StepBatcher
 from rlcore.train.trainer import QUIET_THRESHOLDS, Progress, Trainer
@@ -50,7 +50,7 @@ def test_the_batcher_of_a_step_issues_no_prompt_and_calls_no_worker_while_it_is_
 def test_a_trainer_leaves_the_garbage_collector_alone_until_its_start_and_after_its_close() -> None:
     async def use() -> None:
         thresholds, run = gc.get_threshold(), runtime()
-        progress = Progress(0, PromptOrder({"all": [make_prompt(0)]}, {}, 0, False), FixedKl(0.0))
+        progress = Progress(0, seeded_prompts({"all": [make_prompt(0)]}, {}, 0, False), FixedKl(0.0))
         sinks = SimpleNamespace(trace=SimpleNamespace(write=lambda step, events: None))
         trainer = Trainer(run, progress, 1, {}, cast(Any, sinks))
         assert gc.get_threshold() == thresholds != QUIET_THRESHOLDS

@@ -1,6 +1,8 @@
 """A run directory that goes while the run goes on, whole or in part: the run ends in one line that says what to do."""
 
+import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,21 @@ from rlcore.train import train
 
 
 def replaced(name: str) -> Callable[[Path], object]:
-    """Another thing stands where the run writes: a file for a directory, a directory for a file."""
+    """Another thing stands where the run writes: a file for a directory, a directory for a file.
+
+    The thread of the records makes its directory again at any time. So what is prepared takes the place by a rename,
+    which fails where something of the other kind stands again.
+    """
 
     def replace(run_dir: Path) -> None:
-        path = run_dir / name
-        if path.exists():
-            path.rename(run_dir.parent / "was")
-        path.mkdir() if path.suffix else path.touch()
+        path, prepared = run_dir / name, run_dir.parent / "prepared"
+        prepared.mkdir() if path.suffix else prepared.touch()
+        for attempt in itertools.count():
+            with suppress(FileNotFoundError):
+                path.rename(run_dir.parent / f"was_{attempt}")
+            with suppress(IsADirectoryError, NotADirectoryError):
+                prepared.rename(path)
+                return
 
     return replace
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from rlcore.errors import WorkerError
 from rlcore.train import event_loop
 from rlcore.train.event_loop import run_to_end
+from rlcore.train.signals import name_of
 
 
 async def steps() -> int:
@@ -73,3 +75,8 @@ def test_errors_and_results_are_those_of_the_work(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError, match=r"^mine$"):
         run_to_end(work())
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(("signum", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_the_end_of_a_run_names_its_signal(signum: int, name: str) -> None:
+    assert name_of(signum) == name

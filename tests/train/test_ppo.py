@@ -145,7 +145,7 @@ def test_the_kl_in_the_reward_is_of_pi_old_where_the_batch_has_it_and_else_of_th
 
 
 def test_the_adaptive_coefficient_of_a_step_is_what_the_step_before_left() -> None:
-    row = [Token(logprob=-1.0, reference=-5.0, value=0.0)]  # kl 4 a sample, twice the target: clamped to 0.2
+    row = [Token(logprob=-1.0, reference=-5.0, value=0.0)]  # kl 4 per sample, twice the target: clamped to 0.2
     controller = AdaptiveKl(0.5, target=2.0, horizon=10)
     algo = AlgoConfig(gamma=1.0, lam=1.0, kl=replace(IN_REWARD, controller="adaptive"))
     first, second = (arrays_of(batch_of([row], [0.0], [0]), algo, controller) for _ in range(2))

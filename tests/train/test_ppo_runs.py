@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from rlcore.errors import WorkerError
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
+from rlcore.testing.here import rewards_here
 from rlcore.testing.runs import differing
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.train import train
@@ -26,6 +28,12 @@ async def by_token(trajectory):
     scores = numpy.where(trajectory.loss_mask, trajectory.token_ids % 2 / 8, 0).astype(numpy.float32)
     return Reward(score=0.0, token_scores=scores)
 """
+
+
+@pytest.fixture(autouse=True)
+def _rewards_need_no_process() -> Iterator[None]:
+    with rewards_here():
+        yield
 
 
 @pytest.fixture
@@ -75,7 +83,7 @@ def test_a_run_without_torch_goes_on_bit_for_bit_and_its_critic_comes_closer(con
 
 @pytest.mark.fault
 def test_the_actor_waits_for_the_critic_and_a_restart_does_not_make_it_wait_again(config: dict[str, Any]) -> None:
-    waits = "plugins.critic_engine.actor_waits_updates=3"  # of two updates a step
+    waits = "plugins.critic_engine.actor_waits_updates=3"  # of two updates per step
     whole = train(config, waits).run_dir
     assert [row["critic/warming_up"] for row in rows_of(whole)] == [1.0, 0.5, 0.0, 0.0]
     assert ["actor/grad_norm" in row for row in rows_of(whole)] == [False, True, True, True]

@@ -129,7 +129,7 @@ def test_an_odd_state_is_an_error_of_one_line(config: dict[str, Any], state: dic
         run(config, resume=True)
 
 
-COUNTS = [("step", None), ("step", 1), ("equal_steps", 0.5), ("retired", -1), ("order.sources.train.issued", True)]
+COUNTS = [("step", None), ("step", 1), ("equal_steps", 0.5), ("retired", -1), ("order.position.issued.train", True)]
 
 
 @pytest.mark.parametrize(("key", "value"), COUNTS, ids=str)

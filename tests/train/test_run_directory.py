@@ -48,8 +48,10 @@ def test_a_directory_that_holds_a_run_is_refused_unless_it_is_resumed(tmp_path: 
     with pytest.raises(ConfigError, match="exists; choose another name, or continue that run with --resume"):
         open_directory(directory, resume=False)
     assert open_directory(directory, resume=True) == directory
-    with pytest.raises(ConfigError, match=r"there is no run '.*rnu'; did you mean 'run'\?"):
+    with pytest.raises(ConfigError, match=r"found no run '.*rnu'; did you mean 'run'\?"):
         open_directory(tmp_path / "rnu", resume=True)
+    with pytest.raises(ConfigError, match=r"found no run '.*run'; begin it without --resume$"):
+        open_directory(tmp_path / "other" / "run", resume=True)
 
 
 @pytest.mark.parametrize("result", ["metrics.jsonl", "trajectories/step_000001.jsonl", "checkpoints/.step_1.staging/x"])
@@ -123,6 +125,15 @@ def test_a_file_that_fits_no_memory_is_refused_before_it_is_read(tmp_path: Path,
         open_directory(tmp_path, resume=True)
 
 
+def test_a_log_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").mkdir()
+    with (
+        pytest.raises(CheckpointError, match=r"log\.txt': records cannot be written: .*make room"),
+        logging_to(tmp_path),
+    ):
+        pytest.fail("began")
+
+
 def test_a_log_that_the_disk_does_not_take_ends_nothing_and_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,7 +172,7 @@ def test_the_log_says_which_error_ended_the_run(tmp_path: Path, error: BaseExcep
 
 def test_a_signal_that_ends_a_run_is_not_logged_as_an_error(tmp_path: Path) -> None:
     with pytest.raises(Stopped), logging_to(tmp_path):
-        raise Stopped(15, "stopped by signal 15: saved")
+        raise Stopped(15, "stopped by SIGTERM: saved")
     assert (tmp_path / "log.txt").read_text() == ""
 
 
@@ -186,7 +197,7 @@ def test_starts_in_one_second_have_directories_of_different_names(tmp_path: Path
             {"log.txt": "2026-01-01 ERROR rlcore: the run ended by an error: canary\n"},
             False,
         ),
-        (Stopped(15, "stopped"), True, {"log.txt": "2026-01-01 INFO rlcore: stopped by signal 15\n"}, False),
+        (Stopped(15, "stopped"), True, {"log.txt": "2026-01-01 INFO rlcore: stopped by SIGTERM\n"}, False),
         (Stopped(15, "stopped"), True, {"metrics.jsonl": '{"step": 0}\n'}, True),
         (Stopped(15, "stopped"), False, {"config.yaml": "{}"}, True),
         (RewardError("raised"), True, {"log.txt": "2026-01-01 WARNING rlcore: f raised:\nTraceback\n"}, True),

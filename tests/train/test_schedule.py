@@ -136,7 +136,7 @@ def test_every_schedule_trains_each_prompt_once_within_the_bound(
     assert all(0.0 <= row["time/reward_hidden_frac"] <= 1.0 for row in rows)
     assert trained(result.run_dir, 6) == in_order
     state = checkpoint.load(result.checkpoint).state if result.checkpoint else {}
-    assert (state["in_flight"], state["retired"], state["order"]["sources"]["train"]["issued"]) == ([], 24, 24)
+    assert (state["in_flight"], state["retired"], state["order"]["position"]["issued"]["train"]) == ([], 24, 24)
 
 
 def test_one_step_off_repeats_bit_for_bit(config: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ def test_what_is_ready_late_is_given_up_and_counted(config: dict[str, Any]) -> N
     state = checkpoint.load(result.checkpoint).state if result.checkpoint else {}
     assert given_up > 0
     assert state["retired"] == 48 + given_up
-    assert state["retired"] + len(state["in_flight"]) == state["order"]["sources"]["train"]["issued"]
+    assert state["retired"] + len(state["in_flight"]) == state["order"]["position"]["issued"]["train"]
 
 
 @pytest.mark.fault
@@ -176,7 +176,7 @@ def test_after_a_signal_each_prompt_is_trained_once_and_no_judgement_is_bought_t
     fn = f"reward.functions.score.fn={tmp_path}/rewards.py:counted"
     kwargs = f"reward.functions.score.kwargs={{calls: {calls}, stop_at: {stop_at}}}"
     config["checkpoint"]["every_steps"] = 1
-    with pytest.raises(Stopped, match="signal 15"):
+    with pytest.raises(Stopped, match="SIGTERM"):
         run(config, *MODES[mode], fn, kwargs, "plugins.null.update_s=0.02")
     newest = checkpoint.latest(tmp_path / "runs" / "run")
     assert newest is not None
@@ -204,7 +204,7 @@ def test_rewards_that_came_after_a_steps_checkpoint_are_kept_when_a_signal_ends_
     config["checkpoint"]["every_steps"] = 1
     # The twentieth reward is one of step 3, which waits for it; meanwhile all of step 4 are given.
     settings = (*MODES["one step off"], "reward.functions.score.kwargs.hold=20")
-    with pytest.raises(Stopped, match="signal 15"):
+    with pytest.raises(Stopped, match="SIGTERM"):
         run(config, *settings)
     before = calls.read_text().splitlines()
     assert len(before) == 4 * 8 - 1

@@ -1,6 +1,7 @@
 """Actor and critic are told when the updates of a step begin and end, once each, however the step ends."""
 
 import sys
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from rlcore.errors import WorkerError
 from rlcore.plugins.planning import plan_run
 from rlcore.testing import write_prompts
+from rlcore.testing.here import rewards_here
 from rlcore.train import run_training
 from rlcore.train.signals import Stopped
 
@@ -113,6 +115,12 @@ UPDATE = ["critic updates", "actor updates"]
 ENDS = ["critic ends", "actor ends", "publish"]
 WHOLE = ["critic begins", "critic updates", "actor begins", "actor updates", *UPDATE, *ENDS]
 """A step of two mini-batches."""
+
+
+@pytest.fixture(autouse=True)
+def _rewards_need_no_process() -> Iterator[None]:
+    with rewards_here():
+        yield
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Sweeps: cells, their order and names, failures, interruptions, and the table."""
+"""Sweeps: cells, their order and names, runs side by side, failures, interruptions, and the table."""
 
 import json
 import math
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,90 @@ def test_an_interrupted_sweep_goes_on_where_it_was(config: Path) -> None:
     assert subprocess.run(command, capture_output=True, timeout=200, check=False).returncode == 0
     assert len((runs / "seed-0" / "metrics.jsonl").read_text().splitlines()) == 60
     assert "continuing after step" in (runs / "seed-0.out").read_text()
+
+
+def test_a_number_of_jobs_that_is_none_is_one_line(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for text in ("0", "-1", "two", "1.5", ""):
+        assert main(["sweep", str(config), f"--jobs={text}"]) == 2
+        err = capfd.readouterr().err
+        assert err.startswith(f"rlcore: --jobs: found '{text}'; needs the number of runs")
+        assert err.count("\n") == 1
+
+
+def test_jobs_that_do_not_fit_into_memory_together_are_refused(
+    config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcore.runtime.machine.memory_bytes", lambda: 3 << 30)
+    monkeypatch.setattr(import_module("rlcore.plan.planner"), "memory_estimate", lambda *arguments: {"actor": 2 << 30})
+    assert main(["sweep", str(config), "--seeds", "0..1", "--jobs", "2"]) == 2
+    err = capfd.readouterr().err
+    assert "--jobs: found 2, each with its part of the memory: memory: the run needs about 2.0 GiB" in err
+    assert "the machine has 1.5" in err
+
+
+MEETING = """
+import os, time
+from pathlib import Path
+
+def score(completions, **row):
+    here = Path(MEETING)
+    (here / str(os.getpid())).write_text(str(len(os.sched_getaffinity(0))))
+    deadline = time.monotonic() + 60
+    while len(list(here.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(list(here.iterdir())) >= 2, "the other run does not go on meanwhile"
+    return [1.0 for _ in completions]
+"""
+
+
+@pytest.mark.real
+def test_jobs_go_on_side_by_side_each_on_its_cores_and_a_failed_one_stops_no_other(
+    config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    meeting = config.parent / "meeting"
+    meeting.mkdir()
+    (config.parent / "rew.py").write_text(MEETING.replace("MEETING", repr(str(meeting))))
+    reward = f"reward.functions.letters.fn={config.parent / 'rew.py'}:score"
+    command = ["sweep", str(config), reward, "--set", "actor.lr=0.1,-5,0.2", "--name", "both"]
+    assert main([*command, "--jobs", "2"]) == 2
+    out, err = capfd.readouterr()
+    assert "3 runs in" in out
+    assert ", 2 at a time; the plan" in out
+    assert err.startswith("rlcore: sweep: 1 of 3 runs failed, first lr--5_seed-0: actor.lr: found -5.0")
+    rows = [line.split() for line in out.splitlines() if line.startswith("actor.lr=")]
+    assert [row[:3] for row in rows] == [
+        ["actor.lr=0.1", "1", "0"],
+        ["actor.lr=-5", "0", "1"],
+        ["actor.lr=0.2", "1", "0"],
+    ]
+    outputs = sorted(path.name for path in (config.parent / "runs" / "both").glob("*.out"))
+    assert outputs == ["lr--5_seed-0.out", "lr-0.1_seed-0.out", "lr-0.2_seed-0.out"]
+    cores = [int(path.read_text()) for path in meeting.iterdir()]
+    whole = len(os.sched_getaffinity(0))
+    assert cores == [max(1, whole // 2)] * 2
+    assert len(os.sched_getaffinity(0)) == whole
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_all_jobs_in_order_and_begins_no_other(config: Path, signum: int, code: int) -> None:
+    runs = config.parent / "runs" / "tiny-sweep"
+    command = [sys.executable, "-m", "rlcore", "sweep", str(config), "--seeds", "0..2", "train.max_steps=100000"]
+    begun = [runs / f"seed-{seed}" / "checkpoints" / "latest" for seed in (0, 1)]
+    with subprocess.Popen(
+        [*command, "checkpoint.every_steps=1", "--jobs", "2"], stdout=-1, stderr=-1, start_new_session=True
+    ) as sweep:
+        deadline = time.monotonic() + 60
+        while not all(path.exists() for path in begun) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if signum == signal.SIGINT:
+            os.killpg(sweep.pid, signum)
+        else:
+            os.kill(sweep.pid, signum)
+        out, err = sweep.communicate(timeout=60)
+    assert sweep.returncode == code
+    assert b"ending seed-0 and seed-1; a second Ctrl-C does so at once" in out
+    assert b"interrupted with 0 of 3 runs done; the same command goes on with it" in err
+    assert not (runs / "seed-2.out").exists(), "no other is begun"
+    for seed in (0, 1):
+        assert "go on with --resume" in (runs / f"seed-{seed}.out").read_text()

@@ -169,7 +169,7 @@ def test_a_run_that_a_signal_ended_in_an_evaluation_or_between_goes_on_bit_for_b
 ) -> None:
     settings = (heldout(tmp_path), *STOPPABLE)
     stopping(config, tmp_path, call)
-    with pytest.raises(Stopped, match="signal 15: saved; the last checkpoint is") as stopped:
+    with pytest.raises(Stopped, match="SIGTERM: saved; the last checkpoint is") as stopped:
         run(config, "train.name=stopped", *settings)
     assert stopped.value.exit_code == 143
     newest = checkpoint.latest(tmp_path / "runs" / "stopped")
@@ -290,7 +290,7 @@ def test_equal_rewards_warn_and_dynamic_sampling_replaces_such_groups_within_its
     assert [row["data/equal_groups"] for row in rows] == [12.0] * 4
     assert rows[-1]["reward/equal_steps"] == 4.0
     assert "all rewards of every group were equal" in capsys.readouterr().out
-    assert checkpoint.load(result.checkpoint).state["order"]["sources"]["train"]["issued"] == 4 * 12
+    assert checkpoint.load(result.checkpoint).state["order"]["position"]["issued"]["train"] == 4 * 12
 
 
 def test_a_step_with_dynamic_sampling_trains_on_groups_that_differ(config: dict[str, Any], tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_three_in_a_row_stop_the_r
 
 def test_too_few_prompts_for_one_step_are_refused(config: dict[str, Any]) -> None:
     del config["train"]["max_steps"]
-    with pytest.raises(ConfigError, match=r"train.prompts_per_step: 64 prompts a step are needed"):
+    with pytest.raises(ConfigError, match=r"train.prompts_per_step: 64 prompts per step are needed"):
         run(config, "train.prompts_per_step=64")
 
 
@@ -365,6 +365,6 @@ def test_the_last_words_name_what_opens_the_model(tmp_path: Path, directory: str
 
 
 def test_a_refused_start_leaves_no_directory(config: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match="found no file"):
         run(config, f"data.sources.train.path={tmp_path}/prmpts.jsonl")
     assert list((tmp_path / "runs").iterdir()) == []

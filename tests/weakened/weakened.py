@@ -242,6 +242,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     paths = [Path(name).absolute() for name in early_config.known_args_namespace.weaken]
+    if missing := [str(path) for path in paths if not path.is_file()]:
+        raise pytest.UsageError(f"--weaken names no file: {', '.join(missing)}")
     loaded = [name for name, module in sys.modules.items() if getattr(module, "__file__", None) in {*map(str, paths)}]
     if loaded:
         raise pytest.UsageError(f"imported before they could be weakened: {', '.join(loaded)}")

@@ -21,6 +21,7 @@ from rlcore_view.write_page import write_page
 COMMANDS = ("page", "find", "diagnose", "diff")
 _PROMPTS = 20
 """Prompts that `diff` prints; --json has all."""
+_RUN = "a run, of rlcore or of another trainer"
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "rlcore-view") -> int:
@@ -62,21 +63,21 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     page.add_argument("--port", type=int, default=0, help="the port of --serve; a free one if left out")
     page.set_defaults(command=_page)
     find = commands.add_parser("find", help="print the samples for which an expression is true")
-    find.add_argument("path", type=Path, metavar="PATH")
+    find.add_argument("path", type=Path, metavar="PATH", help=_RUN)
     find.add_argument("expression", help="such as 'reward < 0.1 and truncated'")
     find.add_argument("--json", action="store_true", help="a JSON object per line, with the whole text")
     find.add_argument("--limit", type=int, default=0, help="at most this many; 0: all")
     find.set_defaults(command=_find)
     told = commands.add_parser("diagnose", help="say why nothing is learned, if the data shows it")
-    told.add_argument("path", type=Path, metavar="PATH")
-    told.add_argument("--json", action="store_true")
+    told.add_argument("path", type=Path, metavar="PATH", help=_RUN)
+    told.add_argument("--json", action="store_true", help="print JSON")
     told.set_defaults(command=_diagnose)
     differ = commands.add_parser("diff", help="compare two runs: settings, metrics, prompts; or one prompt's samples")
-    differ.add_argument("a", type=Path, metavar="A")
-    differ.add_argument("b", type=Path, metavar="B")
+    differ.add_argument("a", type=Path, metavar="A", help=_RUN)
+    differ.add_argument("b", type=Path, metavar="B", help="the run that is compared with it")
     differ.add_argument("--prompt", default="", help="its name, or an end of it such as 17")
     differ.add_argument("--step", type=int, help="the step of both runs; the last with the prompt if left out")
-    differ.add_argument("--json", action="store_true")
+    differ.add_argument("--json", action="store_true", help="print JSON")
     differ.set_defaults(command=_diff)
     return parser
 

@@ -66,7 +66,7 @@ def _family(run: Run, number: int) -> tuple[str, object]:
 
 
 def _without_place(run: Run) -> dict[str, str]:
-    """The run's settings without its seed and name, and with paths below its directory as they stand there."""
+    """The run's settings without its seed and name, and with paths below its directory as they are there."""
     values = settings(run.config)
     place = values.get("train.dir", "").rstrip("/")
     return {

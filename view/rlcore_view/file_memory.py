@@ -56,7 +56,7 @@ class FileMemory:
         ends: tuple[bytes, ...] = (b"\n",),
         most_bytes: int | None = None,
     ) -> tuple[list[Made], bytes]:
-        """Results of `make` for (line, its number), but None; and what stands behind the last line with such an end.
+        """Results of `make` for (line, its number), but None; and what is behind the last line with such an end.
 
         Lines that were read before are not read again, unless the file was cut back or replaced. `most_bytes`: of a
         file that is read for the first time, only so many are, the last ones. ViewError if it cannot be read.

@@ -13,7 +13,7 @@ Made = TypeVar("Made")
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of the file, but for a last line that does not end. ViewError names a line that is not an object."""
+    """The objects of the file without a last line that does not end. ViewError names a line that is not an object."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -51,7 +51,7 @@ def fields_expected(where: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise ViewError(
-            f"{where}: its fields are not those of this format: {type(error).__name__}: {str(error)[:200]}; mend or "
+            f"{where}: its fields are not those of this format: {type(error).__name__}: {str(error)[:200]}; fix or "
             "remove it"
         ) from error
 
@@ -70,7 +70,7 @@ def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        raise ViewError(f"'{path}', line {number}: {line[:60]!r} is not a JSON object; mend or remove the line")
+        raise ViewError(f"'{path}', line {number}: {line[:60]!r} is not a JSON object; fix or remove the line")
     return record
 
 

@@ -75,7 +75,7 @@ class Event:
     start_s: float
     length_s: float
     row: str
-    """Events of one row stand in one line: those of a sample, or of a worker."""
+    """Events of one row are in one line: those of a sample, or of a worker."""
     step: int | None = None
     sample: tuple[str, int, int, int] | None = None
     """Prompt, epoch, sample and segment, where the event belongs to one."""

@@ -21,7 +21,7 @@ def dropped(history: History) -> Finding | None:
     return Finding(
         "samples are dropped",
         f"{dropped:g} of {now.responses} samples were left out because a reward failed, {now.failed} of them their own",
-        "mend the reward function, or set on_failure=drop_sample, which keeps the other samples of a group",
+        "fix the reward function, or set on_failure=drop_sample, which keeps the other samples of a group",
     )
 
 
@@ -33,7 +33,7 @@ def given_up(history: History) -> Finding | None:
     if (now - before) / (STEADY * per_step) < HALF:
         return None
     return Finding(
-        "prompts are given up",
+        "prompts are discarded",
         f"{now - before:g} prompts were too old in the last {STEADY} steps, which trained on {STEADY * per_step:g}",
         f"raise {history.named('schedule.max_staleness')}, or wait for them with schedule.on_stale=wait",
     )

@@ -83,7 +83,7 @@ def _array(spec: Mapping[str, Any], data: bytes) -> "array.array[Any]":
 
 
 def _texts(ids: Sequence[int], known: Vocabulary) -> list[str]:
-    """A text per token. A character that spans several tokens stands at the last of them."""
+    """A text per token. A character that spans several tokens is at the last of them."""
     with suppress(KeyError):
         return [*map(known.whole.__getitem__, ids)]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -81,7 +81,7 @@ def sampler_differs(history: History) -> Finding | None:
         return None
     return Finding(
         "sampler and trainer differ",
-        f"log-probs of rollout.backend={backends[0]} and of the actor differ by {difference:.3g} per token in the mean "
+        f"log-probs of rollout.backend={backends[0]} and of the actor differ by {difference:.3g} per token on average "
         f"(rollout.warn_logprob_diff={limit:g})",
         "the loss corrects for it up to algo.importance.cap; look at the number formats of both",
     )

@@ -1,7 +1,7 @@
 """Writes runs as one HTML file that opens from a file manager: no network, no server, no foreign markup.
 
 The page's script makes every text with `textContent`. A content security policy allows that script and nothing else.
-Small columns of every sample stand in the page's head; texts and tokens are packed apart and unpacked when looked at.
+Small columns of every sample are in the page's head; texts and tokens are packed apart and unpacked when looked at.
 """
 
 import array

@@ -1,4 +1,4 @@
-"""The modules that tests share stand beside them; the fixtures of a browser."""
+"""The modules that tests share are beside them; the fixtures of a browser."""
 
 import sys
 from collections.abc import Iterator

@@ -64,7 +64,7 @@ FAULTS: dict[str, Callable[[], Run]] = {
     "all rewards are equal": lambda: run_of(groups_of(0.0, 0.0)),
     "rewards cancel out": unequal_components,
     "groups have equal rewards": by_prompt,
-    "prompts are given up": lambda: with_settings(learning(data__given_up=[0.0, 4.0, 9.0, 14.0, 20.0])),
+    "prompts are discarded": lambda: with_settings(learning(data__given_up=[0.0, 4.0, 9.0, 14.0, 20.0])),
     "advantages are zero": lambda: run_of(groups_of(0.0, 1.0, advantage=0.0)),
     "no gradient": lambda: learning(actor__grad_norm=[0.0, 0.0, 0.0]),
     "gradients are clipped to nothing": lambda: with_settings(learning(actor__grad_norm=[200.0, 300.0, 150.0])),

@@ -170,7 +170,7 @@ def test_a_line_that_is_damaged_is_told_of_again_and_read_when_it_is_mended(run:
     good = path.read_text()
     path.write_text(good + "[1\n")
     for _ in range(2):
-        with pytest.raises(Exception, match=r"metrics.jsonl', line 17: b'\[1\\n' is not a JSON object; mend or remove"):
+        with pytest.raises(Exception, match=r"metrics.jsonl', line 17: b'\[1\\n' is not a JSON object; fix or remove"):
             read(run, memory)
     path.write_text(good + '{"step": 17}\n')
     assert len(read(run, memory).metrics) == STEPS + 1

@@ -86,7 +86,7 @@ def test_a_run_under_way_is_shown_up_to_its_last_whole_line(tmp_path: Path) -> N
 def test_a_line_that_is_damaged_in_the_middle_is_named(tmp_path: Path) -> None:
     run = write_rlcore_run(tmp_path / "sums", steps=1)
     (run / "metrics.jsonl").write_text('{"step": 1}\n[1, 2\n{"step": 2}\n')
-    with pytest.raises(ViewError, match=r"metrics\.jsonl', line 2: b'\[1, 2\\n' is not a JSON object; mend or remove"):
+    with pytest.raises(ViewError, match=r"metrics\.jsonl', line 2: b'\[1, 2\\n' is not a JSON object; fix or remove"):
         read(run)
 
 

@@ -114,7 +114,7 @@ def test_a_run_that_cannot_be_read_for_a_while_stays_with_the_reason(run: Path) 
     (run / "metrics.jsonl").write_text("[1\n{}\n")
     _, [kept] = editions.newest()
     assert len(kept.samples) == 4
-    assert "mend or remove the line" in kept.notes[-1]
+    assert "fix or remove the line" in kept.notes[-1]
 
 
 def test_a_port_that_is_taken_is_named(address: str) -> None:

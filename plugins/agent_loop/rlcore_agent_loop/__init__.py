@@ -39,8 +39,7 @@ def build(context: BuildContext) -> AgentLoop:
     settings = context.settings(AgentLoopSettings)
     if settings.workers:
         workers = context.workers(AGENT)
-        restarts = context.config.cluster.max_restarts
-        return DistributedToolLoop(context.generator, workers, settings, restarts, context.context_length)
+        return DistributedToolLoop(context.generator, workers, settings, context.context_length)
     return ToolLoop(context.generator, context.tokens, context.children, settings, context.context_length)
 
 

@@ -72,7 +72,7 @@ def _check_target(key: str, target: str) -> None:
     if not where or not attribute:
         raise ConfigError(f"{key}: found '{target}'; needs file.py:name or module:name")
     if where.endswith(".py") and not Path(where).is_file():
-        raise ConfigError(f"{key}: there is no file '{where}'; needs one, relative to {Path.cwd()}")
+        raise ConfigError(f"{key}: found no file '{where}'; needs one, relative to {Path.cwd()}")
 
 
 def located(settings: AgentLoopSettings) -> AgentLoopSettings:

@@ -15,7 +15,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 class ReasoningGym(Environment):
     """The rows of a source with `task: <name>`, each tried up to `max_attempts` times.
 
-    The answer is what stands in the last <answer> of a turn, else the turn's last line. The reward is the task's score
+    The answer is what is in the last <answer> of a turn, else the turn's last line. The reward is the task's score
     of the last attempt.
     """
 

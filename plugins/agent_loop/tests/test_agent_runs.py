@@ -18,7 +18,7 @@ from rlcore.train import train
     [
         ({}, "there is none"),
         ({"add": ToolSettings("add")}, "found 'add'; needs file.py:name or module:name"),
-        ({"add": ToolSettings("nowhere.py:add")}, "there is no file 'nowhere.py'"),
+        ({"add": ToolSettings("nowhere.py:add")}, "found no file 'nowhere.py'"),
     ],
 )
 def test_tools_that_cannot_work_are_said_when_the_plan_is_made(tools: dict[str, ToolSettings], expected: str) -> None:

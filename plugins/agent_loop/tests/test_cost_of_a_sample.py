@@ -15,10 +15,10 @@ from rlcore.agents.single_turn import SingleTurn
 from rlcore.config import RewardFunctionConfig
 from rlcore.contracts.agents import AgentLoop
 from rlcore.contracts.rollout import Generator
-from rlcore.data import PromptOrder
 from rlcore.data.tokenizer import ByteTokens
 from rlcore.reward.functions import build_function_rewards
 from rlcore.testing.here import HereChildren
+from rlcore.testing.prompts import seeded_prompts
 from rlcore.testing.rewards import make_prompt, reward_context
 from rlcore.train.buffer import Issuing, RolloutBuffer
 from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Sampling
@@ -74,7 +74,7 @@ def cost_of_a_step(agent: Callable[[Generator], AgentLoop], reward: str, directo
     """(tasks, callbacks) between the issue of a step's prompts and their last reward."""
     (directory / "rewards.py").write_text(REWARDS)
     functions = {"f": RewardFunctionConfig(fn=f"{directory / 'rewards.py'}:{reward}")}
-    order = PromptOrder({"test": [make_prompt(index) for index in range(PROMPTS)]}, {}, 0, False)
+    order = seeded_prompts({"test": [make_prompt(index) for index in range(PROMPTS)]}, {}, 0, False)
 
     async def step() -> tuple[int, int]:
         manager = build_function_rewards(reward_context(functions, directory, HereChildren()))

@@ -168,7 +168,7 @@ def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_models_size_is
     assert local.bytes_per_parameter == 16.0
     assert local.model is not None
     assert local.model.parameters == 100 * 8 + 2 * (4 * 8 * 8 + 3 * 8 * 16)
-    assert local.model.shape == ModelShape("qwen2", 2, 8, 16, 8, 100, full_attention=True, query_size=8)
+    assert local.model.shape == ModelShape("qwen2", 2, 8, 16, 8, 100, full_attention=True, query_size=8, heads=2)
     [lora] = requests(RunConfig(), CriticSettings(lora=LoraConfig(enabled=True)))
     assert lora.bytes_per_parameter == 4.0
 

@@ -96,3 +96,10 @@ def test_the_memory_of_a_critic_is_that_of_its_own_model(sizes: dict[str, Any], 
     more = bytes_of(tie_word_embeddings=False) - bytes_of(tie_word_embeddings=True)
     assert more == pytest.approx((4 + 1.2 * 12) * 100 * 8, abs=1)
     assert "critic" not in planned(models, path(models, "nowhere"))[0].memory_bytes
+
+
+def test_a_critic_on_the_trunk_of_ranks_with_slices_is_refused(models: Path) -> None:
+    sliced = ("actor.data_parallel=2", "actor.context_parallel=2")
+    with pytest.raises(PlanError, match=r"'critic' of .* trains inside 'actor', whose ranks hold slices of each seq"):
+        planned(models, *sliced, "plugins.critic_engine.trunk=actor")
+    assert planned(models, *sliced)[1].request.ranks == 1

@@ -52,7 +52,7 @@ class Reaper:
 
 
 def belonging(mark: str, session: str, driver: int) -> Iterator[int]:
-    """Processes of this user, but for driver and reaper, that have the mark or write to a file of the session."""
+    """Processes of this user, except for driver and reaper, that have the mark or write to a file of the session."""
     yield from (int(entry.name) for entry in marked(VARIABLE, mark) if int(entry.name) != driver)
     for entry in Path("/proc").glob("[0-9]*") if session else ():
         with contextlib.suppress(OSError):

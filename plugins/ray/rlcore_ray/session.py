@@ -229,7 +229,7 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def make_private_token() -> None:
     """Make the file of the token that Ray would make readable by all, or close it to others when it is there.
 
-    Its directory is closed to others' writing. WorkerError naming what stands in the file's place and holds no token.
+    Its directory is closed to others' writing. WorkerError naming what is in the file's place and holds no token.
     """
     has_token = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if has_token or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":

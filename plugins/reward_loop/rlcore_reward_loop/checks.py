@@ -123,7 +123,7 @@ def template_of(key: str, judge: JudgeSettings) -> str:
         return text
     path = Path(text)
     if not path.is_file():
-        raise ConfigError(f"{key}.template: there is no file '{text}'; looked for {path.resolve()}")
+        raise ConfigError(f"{key}.template: found no file '{text}'; looked for {path.resolve()}")
     return path.read_text("utf-8")
 
 

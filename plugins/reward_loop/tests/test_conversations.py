@@ -10,7 +10,8 @@ import pytest
 from rlcore_reward_loop import reward_model
 from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings
 
-from rlcore.contracts.reward_models import Conversations, RewardModel, Unreadable, templated
+from rlcore.contracts.foreign_text import ForeignText
+from rlcore.contracts.reward_models import Conversations, RewardModel, Unreadable, conversation_ids
 from rlcore.contracts.reward_replica import ScoreRequest
 from rlcore.contracts.templates import end_template_child
 from rlcore.contracts.workers import WorkerContext
@@ -90,9 +91,11 @@ def test_a_template_that_refuses_system_messages_costs_the_replica_nothing(tmp_p
 @pytest.mark.fault
 def test_a_template_that_does_not_end_fails_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    tokenizer = SimpleNamespace(chat_template=loops, special_tokens_map={}, name_or_path="models/m")
+    tokenizer = SimpleNamespace(
+        chat_template=loops, special_tokens_map={}, name_or_path="models/m", added_tokens_decoder={}
+    )
     monkeypatch.setattr("rlcore.contracts.templates.CPU_S", 0.5)
     end_template_child()
     with pytest.raises(Unreadable, match=r"the chat template of 'models/m': it took more than 0\.5 s"):
-        templated(tokenizer, [{"role": "user", "content": "x"}])
+        conversation_ids(ForeignText(tokenizer), [{"role": "user", "content": "x"}])
     end_template_child()

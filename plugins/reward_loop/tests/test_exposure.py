@@ -100,6 +100,7 @@ class Replica:
     """A judge that answers '?', a classifier that answers '7', and neither to what is malformed."""
 
     name = "grader[0]"
+    alive = True
 
     def __init__(self) -> None:
         self.calls: list[ScoreRequest] = []

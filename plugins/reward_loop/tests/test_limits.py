@@ -96,7 +96,7 @@ def test_turns_are_counted_in_tokens_too_and_put_right_afterwards() -> None:
 
 
 def test_those_that_wait_go_on_as_if_the_tokens_had_been_known_from_the_start() -> None:
-    """600 tokens a minute are ten a second: 100 are begun with at 0 s and were 20, so by 5 s three more calls of ten
+    """600 tokens per minute are ten a second: 100 are begun with at 0 s and were 20, so by 5 s three more calls of ten
     had been due, and one is due now."""
     now = 0.0
 
@@ -130,7 +130,7 @@ def test_those_that_wait_go_on_as_if_the_tokens_had_been_known_from_the_start() 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 50), st.integers(1, 50)), min_size=5, max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_what_was_begun_never_gets_ahead_of_the_true_tokens(calls: list[tuple[float, int, int]]) -> None:
-    """Each call is put right before the next one begins: ten tokens a second, as a plain sum counts them."""
+    """Each call is put right before the next one begins: ten tokens per second, as a plain sum counts them."""
     now = spread_s = 0.0
     limiter = RateLimiter(600, lambda: now)
     for took_s, estimate, true in calls:

@@ -4,8 +4,8 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,13 +117,15 @@ def test_two_rewards_of_one_name_are_a_config_error(config_of: Callable[..., dic
 
 
 class Group:
-    """Three replicas without processes; `broken` ones raise, as those of a cluster do when their process has died.
+    """Three replicas without processes; `broken` ones raise, as those of a cluster do when their process dies.
 
-    While `answering` is not set, requests wait at the replica that they were sent to.
+    `dead` ones are known to have died, and raise at once. While `answering` is not set, requests wait at the replica
+    that they were sent to.
     """
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
+        self.dead: set[str] = set()
         self.answering = asyncio.Event()
         self.answering.set()
         self.sent: list[str] = []
@@ -132,6 +134,8 @@ class Group:
 
     def _replica(self, name: str) -> Any:
         async def call(method: Any, *args: Any) -> Any:
+            if name in self.dead:
+                raise WorkerError(f"{name} is being restarted")
             if method is RewardReplica.score:
                 self.sent.append(name)
                 await self.answering.wait()
@@ -143,7 +147,20 @@ class Group:
             self.calls.append(name)
             return [RawScore(trajectory.id, float(trajectory.id)) for trajectory in args[0]]
 
-        return SimpleNamespace(name=name, call=call)
+        return Handle(name, call, self.dead)
+
+
+@dataclass
+class Handle:
+    """A replica as the plugin sees it."""
+
+    name: str
+    call: Any
+    dead: set[str]
+
+    @property
+    def alive(self) -> bool:
+        return self.name not in self.dead
 
 
 def request(index: int) -> ScoreRequest:
@@ -192,6 +209,26 @@ def test_a_replica_that_dies_mid_batch_costs_no_sample_and_returns_when_healthy(
 
     with replicas_of(group, tmp_path) as replicas:
         asyncio.run(run(replicas))
+
+
+def test_replicas_that_died_before_cost_a_request_no_try(tmp_path: Path) -> None:
+    group = Group()
+    group.dead.update({"reward[0]", "reward[1]"})
+    scores: list[float | None] = []
+
+    async def run(replicas: Replicas) -> None:
+        group.broken.add("reward[2]")
+        asking = asyncio.create_task(replicas.ask("liked", request(1), Lane.TRAIN))
+        async with asyncio.timeout(10):
+            while replicas.router.num_ejected < 3:
+                await asyncio.sleep(0.001)
+        group.broken.clear()  # its failure was a try; the dead ones, which were chosen before it, cost none
+        scores.append((await asking).score)
+        await replicas.close()
+
+    with replicas_of(group, tmp_path) as replicas:
+        asyncio.run(run(replicas))
+    assert (scores, group.sent) == ([1.0], ["reward[2]", "reward[2]"])
 
 
 def test_without_a_healthy_replica_a_sample_fails_by_its_deadline(tmp_path: Path) -> None:

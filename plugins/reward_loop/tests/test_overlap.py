@@ -82,7 +82,7 @@ def test_a_run_one_step_off_goes_on_with_half_of_its_groups_scored(
     """Rewards of single samples are not asked for again; where the group counts, all of it is."""
     monkeypatch.setenv("REWARD_LOOP_TEST_TOKEN", SECRET)
     script, service = scorer
-    with pytest.raises(Stopped, match="signal 15"):
+    with pytest.raises(Stopped, match="SIGTERM"):
         run(tmp_path, service.url, {"normalise": normalise})
     newest = checkpoint.latest(tmp_path / "run")
     assert newest is not None

@@ -47,7 +47,7 @@ BAD_SETTINGS = {
     ),
     "weight": ({"rewards": {"a": {"weight": float("nan")}}}, r"rewards\.a\.weight: found .*; needs a finite number"),
     "no response": ({"judge": {"template": "Grade this."}}, r"judge\.template: has no \{response\} in it"),
-    "no file": ({"judge": {"template": "nowhere.txt"}}, r"judge\.template: there is no file 'nowhere\.txt'"),
+    "no file": ({"judge": {"template": "nowhere.txt"}}, r"judge\.template: found no file 'nowhere\.txt'"),
     "no range": ({"judge": {"lowest": 5.0, "highest": 5.0}}, "lowest=5 is not below highest=5"),
     "no group": ({"judge": {"pattern": "[0-9]+"}}, "needs a group around the score"),
     "no pattern": ({"judge": {"pattern": "("}}, "is not a regular expression"),

@@ -134,6 +134,10 @@ def test_every_call_is_in_the_audit_log_and_no_secret_is(
 BAD_ANSWERS = {
     "prose": (ServiceAnswer(b"I would give it a ten."), "JSON is needed"),
     "html": (ServiceAnswer(b"<html>", content_type="text/html"), "answered with text/html"),
+    "no kind": (
+        ServiceAnswer({"score": 1}, content_type=""),
+        """answered without Content-Type, '{"score": 1}'; Content-Type: application/json is needed""",
+    ),
     "truncated": (ServiceAnswer(b'{"score": 1.0'), "JSON is needed"),
     "empty": (ServiceAnswer(b""), "JSON is needed"),
     "nested too deeply": (ServiceAnswer(b"[" * 100_000), "JSON is needed"),
@@ -154,9 +158,13 @@ BAD_ANSWERS = {
     "no HTTP": (ServiceAnswer(headers={"Content-Length": "x"}), "answered with what is not HTTP"),
     "a redirect": (
         ServiceAnswer(status=307, headers={"Location": "http://127.0.0.1:9/"}),
-        "answered 307; 200 is needed",
+        "answered 307, a redirect to 'http://127.0.0.1:9/', which is not followed; name that address in urls",
     ),
-    "no such page": (ServiceAnswer(status=404), "answered 404; 200 is needed"),
+    "no such page": (ServiceAnswer(status=404), "answered 404; 200 is needed: correct the path in urls"),
+    "no key": (
+        ServiceAnswer(b"no such key", status=401),
+        "answered 401, 'no such key'; 200 is needed: set the token of the service",
+    ),
 }
 
 
@@ -178,13 +186,22 @@ def test_a_service_that_stays_unavailable_is_asked_as_often_as_tries_says(score:
     assert error == f"helpful: service 'scorer' ({service.url}): answered 503 in the last of 2 tries"
 
 
+def test_the_words_of_a_refusal_are_quoted(score: Score, one_service: Settings) -> None:
+    with serving(lambda call: ServiceAnswer(b"CUDA out of memory", status=500)) as service:
+        error = error_of(score, one_service(service.url, tries=1))
+    assert error.endswith("answered 500, 'CUDA out of memory' in the last of 1 tries")
+
+
 def test_nobody_listening_and_a_connection_closed_at_once_are_named_failures(
     score: Score, one_service: Settings
 ) -> None:
     with serving(lambda call: ServiceAnswer(cut_at=-1)) as service:
         assert "could not be reached (ServerDisconnectedError" in error_of(score, one_service(service.url, tries=2))
         assert len(service.calls) == 2
-    assert "could not be reached (ClientConnectorError" in error_of(score, one_service(service.url, tries=2))
+    error = error_of(score, one_service(service.url, tries=2))
+    assert error.endswith(
+        ": could not be reached (ClientConnectorError: Connection refused; does it run there?) in the last of 2 tries"
+    )
 
 
 def test_a_retry_after_beyond_the_deadline_fails_at_once(score: Score, one_service: Settings) -> None:

@@ -114,7 +114,7 @@ def test_an_evaluation_takes_the_answer_of_an_identical_call_of_training_under_w
 def test_no_second_at_the_service_sees_more_requests_than_the_rate(
     score: Callable[..., Any], one_service: Callable[..., RewardLoopSettings]
 ) -> None:
-    """Scorecard case 9: 1200 a minute are 20 a second, and 30 calls take 1.45 s at least."""
+    """Scorecard case 9: 1200 per minute are 20 per second, and 30 calls take 1.45 s at least."""
     begun: list[float] = []
 
     async def script(call: ServiceCall) -> ServiceAnswer:

@@ -1,12 +1,13 @@
 """A generative judge in a vLLM engine: it answers conversations with text, from which the caller takes the score."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
-from rlcore import Message, RawScore, ScoreRequest, WorkerError
-from rlcore.contracts.reward_models import GUIDES, RewardModel, Unreadable, templated
+from rlcore import RawScore, ScoreRequest, WorkerError
+from rlcore.contracts.foreign_text import ForeignText
+from rlcore.contracts.reward_models import GUIDES, RewardModel, Unreadable, conversation_ids
 from rlcore.errors import boundary
 
 PLAIN_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
@@ -21,7 +22,8 @@ class VllmJudge:
 
         self._where = model.tokenizer or model.path
         with boundary(f"judge '{model.path}' cannot be loaded", WorkerError):
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(self._where, trust_remote_code=False)
+            tokenizer: Any = AutoTokenizer.from_pretrained(self._where, trust_remote_code=False)
+        self._foreign = ForeignText(tokenizer)
         text = config.get_text_config()
         self.max_tokens = min(model.max_tokens, getattr(text, "max_position_embeddings", model.max_tokens))
 
@@ -36,7 +38,7 @@ class VllmJudge:
         options = {key: value for key, value in request.options.items() if value is not None}
         check_options(options)
         with boundary("the conversation cannot be read", Unreadable):
-            ids = self._encode(request.messages)
+            ids = conversation_ids(self._foreign, request.messages, opening=True)
         room = self.max_tokens - len(ids)
         wanted = options.setdefault("max_tokens", room)
         if not ids or not isinstance(wanted, int) or not 0 < wanted <= room:
@@ -53,15 +55,6 @@ class VllmJudge:
         if final.finish_reason == "length" and not is_whole(final.text, options):
             raise Unreadable("the answer was cut off; raise judge.max_tokens")
         return RawScore(request.id, text=final.text)
-
-    def _encode(self, messages: Sequence[Message]) -> list[int]:
-        plain = [dict(message) for message in messages]
-        if self._tokenizer.chat_template:
-            ids = templated(self._tokenizer, plain, add_generation_prompt=True)
-        else:
-            text = "\n".join(f"{text.get('role')}: {text.get('content') or ''}" for text in plain)
-            ids = self._tokenizer.encode(text + "\nassistant: ")
-        return [int(id_) for id_ in ids]
 
 
 def check_options(options: Mapping[str, Any]) -> None:

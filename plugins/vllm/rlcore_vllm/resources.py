@@ -96,7 +96,7 @@ def without_expandable_segments(settings: str) -> str:
 
 
 def check_parallel(key: str, options: Mapping[str, Any], size: int, stated_at: str) -> None:
-    """ConfigError when `options` of an engine, which stand at `key`, ask for another number of devices for a layer's
+    """ConfigError when `options` of an engine, which are at `key`, ask for another number of devices for a layer's
     weights than `size`, which is stated at `stated_at`."""
     found = options.get("tensor_parallel_size", size)
     if found != size:

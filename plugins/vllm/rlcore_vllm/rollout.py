@@ -40,7 +40,7 @@ class VllmRollout(RolloutWorker):
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes; samples of a request share its prompt's cache.
 
-        The same requests and seeds give the same tokens but for what the low bits of the logits decide, which depend
+        The same requests and seeds give the same tokens except for what the low bits of the logits decide, which depend
         on the rows that are decoded together. A sample that is unfinished when weights arrive goes on with the new
         ones, and its completion says from where.
         """

@@ -1,11 +1,13 @@
-"""A model that a checkpoint or an export holds, as transformers loads it."""
+"""A model that a checkpoint or an export holds, as transformers loads it. Importing this imports no torch."""
 
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlcore.engines.hf.train.state import ADAPTER_DIR, MODEL_DIR
 from rlcore.errors import ConfigError
+
+MODEL_DIR = "model"
+ADAPTER_DIR = "adapter"
 
 
 def model_directory(checkpoint_dir: Path) -> Path:

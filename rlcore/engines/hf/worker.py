@@ -63,7 +63,7 @@ class HfActor(ActorWorker):
             peak_tflops=config.cluster.peak_tflops,
             shared_prefix=context.shared_prefix,
             taught_rows=taught_rows if context.skips_rows else None,
-            ranks=ranks_of(context),
+            ranks=ranks_of(context, config.actor.context_parallel),
         )
         yield_device(context.device)
 
@@ -153,7 +153,7 @@ class HfActor(ActorWorker):
 class HfReference(ReferenceWorker):
     """The frozen policy: inside an actor with LoRA that actor with its adapter off, else a second model.
 
-    A second model has the actor's ranks and sharding.
+    A second model has the actor's ranks and sharding, and its slices where it is the model that the actor began with.
     """
 
     engine: TrainEngine
@@ -183,6 +183,7 @@ class HfReference(ReferenceWorker):
             data_parallel=context.num_ranks,
             sharding=config.actor.sharding,
             micro_batch_tokens=config.reference.micro_batch_tokens,
+            context_parallel=1 if other else config.actor.context_parallel,  # whose heads are not the policy's
         )
         return TrainEngine(
             ModelKind.CAUSAL_LM,
@@ -195,7 +196,7 @@ class HfReference(ReferenceWorker):
             section="actor",
             path_key="reference.path" if path else "model.path",
             shared_prefix=context.shared_prefix,
-            ranks=ranks_of(context),
+            ranks=ranks_of(context, scoring.context_parallel),
         )
 
     def close(self) -> None:
@@ -236,6 +237,7 @@ class HfRollout(RolloutWorker):
             device=torch.device(context.device),
             version=lambda: actor.version,
             may_sample=lambda: actor.is_published or not waits,
+            keeps_cache=config.rollout.on_new_weights == "continue",
         )
         actor.before_change.append(self._sampler.weights_changed)
 

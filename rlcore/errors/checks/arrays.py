@@ -39,8 +39,8 @@ LARGEST = float(np.finfo(np.float32).max)
 def check_completion(who: str, completion: Any, vocabulary: int | None) -> None:
     """WorkerError unless `completion` is a completion that can be trained on.
 
-    (N,) ids inside the vocabulary (None: its size is not known), (N,) finite log-probs of at most 0 but for rounding,
-    a finish reason, versions that begin with the first token. That it was asked for is the rollout service's to say.
+    (N,) ids inside the vocabulary (None: its size is not known), (N,) finite log-probs of at most 0 except for
+    rounding, a finish reason, versions that begin with the first token. The rollout service checks its request.
     """
     if not isinstance(completion, Completion):
         raise WorkerError(f"{who} yielded {kind(completion)}; needs Completion")

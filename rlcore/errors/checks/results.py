@@ -1,4 +1,4 @@
-"""Results of calls, held against what was declared: a type, something to await, something to iterate."""
+"""Results of calls, checked against what was declared: a type, something to await, something to iterate."""
 
 import functools
 import inspect

@@ -59,7 +59,7 @@ def _in_file(path: Path, names: Sequence[str], num_arguments: int | None) -> str
     if not path.is_absolute():
         return f"file '{path}': needs an absolute path, workers may start in another directory"
     if not path.is_file():
-        return f"there is no file '{path}'"
+        return f"found no file '{path}'"
     return _in_source(path, f"file '{path}'", names, num_arguments)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlcore.testing.suites.harness import checks, failures
     from rlcore.testing.suites.policy_loss import PolicyLossSuite
     from rlcore.testing.suites.pool import ResourcePoolSuite
+    from rlcore.testing.suites.prompt_order import PromptOrderSuite
     from rlcore.testing.suites.reference import ReferenceWorkerSuite
     from rlcore.testing.suites.reward_function import RewardFunctionSuite
     from rlcore.testing.suites.reward_manager import RewardManagerSuite
@@ -32,6 +33,7 @@ __all__ = [
     "CriticEngineSuite",
     "CriticWorkerSuite",
     "PolicyLossSuite",
+    "PromptOrderSuite",
     "ReferenceWorkerSuite",
     "ResourcePoolSuite",
     "RewardFunctionSuite",
@@ -52,6 +54,7 @@ _MODULES = {
     "CriticEngineSuite": "critic",
     "CriticWorkerSuite": "critic",
     "PolicyLossSuite": "policy_loss",
+    "PromptOrderSuite": "prompt_order",
     "ReferenceWorkerSuite": "reference",
     "ResourcePoolSuite": "pool",
     "RewardFunctionSuite": "reward_function",

@@ -68,7 +68,7 @@ class AlgorithmSuite(Suite):
         finite_tensor(f"{self.who}: {what} is", found, torch.Size(shape), "as its offer says")
 
     def need_equal(self, what: str, one: Tensor, other: Tensor, tolerance: float = TOLERANCE) -> None:
-        """`Breach` unless both are the same but for rounding."""
+        """`Breach` unless both are the same except for rounding."""
         off = float((one - other).abs().max()) if one.numel() else 0.0
         scale = max(1.0, float(one.abs().max()) if one.numel() else 0.0)
         self.need(off <= tolerance * scale, f"{what}: differs by {off:g}")

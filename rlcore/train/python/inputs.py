@@ -25,7 +25,7 @@ class InputFile:
     attribute: str = ""
 
     def below(self, directory: Path) -> str:
-        """The value of the key when the files stand in `directory`."""
+        """The value of the key when the files are in `directory`."""
         path = str(directory / self.name)
         return f"{path}:{self.attribute}" if self.attribute else path
 
@@ -42,7 +42,7 @@ class Inputs:
     """Names below each section that an argument replaces as a whole, such as `data.sources`."""
 
     def below(self, directory: Path) -> dict[str, Any]:
-        """The settings when the files stand in `directory`."""
+        """The settings when the files are in `directory`."""
         return {
             key: value.below(directory) if isinstance(value, InputFile) else value
             for key, value in self.settings.items()

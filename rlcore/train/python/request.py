@@ -31,7 +31,7 @@ class Request:
     inputs: Inputs
 
     def plan(self, directory: Path, **further: Any) -> RunPlan:
-        """The plan when the files of the inputs stand in `directory`."""
+        """The plan when the files of the inputs are in `directory`."""
         plan = plan_run([*self.sources, {**self.inputs.below(directory), **further}], self.overrides, self.plugins)
         self.inputs.check(plan.config)
         return plan

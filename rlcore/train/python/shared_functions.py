@@ -5,6 +5,8 @@ function, cannot be imported: running a script again to import from it would tra
 with all that it refers to: modules, importable objects, plain values, and further functions and classes by source.
 """
 
+import __future__
+
 import ast
 import inspect
 import linecache
@@ -12,9 +14,11 @@ import re
 import symtable
 import sys
 import textwrap
+import tokenize
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from rlcore.errors import ConfigError, describe
@@ -102,19 +106,25 @@ class _Source:
         self._define(function.__name__, function, function.__name__)
         text = "\n".join([FUTURE, "", *self._lines]) + "\n"
         try:
-            code = compile(text, "<reward function>", "exec", dont_inherit=True)
+            compile(text, "<reward function>", "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as cause:
             raise ConfigError(f"{self._who}: its source does not stand alone: {describe(cause)}; {WAY_OUT}") from cause
-        self._check_current(inspect.unwrap(function), code.co_consts)
+        self._check_current(inspect.unwrap(function))
         return text
 
-    def _check_current(self, function: Any, consts: tuple[Any, ...]) -> None:
-        """ConfigError when the source file was edited after the function was made."""
-        codes = [const for const in consts if getattr(const, "co_name", None) == function.__name__]
-        if codes and not function.__closure__ and codes[-1].co_code != function.__code__.co_code:
-            raise ConfigError(
-                f"{self._who}: the source of '{function.__name__}' has changed since it was defined; define it again"
-            )
+    def _check_current(self, function: Any) -> None:
+        """ConfigError when the source file was edited after the function was made.
+
+        From Python 3.12 on, the code of a call `x.f()` depends on whether the unit that is compiled imports x. A
+        script is compiled as a whole, and IPython compiles each statement of a cell by itself: either may be it.
+        """
+        lines = linecache.getlines(function.__code__.co_filename, function.__globals__)
+        sources = "".join(lines), self._source_of(function)
+        if not function.__closure__ and not any(_defines(source, function.__code__) for source in sources):
+            raise self._changed(function.__name__)
+
+    def _changed(self, name: str) -> ConfigError:
+        return ConfigError(f"{self._who}: the source of '{name}' has changed since it was defined; define it again")
 
     def _define(self, name: str, value: Any, user: str) -> None:
         """Write what `name` stands for in `user`, the function or class that refers to it."""
@@ -150,13 +160,38 @@ class _Source:
     def _source_of(self, value: Any) -> str:
         try:
             source = textwrap.dedent(_class_source(value) if isinstance(value, type) else inspect.getsource(value))
-            ast.parse(source)
-        except (OSError, TypeError, SyntaxError) as cause:
+            (definition,) = ast.parse(source).body
+            if getattr(definition, "name", "") != value.__name__:  # `python -c` has lines, too, from Python 3.13 on
+                raise OSError(f"its lines define no '{value.__name__}'")
+        except (OSError, TypeError, ValueError, SyntaxError, tokenize.TokenError) as cause:
+            if isinstance(value, FunctionType) and Path(value.__code__.co_filename).is_file():
+                raise self._changed(value.__name__) from cause
             raise ConfigError(
                 f"{self._who}: the source of '{value.__name__}' cannot be found ({why_not_importable(value)}, and it "
                 f"was typed into an interpreter or made by exec); {WAY_OUT}"
             ) from cause
         return source
+
+
+def _defines(source: str, code: CodeType) -> bool:
+    """True if the source, compiled as `code` was, has a function of its name, code and constants."""
+    flags = code.co_flags & __future__.annotations.compiler_flag | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        waiting = [compile(source, code.co_filename, "exec", flags, dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return False
+    while waiting:
+        found = waiting.pop()
+        if found.co_name == code.co_name and _content(found) == _content(code):
+            return True
+        waiting += [const for const in found.co_consts if isinstance(const, CodeType)]
+    return False
+
+
+def _content(code: CodeType) -> tuple[object, ...]:
+    """The parts of a code object that do not depend on where it stands."""
+    consts = [_content(const) if isinstance(const, CodeType) else (type(const), const) for const in code.co_consts]
+    return code.co_code, code.co_names, tuple(consts)
 
 
 def _class_source(found: type) -> str:

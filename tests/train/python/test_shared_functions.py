@@ -157,13 +157,44 @@ def test_a_function_without_source_is_refused() -> None:
     assert "the source of 'score' cannot be found" in refusal(space["score"])
 
 
-def test_a_source_that_was_edited_since_is_refused(tmp_path: Path) -> None:
+def test_a_function_whose_file_has_other_lines_is_refused() -> None:
+    linecache.cache["<string>"] = (1, None, ["import sys\n"], "<string>")  # as `python -c` leaves them from 3.13 on
+    try:
+        test_a_function_without_source_is_refused()
+    finally:
+        del linecache.cache["<string>"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def score(completions, **columns):\n    return [float(len(completions))]\n",
+        "def score(completions, **columns):\n    return [1.0]\n",
+        "import math\n\n\ndef score(completions, **columns):\n    return [0.0]\n",
+        "def score(\n",
+    ],
+    ids=["code", "constant", "lines", "broken"],
+)
+def test_a_source_that_was_edited_since_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "edited.py"
     file.write_text("def score(completions, **columns):\n    return [0.0]\n")
     score = import_target(f"{file}:score")
-    file.write_text("def score(completions, **columns):\n    return [float(len(completions))]\n")
+    file.write_text(text)
     linecache.checkcache(str(file))
     assert "has changed since it was defined" in refusal(score)
+
+
+def test_a_module_may_be_imported_by_the_same_cell_or_by_another(tmp_path: Path) -> None:
+    """From Python 3.12 on, the code of the function differs between the two."""
+    score = "def score(completions, **columns):\n    return [math.sqrt(len(c)) for c in completions]\n"
+    together = cell(f"import math\n{score}")["score"]
+    apart = cell(score, math=math)["score"]
+    apart_lines_together = cell(f"import math\n{score}# as IPython compiles it\n")["score"]
+    alone: dict[str, Any] = {"math": math}
+    exec(compile(f"\n{score}", apart_lines_together.__code__.co_filename, "exec"), alone)
+    for number, function in enumerate((together, apart, alone["score"])):
+        function.__module__ = "__main__"
+        assert written(tmp_path, function, f"imported_{number}.py")(["abcd"]) == [2.0]
 
 
 def test_one_name_for_two_things_is_refused() -> None:

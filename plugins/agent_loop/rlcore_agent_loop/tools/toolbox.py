@@ -10,7 +10,7 @@ from rlcore.imports import import_target
 from rlcore_agent_loop.tools.calls import as_text, check_size
 
 FUNCTION, OBJECTS = "function", "objects"
-"""Kinds of tools: called, or one object a sample."""
+"""Kinds of tools: called, or one object per sample."""
 
 
 def kind_of(target: Any) -> tuple[str, bool]:

@@ -42,11 +42,10 @@ class DistributedToolLoop(AgentLoop):
         generator: "Generator",
         workers: WorkerGroup[AgentWorker],
         settings: AgentLoopSettings,
-        max_restarts: int = 0,
         window: int | None = None,
     ) -> None:
         self._generator, self._settings, self._window = generator, located(settings), window
-        self._workers, self._dispatcher = workers, ReplicaDispatcher(workers, max_restarts)
+        self._workers, self._dispatcher = workers, ReplicaDispatcher(workers)
         self._admission = SampleLimit(settings.max_conversations)
         self._numbers = itertools.count()
         self._counts = Counts()

@@ -107,7 +107,7 @@ class AgentWorker(Worker):
         lane: Lane,
         done: Collection[tuple[str, int]],
     ) -> AsyncIterator[Message]:
-        """Each sample of each task as it ends, but for those that are `done`, and what is asked of the policy.
+        """Each sample of each task as it ends, except for those that are `done`, and what is asked of the policy.
 
         `number` tells this rollout from others of the same worker.
         """

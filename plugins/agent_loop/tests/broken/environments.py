@@ -1,4 +1,4 @@
-"""Environments that each break one promise, but for the first."""
+"""Environments that each break one promise, except for the first."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Tools that each break one promise, but for the first two."""
+"""Tools that each break one promise, except for the first two."""
 
 import itertools
 

@@ -1,10 +1,13 @@
 """One HTTP call: bounded in bytes, and everything that can come back sorted into three kinds."""
 
+import asyncio
 import json
 import logging
+import os
 import resource
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -23,6 +26,11 @@ LONGEST_ERROR = 300
 """Characters of an error of HTTP."""
 MAX_READING = 128 << 20
 """Bytes of answers that may be read at a time, over all services."""
+REFUSAL_S = 1.0
+"""Seconds in which the words of a refusal are read."""
+REMEDIES = dict.fromkeys((401, 403), ": set the token of the service") | dict.fromkeys(
+    (404, 405), ": correct the path in urls"
+)
 OVERLOADED = frozenset({429, 502, 503, 504, 529})
 
 
@@ -91,13 +99,21 @@ class Client:
             # A redirect could lead the token to another host.
             async with self._session.post(url, data=body, allow_redirects=False) as response:
                 if response.status != 200:
-                    raise _refusal(response)
+                    raise _refusal(response, await _beginning(response))
                 content = await _read(response, max_bytes)
-                kind = response.content_type
+                kind = response.content_type if response.headers.get("Content-Type", "").strip() else ""
         except aiohttp.ClientResponseError as cause:
             raise NoAnswer(f"answered with what is not HTTP ({_redacted(cause)})") from cause
+        except aiohttp.ClientConnectorError as cause:
+            number, words = cause.os_error.errno or 0, cause.os_error.strerror
+            why = os.strerror(number) if number > 0 else words  # resolvers have numbers below 0
+            raise Unavailable(f"could not be reached ({type(cause).__name__}: {why}; does it run there?)") from cause
         except (aiohttp.ClientError, OSError) as cause:
             raise Unavailable(f"could not be reached ({_redacted(cause)})") from cause
+        if not kind:
+            raise NoAnswer(
+                f"answered without Content-Type, {_quoted(content)}; Content-Type: application/json is needed"
+            )
         if "json" not in kind:
             raise NoAnswer(f"answered with {kind}, {_quoted(content)}; JSON is needed")
         try:
@@ -115,11 +131,24 @@ def _quoted(content: bytes) -> str:
     return repr(clipped(content[:LONGEST_QUOTE].decode(errors="replace"), 40))
 
 
-def _refusal(response: aiohttp.ClientResponse) -> NoAnswer:
-    if response.status == 429 or response.status >= 500:
+async def _beginning(response: aiohttp.ClientResponse) -> str:
+    """The first words of a refusal, quoted, after a comma; empty without any, or when they take long."""
+    with suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(REFUSAL_S):
+            content = await response.content.read(LONGEST_QUOTE)
+            return f", {_quoted(content)}" if content.strip() else ""
+    return ""
+
+
+def _refusal(response: aiohttp.ClientResponse, words: str) -> NoAnswer:
+    status = response.status
+    if status == 429 or status >= 500:
         pause_s = seconds(response.headers.get("Retry-After", ""))
-        return Unavailable(f"answered {response.status}", pause_s, response.status in OVERLOADED)
-    return NoAnswer(f"answered {response.status}; 200 is needed")
+        return Unavailable(f"answered {status}{words}", pause_s, status in OVERLOADED)
+    if 300 <= status < 400:
+        place = clipped(response.headers.get("Location", ""), LONGEST_ERROR)
+        return NoAnswer(f"answered {status}, a redirect to {place!r}, which is not followed; name that address in urls")
+    return NoAnswer(f"answered {status}{words}; 200 is needed{REMEDIES.get(status, '')}")
 
 
 def allow_connections(number: int) -> None:

@@ -16,7 +16,7 @@ LANES = (Lane.EVAL, Lane.TRAIN)
 REST_S = 0.5
 """The concurrency is halved at most once in this time: calls that were under way say nothing new."""
 BURST_S = 0.05
-"""A rate may be this far ahead of even, which is less than one call at up to 20 calls a second."""
+"""A rate may be this far ahead of even, which is less than one call at up to 20 calls per second."""
 
 
 MOST_CREDIT_S = 60.0
@@ -115,10 +115,10 @@ class ConcurrencyLimiter:
 
 
 class RateLimiter:
-    """Lets at most `per_minute` units begin a minute, evenly; the number of units of a turn may be put right later.
+    """Lets at most `per_minute` units begin per minute, evenly; the number of units of a turn may be corrected later.
 
-    In any second at most per_minute / 60 + 1 turns of one unit begin; above 20 a second, up to 5 % more than that. What
-    a turn was begun with too much is credited to those that wait.
+    In any second at most per_minute / 60 + 1 turns of one unit begin; above 20 per second, up to 5 % more. Units that
+    a turn took and did not need are credited to those that wait.
     """
 
     def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -14,7 +14,7 @@ from rlcore_reward_loop.client.router import NoTarget, Router, Target
 from rlcore_reward_loop.settings import ModelSettings, health_limit_s
 
 TRIES = 2
-"""A request whose replica failed goes to another one, once."""
+"""A request whose replica failed goes to another one, once. One that was dead before is not counted."""
 
 
 class Replicas:
@@ -99,12 +99,15 @@ class Replicas:
     async def _ask(self, request: ScoreRequest, due: float) -> RawScore:
         reasons: list[str] = []
         avoid = None
-        for tried in range(TRIES):
+        while len(reasons) < TRIES:
             try:
                 target, number = await self.router.take(due, avoid)
             except NoTarget as cause:
                 raise NoAnswer(f"model '{self.name}': no replica is healthy: {cause}") from cause
-            if tried:
+            if not self._by_name[target.name].alive:  # with its node, say, on which others were that died
+                self.router.failed(target, number, f"{target.name} died and is not back")
+                continue
+            if reasons:
                 self.counts["num_retries"] += 1
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + due - time.monotonic()):

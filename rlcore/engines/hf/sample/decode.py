@@ -52,8 +52,12 @@ class Decoder:
 
     def forget(self) -> None:
         """The weights have changed: nothing that was computed is of use. Rows keep their tokens."""
-        self._packed = self._few = None
+        self.drop_copies()
         self._drop_cache()
+
+    def drop_copies(self) -> None:
+        """The weights have changed: copies of them are of no use. Keys and values stay as they are."""
+        self._packed = self._few = None
 
     def release(self) -> None:
         """Release all memory after the last row. Later rows depend on nothing but the weights."""
@@ -196,7 +200,7 @@ class Decoder:
         )
 
     def _one_token(self, now: RowPass, token_ids_R1: Tensor) -> Tensor:
-        """(R, H) hidden states of a pass of one token a row."""
+        """(R, H) hidden states of a pass of one token per row."""
         if not self.shortens or self._cache.joins:
             return self._pass(now, token_ids_R1)[:, 0]
         if self._few is None and is_watched(self._model.transformer):

@@ -1,5 +1,6 @@
 """One sample while it is decoded, and the prompt that it shares with the other samples of its request."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -36,6 +37,17 @@ class DecodeRow(SampledRow):
     def order(self) -> tuple[str, int, int]:
         """Its place in the canonical order."""
         return self.request.id, self.sample, self.call
+
+
+def renew_groups(waiting: Sequence[DecodeRow]) -> None:
+    """Give rows without a token a new prompt where theirs has been computed; they share it as before."""
+    fresh: dict[int, DecodeGroup] = {}
+    for row in waiting:
+        old = row.group
+        if old.slot is not None:
+            row.group = fresh.setdefault(old.slot, DecodeGroup(row.request, rows_left=0))
+            row.group.rows_left += 1
+            old.rows_left -= 1
 
 
 def rows_of(request: GenerateRequest, call: int, tokens: Tokens) -> list[DecodeRow]:

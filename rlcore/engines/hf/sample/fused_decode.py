@@ -58,14 +58,14 @@ def _is_plain(layer: Any, family: str) -> bool:
 
 
 class FusedDecode:
-    """The layers of a model, made ready for one token a row; good until the weights change."""
+    """The layers of a model, made ready for one token per row; good until the weights change."""
 
     def __init__(self, transformer: Any, packed: PackedLinears | None) -> None:
         self._base = transformer.base_model
         self._layers = [_Layer(layer, packed) for layer in self._base.layers]
 
     def hidden(self, current: RowPass, cache: SlotCache, token_ids_R1: Tensor) -> Tensor:
-        """(R, H) last hidden states of a pass of one token a row, whose keys and values are written to the cache."""
+        """(R, H) last hidden states of a pass of one token per row, whose keys and values are written to the cache."""
         cache.now = current
         states_RH = self._base.embed_tokens(token_ids_R1)[:, 0]
         cos_R1D, sin_R1D = self._base.rotary_emb(states_RH[:, None], position_ids=current.positions_RT)

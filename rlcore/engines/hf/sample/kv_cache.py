@@ -1,7 +1,7 @@
 """A key-value cache of rows that share prompts: each prompt is held once, and each row holds what it sampled itself.
 
 Both are tables of slots without gaps. A row that ends is replaced by the last one, so that the live rows are always
-the first ones, and nothing but that one row is copied. Tokens stand at the left of their slot: index is position.
+the first ones, and nothing but that one row is copied. Tokens are at the left of their slot: index is position.
 
 Letters: G prompts, P positions of the longest of them, R rows, L positions of the longest row's own part, T tokens of
 one forward pass, h key-value heads, D size of a head.
@@ -55,7 +55,7 @@ class RowPass:
     masks_of_heads: dict[tuple[int | None, int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
     """`masks` in the form in which attention adds them."""
     whole_masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
-    """The same for one token a row: of all positions together, None where none is hidden."""
+    """The same for one token per row: of all positions together, None where none is hidden."""
     _masks: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _written: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ class RowPass:
         return self.rows_GW.flatten()
 
     def written(self, kv_heads: int, positions: int) -> Tensor:
-        """(R * h,) where each row's next position stands in a table (slots, h, positions, D) seen as (-1, D)."""
+        """(R * h,) where each row's next position is in a table (slots, h, positions, D) seen as (-1, D)."""
         if (kv_heads, positions) not in self._written:
             slot_R = torch.arange(self.rows.start, self.rows.stop, device=self.own_R.device)
             line_Rh = slot_R[:, None] * kv_heads + torch.arange(kv_heads, device=self.own_R.device)

@@ -92,7 +92,7 @@ class PackedLinears:
     def used(self) -> Iterator[None]:
         """The model's layers multiply with the copies inside; without gradients."""
         for layer, forward in self._forwards.items():
-            vars(layer)["forward"] = forward  # setattr looks for parameters first: milliseconds a token
+            vars(layer)["forward"] = forward  # setattr looks for parameters first: milliseconds per token
         try:
             yield
         finally:

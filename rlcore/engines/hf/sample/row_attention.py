@@ -92,7 +92,7 @@ def can_attend_together(tensor: Tensor) -> bool:
 def attend_together(
     query_RhMD: Tensor, layer: SlotLayer, current: RowPass, scale: float, window: int | None = None
 ) -> Tensor:
-    """(R, h, M, D) attention of one token a row, with one softmax over its prompt and its own part.
+    """(R, h, M, D) attention of one token per row, with one softmax over its prompt and its own part.
 
     The operations for whole sequences take several times as long for so few queries as these products do.
     """
@@ -127,7 +127,7 @@ def _products(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _apart(rows_RhMX: Tensor, current: RowPass) -> Tensor:
-    """(G, W, h, M, X) view of rows that stand in the order of their prompts."""
+    """(G, W, h, M, X) view of rows that are in the order of their prompts."""
     return rows_RhMX.view(*current.rows_GW.shape, *rows_RhMX.shape[1:])
 
 
@@ -138,7 +138,7 @@ def _apart_by_prompt(prompts_GhWX: Tensor, current: RowPass) -> Tensor:
 
 
 def _whole_mask(current: RowPass, window: int | None, dtype: torch.dtype) -> Tensor | None:
-    """(R, 1, 1, P + L) mask of a pass of one token a row, the same for every layer; None where all is seen."""
+    """(R, 1, 1, P + L) mask of a pass of one token per row, the same for every layer; None where all is seen."""
     key = window, dtype
     if key not in current.whole_masks:
         mask_R1X = torch.cat(current.masks(window), dim=-1)

@@ -18,7 +18,7 @@ import torch
 from rlcore.contracts.tokens import Tokens
 from rlcore.engines.hf.sample.decode import Decoder
 from rlcore.engines.hf.sample.decode_check import check_decoding
-from rlcore.engines.hf.sample.decode_row import DecodeRow, rows_of
+from rlcore.engines.hf.sample.decode_row import DecodeRow, renew_groups, rows_of
 from rlcore.engines.hf.sample.sampling import RowSampling, draw
 from rlcore.engines.hf.train.model import PolicyModel
 from rlcore.errors import ConfigError, WorkerError
@@ -51,8 +51,11 @@ class EmbeddedSampler:
         device: torch.device,
         version: Callable[[], int] = lambda: 0,
         may_sample: Callable[[], bool] = lambda: True,
+        keeps_cache: bool = False,
     ) -> None:
         """`version` is the last that was published; while `may_sample` says no, rows wait.
+
+        `keeps_cache`: unfinished rows keep the keys and values of weights that have changed since.
 
         ConfigError for a model that cannot be decoded this way.
         """
@@ -60,7 +63,7 @@ class EmbeddedSampler:
         self._tokens = tokens
         self._max_rows = max_rows
         self._device = device
-        self._version, self._may_sample = version, may_sample
+        self._version, self._may_sample, self._keeps_cache = version, may_sample, keeps_cache
         self._num_changes = 0
         self._vocabulary = model.head.linear.weight.shape[0]
         self._decoder = Decoder(model, max_rows, device)
@@ -84,10 +87,15 @@ class EmbeddedSampler:
         """To be called around every change of the weights: unfinished rows go on with the new ones.
 
         What the old weights computed is dropped, and computed again before the next token, with which a new run of
-        `Completion.versions` begins: under the old version if the change is not published by then.
+        `Completion.versions` begins: under the old version if the change is not published by then. With `keeps_cache`
+        rows that have begun keep it, and the others compute their prompts with the new weights.
         """
         self._num_changes += 1
-        self._decoder.forget()
+        if self._keeps_cache:
+            self._decoder.drop_copies()
+            renew_groups(self._waiting)
+        else:
+            self._decoder.forget()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes; a reader that stops early frees the rows.

@@ -70,7 +70,7 @@ class RowSampling:
         )
 
     def within(self, rows: slice) -> "RowSampling":
-        """The settings of consecutive rows, but for their temperature."""
+        """The settings of consecutive rows, except for their temperature."""
         if not self.greedy and not self.truncated:
             return self
         inside_r = torch.tensor(

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcore.algo.aggregation import weighted_sum
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.data.batch import select
+from rlcore.data.row_costs import LayerCost
+from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.flops import update_flops
 from rlcore.engines.hf.train.gather import gathered_adapter, gathered_weights
 from rlcore.engines.hf.train.loss_scale import LossScale
@@ -39,7 +40,7 @@ from rlcore.engines.hf.train.state import (
     save_whole,
     whole_tensors,
 )
-from rlcore.engines.hf.train.transfers import device_tensor
+from rlcore.engines.hf.train.unit_files import save_in_units
 from rlcore.engines.weight_server import host_copies
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Bools, Float32s, Metrics, SharedPrefix, TokenScores
@@ -76,23 +77,20 @@ class TrainEngine:
         `name` is the prefix of the engine's metrics and of its errors, `loss_name` the metric of the weighted loss.
         `temperature` is the rollout's: log-probs are those of softmax(logits / temperature). `num_updates`: optimizer
         steps of the whole run, 0 while unknown.
-        `section`: where the settings stand in the configuration, for errors; empty: as `name`. `path_key`: where the
+        `section`: where the settings are in the configuration, for errors; empty: as `name`. `path_key`: where the
         model's path does. `peak_tflops`: the device's, for 'time/mfu/<name>', which is not logged when it is 0.
         `shared_prefix`: how the prompt of a group is computed once for its samples; ConfigError when the model cannot.
         `taught_rows`: (B,) True for each row of a mini-batch whose loss may have a gradient; an update computes no
         other. None: it computes all rows.
         A new adapter and its dropout are functions of `seed` and the number of the update, of nothing else.
         """
-        self.kind = ModelKind(kind)
-        self.config = config
-        self.name = name
+        self.kind, self.config, self.name = ModelKind(kind), config, name
         self._section = section or name
         self._peak_tflops = peak_tflops
         self.device = torch.device(device)
         self.temperature, self.num_updates = temperature, num_updates
-        self.updates_done = 0
+        self.updates_done = self._skipped_in_a_row = 0
         self._loss, self._loss_name, self._taught_rows = loss, loss_name, taught_rows
-        self._skipped_in_a_row = 0
         self._scale = LossScale(config.dtype == "float16")
         self.ranks = ranks
         """The processes that train this model together; None: this one alone."""
@@ -112,8 +110,14 @@ class TrainEngine:
         self.model, self._shards = started.model, started.shards
         self._optimizer = MasterAdamW(self.model, config, seed, started.masters)
         self.shared_prefix = shared_prefix
+        self._cost = LayerCost.of_config(self.model.transformer.config.get_text_config())
         self._offload = Offload(self.model, self._optimizer, self.device, config.offload)
         self._offload.end()
+
+    @property
+    def _context(self) -> ContextGroup | None:
+        """The ranks that hold slices of the same sequences; None: this one has all of its sequences."""
+        return None if self.ranks is None else self.ranks.context
 
     @property
     def policy(self) -> PolicyModel:
@@ -210,17 +214,19 @@ class TrainEngine:
     def save(self, directory: Path) -> None:
         """Write `model/` (LoRA: `adapter/`) and `trainer_state.{safetensors,json}` below `directory`.
 
-        Of several ranks the first one writes; where everything is shared out, each its part of the training state.
+        Of several ranks the first one writes; where everything is shared out, each its part of the training state and
+        some of the files of `model/`.
         """
         counters = {"updates_done": self.updates_done, "skipped_in_a_row": self._skipped_in_a_row}
         counters |= self._scale.counters()
         part, num_parts = self._part()
-        gather = gathered_weights if self.model.adapter is None else gathered_adapter
-        weights = gather(self.model, self._shards, here=self._is_first)
+        first, full = self._is_first, self.model.adapter is None
+        weights = None if full else gathered_adapter(self.model, self._shards, here=first)
+        in_units = save_in_units(self.model, self._shards, self.ranks, directory)
         with self._by_layers():  # a value head is whole inside
-            if self._is_first:
-                save_weights(self.model, directory, weights)
-        if self._is_first or num_parts > 1:
+            if first:
+                save_weights(self.model, directory, weights, in_units=in_units)
+        if first or num_parts > 1:
             save_training_state(directory, self._optimizer, counters, part, num_parts)
 
     def save_whole(self, directory: Path) -> None:
@@ -283,13 +289,14 @@ class TrainEngine:
             temperature=self.temperature,
             device=self.device,
             shared_prefix=self.shared_prefix,
+            context=self._context,
             with_entropy=entropy,
             others=partial(self._idle, batch),
         )
         with self._offload.weights(), self._by_layers():
             if self.ranks is None:
                 return score_here(batch)
-            return self.ranks.scored(batch, self.shared_prefix, score_here, 1 + entropy)
+            return self.ranks.scored(batch, self.shared_prefix, self._cost, score_here, 1 + entropy)
 
     def _idle(self, batch: Batch, num_passes: int) -> list[Batch]:
         """Micro-batches that this rank discards while others are at their passes, after `num_passes` of its."""
@@ -324,17 +331,19 @@ class TrainEngine:
         if self._shards is not None:
             self._shards.scatter()
         own, others = self._micro_batches(minibatch, taught)
-        with self.model.training_mode(), self.model.attending(self.shared_prefix), self._seeded(), self._adding():
+        apart = 0 if self._context is None else self._context.rank
+        counted = [] if apart else own
+        with self.model.training_mode(), self.model.attending(self.shared_prefix), self._seeded(apart), self._adding():
             for index, part in enumerate(own + others):
-                micro = MicroBatch(part, self.device, self.shared_prefix)
+                micro = MicroBatch(part, self.device, self.shared_prefix, self._context)
                 scores_N, entropy_N = self.model(micro, self.temperature, True)
                 terms = self._loss(micro, Predictions(micro.spread(scores_N), micro.spread(entropy_N)))
-                partial = self._weighted(terms.loss_BT, micro)
+                partial = micro.weighted(terms.loss_BT)
                 (partial * self._scale.value).backward()  # type: ignore[no-untyped-call]
                 self._optimizer.collect_gradients()
-                if index < len(own):
+                if index < len(counted):
                     sums.add(terms, micro.mask_BT, partial)
-        read = sums.read().with_shared_tokens(f"{self.name}/shared_tokens_frac", own, self.shared_prefix)
+        read = sums.read().with_shared_tokens(f"{self.name}/shared_tokens_frac", counted, self.shared_prefix)
         if self.ranks is None:
             return read
         if self._shards is None:
@@ -352,7 +361,8 @@ class TrainEngine:
         """
         if not len(taught):
             return [], [idle(minibatch)]
-        here = taught if self.ranks is None else select(taught, self.ranks.rows_of(taught, self.shared_prefix))
+        ranks = self.ranks
+        here = taught if ranks is None else select(taught, ranks.rows_of(taught, self.shared_prefix, self._cost))
         rows = split(here, self.config.micro_batch_tokens, self.shared_prefix) if len(here) else []
         own = [select(here, row) for row in rows]
         return own, self._idle(minibatch, len(own))
@@ -365,22 +375,18 @@ class TrainEngine:
         """time/tflops/<name>: needed operations over wall time; time/mfu/<name>: those over the device's peak."""
         with self.model.training_mode():
             tflops = update_flops(self.model, minibatch, self.shared_prefix) / seconds / 1e12
-        metrics = {f"time/tflops/{self.name}": tflops}
-        if self._peak_tflops:
-            metrics[f"time/mfu/{self.name}"] = tflops / self._peak_tflops
-        return metrics
+        of_peak = {f"time/mfu/{self.name}": tflops / self._peak_tflops} if self._peak_tflops else {}
+        return {f"time/tflops/{self.name}": tflops, **of_peak}
 
     @contextmanager
-    def _seeded(self) -> Iterator[None]:
-        """Random numbers of torch are those of this engine and update; the process's own go on afterwards unchanged."""
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed((self._seed * 1_000_003 + self.updates_done) % 2**63)
-            yield
+    def _seeded(self, apart: int = 0) -> Iterator[None]:
+        """Random numbers of torch are those of this engine and update; the process's own go on afterwards unchanged.
 
-    @staticmethod
-    def _weighted(loss_BT: Tensor, micro: MicroBatch) -> Tensor:
-        weights_B = device_tensor(np.asarray(micro.batch.weights_B), micro.device).to(loss_BT.dtype)
-        return weighted_sum(loss_BT, micro.mask_BT, weights_B)
+        Ranks with another number `apart` have others: a dropout of slices must not be alike.
+        """
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed((self._seed * 1_000_003 + self.updates_done + apart * 2**40) % 2**63)
+            yield
 
     def _step(self, loss: float, norm: float) -> Metrics:
         """Step with the clipped gradients, whose norm was `norm`, or skip; the engine's own metrics."""

@@ -23,7 +23,7 @@ def gathered_weights(model: Model, shards: Shards | None, *, here: bool) -> dict
     found: dict[str, Tensor] = {}
     for names in shards.unit_by_unit():
         if here:
-            found |= _copies(merged_weights(model, names))
+            found |= private_copies(merged_weights(model, names))
     if not here:
         return {}
     own_names = [name.replace(".base_layer.", ".") for name in tensors_of(model.transformer) if ".lora_" not in name]
@@ -40,7 +40,7 @@ def gathered_adapter(model: Model, shards: Shards | None, *, here: bool) -> dict
     return found if here else {}
 
 
-def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def private_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Private copies on the host; tensors that share their memory share the copy."""
     made: dict[tuple[object, ...], Tensor] = {}
     keys = {name: (tensor.untyped_storage()._cdata, tensor.storage_offset()) for name, tensor in tensors.items()}

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcore.algo.aggregation import weighted_sum
 from rlcore.data.batch import micro_batches, needed_tokens, shared_micro_batches
 from rlcore.data.token_tree import tree_micro_batches
+from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.prefixes import PaddedBatch, pad
 from rlcore.engines.hf.train.ranks import shared_tokens
 from rlcore.engines.hf.train.transfers import device_tensor
@@ -32,11 +34,13 @@ class MicroBatch:
     batch: Batch
     device: torch.device
     shared_prefix: SharedPrefix = SharedPrefix.NONE
+    context: ContextGroup | None = None
+    """The ranks that hold slices of it, by the way `tree`; None: this one has all of it."""
 
     @cached_property
     def packed(self) -> PackedBatch:
-        """The tokens as one sequence, those that rows of a group begin with alike once."""
-        return pack(self.batch, self.device)
+        """The tokens as one sequence, or this rank's slice; those that rows of a group begin with alike once."""
+        return pack(self.batch, self.device, self.context)
 
     @cached_property
     def padded(self) -> PaddedBatch:
@@ -60,6 +64,21 @@ class MicroBatch:
         return device_tensor(np.flatnonzero(loss_mask_BT), self.device)
 
     @cached_property
+    def targets_N(self) -> Tensor:
+        """Ids of the loss tokens, in a context group of those that this rank predicts."""
+        if self.context is None or self.packed.part is None:
+            return self.token_ids_BT.flatten()[self.flat_N]
+        places_N = np.flatnonzero(self.batch.tokens.loss_mask_BT)[self.packed.part.chosen_m]
+        return device_tensor(self.batch.tokens.token_ids_BT.flatten()[places_N].astype(np.int64), self.device)
+
+    def of_all(self, first_N: Tensor, second_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers of all loss tokens, of those that this rank predicts; all ranks of a context group come here."""
+        if self.context is None or self.packed.part is None:
+            return first_N, second_N
+        first_N, second_N = self.packed.part.whole(torch.stack([first_N, second_N])).unbind()
+        return first_N, second_N
+
+    @cached_property
     def advantages_BT(self) -> Tensor:
         """The advantage of each token; ValueError when the batch has none yet."""
         if self.batch.advantages_BT is not None:
@@ -68,6 +87,11 @@ class MicroBatch:
             raise ValueError("the mini-batch has no advantages")
         advantages_B = device_tensor(self.batch.advantages_B, self.device)
         return advantages_B[:, None].expand(self.mask_BT.shape)
+
+    def weighted(self, loss_BT: Tensor) -> Tensor:
+        """The sum of the loss tokens' losses, times the weights of their rows; the batch has to have `weights_B`."""
+        weights_B = device_tensor(np.asarray(self.batch.weights_B), self.device).to(loss_BT.dtype)
+        return weighted_sum(loss_BT, self.mask_BT, weights_B)
 
     def per_token(self, array_BT: Float32s | Bools) -> Tensor:
         """A (B, T) array of the batch as a tensor."""

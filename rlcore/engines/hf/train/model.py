@@ -98,6 +98,8 @@ class Model(nn.Module):
     def hidden_at(self, micro: MicroBatch) -> Tensor:
         """(N, H) hidden states from which the loss tokens are predicted: for a token at t of a row, that at t - 1.
 
+        In a context group N are those that this rank predicts.
+
         Rows are padded on the right, and attention is causal, so no token sees padding and no mask is needed.
         """
         if micro.shared_prefix is SharedPrefix.TREE:
@@ -177,15 +179,15 @@ class PolicyModel(Model):
     def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
         """(N,) log-prob and (N,) entropy of the loss tokens, under softmax(logits / temperature)."""
         hidden_NH = self.hidden_at(micro)
-        targets_N = micro.token_ids_BT.flatten()[micro.flat_N]
-        return token_scores(
+        scores = token_scores(
             hidden_NH,
-            targets_N,
+            micro.targets_N,
             self.head,
             temperature,
             with_entropy=with_entropy,
             adds_gradient=self._adds_gradients,
         )
+        return micro.of_all(*scores)
 
 
 class ValueModel(Model):
@@ -208,7 +210,7 @@ class ValueModel(Model):
         """(N,) value before each loss token, and (N,) zeros in place of the entropy."""
         hidden_NH = self.hidden_at(micro)
         values_N = self.value_head(hidden_NH.to(self.value_head.weight.dtype))[:, 0]
-        return values_N, torch.zeros_like(values_N)
+        return micro.of_all(values_N, torch.zeros_like(values_N))
 
     def set_head(self, weight: Tensor, bias: Tensor | None) -> None:
         """Copy a head's (1, H) weight and (1,) bias, whatever their number format; None: the bias is 0."""

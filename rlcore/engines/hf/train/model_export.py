@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.contracts.model_files import readable_as
-from rlcore.engines.hf.train.state import ADAPTER_DIR, MODEL_DIR
+from rlcore.engines.hf.load_saved import ADAPTER_DIR, MODEL_DIR
 from rlcore.errors import CheckpointError, ConfigError, boundary
 
 Form = Literal["adapter", "merged", "hf"]

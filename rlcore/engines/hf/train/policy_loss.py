@@ -95,7 +95,7 @@ class PolicyLoss:
             loss_BT = loss_BT - self._config.entropy_coef * predictions.entropy_BT
         if micro.batch.reference_logprobs_BT is not None:
             reference_BT = micro.per_token(micro.batch.reference_logprobs_BT)
-            # Masked first: what stands at other tokens may overflow k3's exponential, and inf * 0 is NaN.
+            # Masked first: what is at other tokens may overflow k3's exponential, and inf * 0 is NaN.
             kl_BT = kl_penalty(
                 torch.where(micro.mask_BT, logprobs_BT, 0.0),
                 torch.where(micro.mask_BT, reference_BT, 0.0),

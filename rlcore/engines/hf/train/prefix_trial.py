@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.microbatch import MicroBatch
 from rlcore.engines.hf.train.model import Model
 from rlcore.errors import ConfigError
@@ -32,6 +33,35 @@ def check_shared_prefix(model: Model, shared_prefix: SharedPrefix, who: str) -> 
     if not difference <= TOLERANCES[weight.dtype]:
         found = f"its hidden states differ by {difference:.2g} of the largest"
         raise ConfigError(_cannot(model, shared_prefix, who, found))
+
+
+@torch.no_grad()
+def check_context(model: Model, shared_prefix: SharedPrefix, context: ContextGroup, who: str) -> None:
+    """ConfigError naming `who` unless ranks that hold slices of a sequence score its tokens as one does that has all.
+
+    All ranks of the group have to come here.
+    """
+    name = f"{who}.context_parallel={context.num}"
+    if shared_prefix is not SharedPrefix.TREE:
+        raise ConfigError(
+            f"{name}: its slices need the attention of shared_prefix=tree, and it is {shared_prefix}; choose "
+            f"{who}.context_parallel=1"
+        )
+    config = model.transformer.config.get_text_config()
+    if config.num_attention_heads % context.num:
+        found = f"its model has {config.num_attention_heads} heads of attention"
+        raise ConfigError(f"{name}: {found}; needs a number that divides them, or {who}.context_parallel=1")
+    weight = next(model.transformer.parameters())
+    batch = two_groups(config.vocab_size)
+    with model.attending(shared_prefix):
+        whole_N, _ = model(MicroBatch(batch, weight.device, shared_prefix), 1.0, False)
+        sliced_N, _ = model(MicroBatch(batch, weight.device, shared_prefix, context), 1.0, False)
+    difference = float((whole_N - sliced_N).abs().max() / whole_N.abs().max().clamp_min(1e-3))
+    if not difference <= TOLERANCES[weight.dtype]:
+        raise ConfigError(
+            f"{name}: {type(model.transformer).__name__} cannot be computed in slices (its scores differ by "
+            f"{difference:.2g} of the largest); choose {who}.context_parallel=1"
+        )
 
 
 def _cannot(model: Model, shared_prefix: SharedPrefix, who: str, found: str) -> str:

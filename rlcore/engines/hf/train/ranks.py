@@ -7,8 +7,12 @@ Every rank has the whole model and optimizer (data parallel), and makes the same
 """
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -19,14 +23,18 @@ from torch.distributed.rendezvous import rendezvous as rendezvous_at
 
 from rlcore.contracts.workers import WorkerContext
 from rlcore.data.batch import needed_tokens, select, shared_prefixes, suffix_lengths
+from rlcore.data.row_costs import Float64s, LayerCost, row_costs
 from rlcore.data.token_tree import tree_tokens
-from rlcore.errors import WorkerError, boundary
+from rlcore.engines.hf.train.context import ContextGroup
+from rlcore.errors import ConfigError, WorkerError, boundary
 from rlcore.types import Batch, Float32s, Int64s, SharedPrefix
 
 BUCKET_BYTES = 25 << 20
 """Gradients travel together up to this size: a message each would cost more than it carries."""
 MEET_S = 300.0
 """Until every rank has come to the rendezvous."""
+SEEN_S, LOOK_S = 30.0, 0.05
+"""Until a file of one rank is seen by the others, and seconds between two looks."""
 EXCHANGE_S = 21600.0
 """A rank waits for a slower one as long as the controller waits for a call; one that has died is noticed at once."""
 
@@ -34,8 +42,13 @@ EXCHANGE_S = 21600.0
 class Ranks:
     """This process among the ranks of its replica."""
 
-    def __init__(self, rank: int, num: int, rendezvous: str, device: torch.device) -> None:
-        """Meet the others; WorkerError when they do not come."""
+    def __init__(self, rank: int, num: int, rendezvous: str, device: torch.device, context_parallel: int = 1) -> None:
+        """Meet the others; WorkerError when they do not come, ConfigError when `context_parallel` does not divide them.
+
+        That many neighbours hold slices of the same sequences.
+        """
+        if num % context_parallel:
+            raise ConfigError(f"context_parallel={context_parallel}: {num} ranks; needs a number that divides them")
         self.rank, self.num, self.device = rank, num, device
         with boundary(f"rank {rank} of {num}: meeting the others at {rendezvous}", WorkerError):
             store, *_ = next(rendezvous_at(rendezvous, rank, num, timeout=timedelta(seconds=MEET_S)))
@@ -48,11 +61,28 @@ class Ranks:
                 world_size=num,
                 timeout=timedelta(seconds=EXCHANGE_S),
             )
+            self.context = self._context(context_parallel)
+            """The ranks that compute the same rows as this one; None: it computes its rows alone."""
 
-    def rows_of(self, batch: Batch, shared_prefix: SharedPrefix = SharedPrefix.NONE) -> Int64s:
-        """Rows of the batch that are this rank's, in order, maybe none; groups stay whole where prefixes are shared."""
-        groups_B = batch.group_B if shared_prefix is not SharedPrefix.NONE else np.arange(len(batch))
-        return np.flatnonzero(balanced(computed_tokens(batch, shared_prefix), groups_B, self.num) == self.rank)
+    def _context(self, size: int) -> ContextGroup | None:
+        if size == 1:
+            return None
+        # Every rank has to make all groups.
+        groups = [
+            dist.new_group(list(range(start, start + size)), timeout=timedelta(seconds=EXCHANGE_S))
+            for start in range(0, self.num, size)
+        ]
+        return ContextGroup(self.rank % size, size, groups[self.rank // size])
+
+    def rows_of(self, batch: Batch, shared_prefix: SharedPrefix, cost: LayerCost) -> Int64s:
+        """Rows of the batch that are this rank's, or its context group's, in order, maybe none."""
+        size = 1 if self.context is None else self.context.num
+        return np.flatnonzero(shares(batch, shared_prefix, cost, self.num // size) == self.rank // size)
+
+    @property
+    def reports(self) -> bool:
+        """True for the rank that says what was found in its rows: one of those that compute the same ones."""
+        return self.context is None or self.context.rank == 0
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Sum the gradients over the ranks; one that no rank has stays None."""
@@ -69,13 +99,19 @@ class Ranks:
                 parameter.grad = part.view_as(parameter)
 
     def scored(
-        self, batch: Batch, shared_prefix: SharedPrefix, score: Callable[[Batch], Float32s], num: int
+        self,
+        batch: Batch,
+        shared_prefix: SharedPrefix,
+        cost: LayerCost,
+        score: Callable[[Batch], Float32s],
+        num: int,
     ) -> Float32s:
         """(num, B, T) scores of the whole batch, of which each rank computes those of its rows with `score`."""
         scores_KBT = np.zeros((num, *batch.tokens.loss_mask_BT.shape), dtype=np.float32)
-        rows = self.rows_of(batch, shared_prefix)
+        rows = self.rows_of(batch, shared_prefix, cost)
         some_KBT = score(select(batch, rows))  # also without rows: other ranks may wait for this one's passes
-        scores_KBT[:, rows, : some_KBT.shape[2]] = some_KBT
+        if self.reports:
+            scores_KBT[:, rows, : some_KBT.shape[2]] = some_KBT
         tensor = torch.tensor(scores_KBT, device=self.device)
         dist.all_reduce(tensor)
         return np.asarray(tensor.cpu().numpy())
@@ -101,11 +137,38 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def ranks_of(context: WorkerContext) -> Ranks | None:
+def ranks_of(context: WorkerContext, context_parallel: int = 1) -> Ranks | None:
     """The ranks of a worker's replica; None for a worker that is alone."""
     if context.num_ranks == 1:
         return None
-    return Ranks(context.rank, context.num_ranks, context.rendezvous, torch.device(context.device))
+    ranks = Ranks(context.rank, context.num_ranks, context.rendezvous, torch.device(context.device), context_parallel)
+    check_shared(ranks, context.run_dir)
+    return ranks
+
+
+def check_shared(ranks: Ranks, directory: Path, wait_s: float = SEEN_S) -> None:
+    """ConfigError on every rank, naming those that do not see what rank 0 writes into the directory.
+
+    All ranks write checkpoints there, and read them. All have to come here.
+    """
+    mark = ""
+    if ranks.rank == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(prefix=".seen-by-all-ranks-", dir=directory, delete=False) as file:
+            mark = Path(file.name).name
+    first, *_ = ranks.gather({"mark": mark, "node": os.uname().nodename})
+    until = time.monotonic() + wait_s
+    while not (seen := (directory / first["mark"]).is_file()) and time.monotonic() < until:
+        time.sleep(LOOK_S)  # a network file system may show it later
+    found = ranks.gather({"seen": seen, "node": os.uname().nodename})
+    if ranks.rank == 0:
+        (directory / mark).unlink()
+    blind = [f"rank {rank} on node {of['node']}" for rank, of in enumerate(found) if not of["seen"]]
+    if blind:
+        raise ConfigError(
+            f"run directory '{directory}': {' and '.join(blind)} cannot see what rank 0 on node {first['node']} has "
+            "written there; needs a file system that all ranks share; set train.dir to a directory on one"
+        )
 
 
 def computed_tokens(batch: Batch, shared_prefix: SharedPrefix) -> Int64s:
@@ -128,18 +191,24 @@ def shared_tokens(batch: Batch, shared_prefix: SharedPrefix) -> int:
     return int(needed_tokens(batch).sum() - computed_tokens(batch, shared_prefix).sum())
 
 
-def balanced(lengths_B: Int64s, groups_B: Int64s, num: int) -> Int64s:
-    """(B,) the rank of each row: groups, the largest first, go to the rank with the fewest tokens so far.
+def shares(batch: Batch, shared_prefix: SharedPrefix, cost: LayerCost, num: int) -> Int64s:
+    """(B,) the rank of each row, by what the layers cost; groups stay whole where prefixes are shared."""
+    groups_B = batch.group_B if shared_prefix is not SharedPrefix.NONE else np.arange(len(batch))
+    return balanced(row_costs(batch, shared_prefix, cost), groups_B, num)
 
-    Rows of a group stay together. No rank has more tokens than the smallest one plus the largest group.
+
+def balanced(costs_B: Int64s | Float64s, groups_B: Int64s, num: int) -> Int64s:
+    """(B,) the rank of each row: groups, the most costly first, go to the rank with the lowest cost so far.
+
+    Rows of a group stay together. No rank costs more than the cheapest one plus the most costly group.
     """
     groups, index_B = np.unique(groups_B, return_inverse=True)
-    tokens_G = np.bincount(index_B, lengths_B, minlength=len(groups)).astype(np.int64)
+    costs_G = np.bincount(index_B, costs_B, minlength=len(groups))
     ranks_G = np.zeros(len(groups), dtype=np.int64)
-    load = np.zeros(num, dtype=np.int64)
-    for group in np.argsort(-tokens_G, kind="stable"):
+    load = np.zeros(num)
+    for group in np.argsort(-costs_G, kind="stable"):
         ranks_G[group] = load.argmin()
-        load[ranks_G[group]] += tokens_G[group]
+        load[ranks_G[group]] += costs_G[group]
     return np.asarray(ranks_G[index_B])
 
 

@@ -2,7 +2,7 @@
 
 A bfloat16 weight of 0.1 has neighbours 5e-4 away, and an update of RL moves its master by 1e-5: rounded to nearest, the
 weight stands still for tens of updates while its master moves. Rounded stochastically it goes up with the probability
-of the distance that the master has moved, so the weights move as the masters do in the mean (arXiv 1502.02551).
+of the distance that the master has moved, so the weights move as the masters do on average (arXiv 1502.02551).
 
 The random numbers are a hash of (seed, update, parameter, element): they need no state, are the same on every device,
 and a rank that holds a part of a parameter draws those of its part.

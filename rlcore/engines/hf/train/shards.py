@@ -111,13 +111,18 @@ class Shards:
         finally:
             self.scatter()
 
+    @property
+    def num_units(self) -> int:
+        """The number of portions of `unit_by_unit`."""
+        return len(self._names)
+
     def unit_by_unit(self) -> Iterator[frozenset[str]]:
         """Gathers the weights of one unit after the other and yields their names; all ranks have to go through.
 
-        A unit is a layer, a head, or all that is in none of these. Weights that are whole come at once.
+        A unit is a layer, a head, or all that is in none of these. Weights that are whole stay whole.
         """
         if self._is_whole:
-            yield frozenset().union(*self._names)
+            yield from self._names
             return
         for unit, names in zip(self._units, self._names, strict=True):
             unit.unshard()

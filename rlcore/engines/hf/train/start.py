@@ -15,7 +15,7 @@ from rlcore.engines.hf.train.model import (
     load_masters,
     load_rows,
 )
-from rlcore.engines.hf.train.prefix_trial import check_shared_prefix
+from rlcore.engines.hf.train.prefix_trial import check_context, check_shared_prefix
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.sharded_load import Rows
 from rlcore.engines.hf.train.shards import Shards, mesh_of
@@ -73,5 +73,7 @@ def start_model(
         if isinstance(model, ModelConfig):
             check_model(loaded, path_key, model.path, section)
         check_shared_prefix(loaded, shared_prefix, section)
+        if ranks is not None and ranks.context is not None:
+            check_context(loaded, shared_prefix, ranks.context, section)
     masters = load_masters(kind, model, loaded, path_key, mesh) if isinstance(model, ModelConfig) else {}
     return Started(loaded, shards, masters)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rlcore.engines.hf.load_saved import ADAPTER_DIR, MODEL_DIR
 from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.model import Model, ValueModel, load_value_head, save_value_head
 from rlcore.engines.hf.train.optimizer import MasterAdamW
@@ -21,8 +22,6 @@ from rlcore.engines.hf.train.stored_weights import check_stored
 from rlcore.engines.hf.train.tensor_names import check_tensors
 from rlcore.errors import CheckpointError, ConfigError, boundary
 
-MODEL_DIR = "model"
-ADAPTER_DIR = "adapter"
 TENSORS_FILE = "trainer_state.safetensors"
 VALUES_FILE = "trainer_state.json"
 BASE_LAYER = ".base_layer."
@@ -33,15 +32,16 @@ Weights = Mapping[str, Tensor]
 """Tensors by their names in the transformer."""
 
 
-def save_weights(model: Model, directory: Path, weights: Weights | None = None) -> None:
+def save_weights(model: Model, directory: Path, weights: Weights | None = None, *, in_units: bool = False) -> None:
     """Write `model/`, which from_pretrained opens, or with LoRA `adapter/`, which names its base.
 
     `weights` are the model's where they have been gathered: with LoRA the adapter's, else those of `merged_weights`.
+    `in_units`: all of them but a value head are in `model/` already.
     """
     with boundary(f"checkpoint '{directory}': writing the model", CheckpointError):
         if model.adapter is not None:
             _save_adapter(model, directory / ADAPTER_DIR, weights)
-        elif model.owns_transformer:
+        elif model.owns_transformer and not in_units:
             _save_transformer(model, directory / MODEL_DIR, weights)
         if isinstance(model, ValueModel):
             save_value_head(model, directory / MODEL_DIR)

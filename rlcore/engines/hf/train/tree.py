@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from rlcore.data.token_tree import TokenRun, sorted_rows
+from rlcore.engines.hf.train.context import ContextGroup, Slice, SlicedTree, slice_of
 from rlcore.engines.hf.train.transfers import device_tensor
-from rlcore.engines.hf.train.tree_attention import Runs, Spans, Tree, attend
+from rlcore.engines.hf.train.tree_attention import Runs, Spans, Tree
 from rlcore.types import Batch, Int64s
 
 TREE_ATTENTION = "rlcore_tree"
@@ -30,13 +31,15 @@ class PackedBatch:
     token_ids_N: Tensor
     positions_N: Tensor
     """Position of each token in its row."""
-    tree: Tree
+    tree: Tree | SlicedTree
     predict_M: Tensor
     """Place of the hidden state from which each loss token is predicted."""
+    part: Slice | None = None
+    """The part of the sequence that is here; None: all of it."""
 
 
-def pack(batch: Batch, device: torch.device) -> PackedBatch:
-    """The rows of a micro-batch as a token tree, each run of tokens stored once.
+def pack(batch: Batch, device: torch.device, context: ContextGroup | None = None) -> PackedBatch:
+    """The rows of a micro-batch as a token tree, each run of tokens stored once; in a context group this rank's slice.
 
     A row's last loss token, and what follows it, is left out: nothing is predicted from it.
     """
@@ -58,11 +61,14 @@ def pack(batch: Batch, device: torch.device) -> PackedBatch:
     def tensor(array: Int64s) -> Tensor:
         return device_tensor(array.astype(np.int64), device)
 
+    token_ids_N, predict_M = batch.tokens.token_ids_BT[row_N, positions_N], place_BT[row_M, position_M - 1]
+    tree = Tree(Spans(own, own, causal=True), levels)
+    if context is None:
+        return PackedBatch(tensor(token_ids_N), tensor(positions_N), tree, tensor(predict_M))
+    part = slice_of(len(token_ids_N), predict_M, context)
+    sliced = SlicedTree(tree, len(token_ids_N), context)
     return PackedBatch(
-        tensor(batch.tokens.token_ids_BT[row_N, positions_N]),
-        tensor(positions_N),
-        Tree(Spans(own, own, causal=True), levels),
-        tensor(place_BT[row_M, position_M - 1]),
+        tensor(token_ids_N[part.tokens_n]), tensor(positions_N[part.tokens_n]), sliced, tensor(part.predict_m), part
     )
 
 
@@ -131,7 +137,7 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    tree: Tree,
+    tree: Tree | SlicedTree,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -145,7 +151,7 @@ def tree_attention(
     """
     if sliding_window is not None or softcap is not None:
         raise ValueError(f"its attention has sliding_window={sliding_window} and softcap={softcap}")
-    return attend(query, key, value, tree, scaling).transpose(1, 2), None
+    return tree.attend(query, key, value, scaling).transpose(1, 2), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

@@ -97,6 +97,10 @@ class Tree:
     levels: tuple[Spans, ...] = ()
     """The tokens below each run of a level see all of it, from the uppermost level on."""
 
+    def attend(self, query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, scale: float | None) -> Tensor:
+        """Computes what the function `attend` does."""
+        return attend(query_1HND, key_1KND, value_1KND, self, scale)
+
 
 @dataclass(frozen=True, eq=False)
 class Part:

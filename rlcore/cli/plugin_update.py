@@ -1,0 +1,97 @@
+"""`rlcore plugins new NAME --update`: a newer template for a package that an older one made."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from rlcore import __version__
+from rlcore.cli.plugin_package import Offers, PluginPackage, package_texts
+from rlcore.errors import ConfigError, shown
+
+RECORD = ".rlcore-template.json"
+"""File of a package: the kinds of its offers, and the SHA-256 of every file as the template last had it."""
+
+
+@dataclass(frozen=True)
+class FileUpdate:
+    """The decision on one file."""
+
+    name: str
+    """Its path in the package."""
+    action: str
+    """In words, for the user."""
+    write: tuple[str, str] | None = None
+    """(path in the package, text) to write; None: the package keeps what it has."""
+
+
+def write_record(package: PluginPackage, texts: Mapping[str, str]) -> None:
+    """Write the record of the files that a template has written."""
+    record = {
+        "rlcore": __version__,
+        "offers": list(package.offers),
+        "files": {name: _digest(text) for name, text in sorted(texts.items())},
+    }
+    (package.directory / RECORD).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+
+
+def update_package(name: str, directory: Path, known: Offers, dry_run: bool) -> list[FileUpdate]:
+    """Apply the template of this rlcore to a package; returns what was done to each file, or would be.
+
+    A file that the author has not changed is replaced. One that was changed stays, and the template's goes beside it as
+    FILE.new, unless the template has not changed it. ConfigError without a record.
+    """
+    record = _record(directory, known)
+    package = PluginPackage(name, directory, {kind: known[kind] for kind in record["offers"]})
+    texts = package_texts(package)
+    updates = list(_updates(directory, record["files"], texts))
+    if not dry_run:
+        for path, text in [update.write for update in updates if update.write is not None]:
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            (directory / path).write_text(text, "utf-8")
+        write_record(package, texts)
+    return updates
+
+
+def _updates(directory: Path, written: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[FileUpdate]:
+    for name in sorted(written.keys() | texts.keys()):
+        path, was = directory / name, written.get(name)
+        found = _digest(path.read_text("utf-8")) if path.is_file() else None
+        if name not in texts:
+            yield FileUpdate(name, "kept: no longer part of the template")
+        elif found == _digest(texts[name]):
+            yield FileUpdate(name, "up to date")
+        elif was == _digest(texts[name]):
+            yield FileUpdate(name, "kept: removed by you" if found is None else "kept: changed by you only")
+        elif found is None and was is not None:
+            yield FileUpdate(name, "kept: removed by you, and changed in the template")
+        elif found is None:
+            yield FileUpdate(name, "added", (name, texts[name]))
+        elif found == was:
+            yield FileUpdate(name, "replaced", (name, texts[name]))
+        else:
+            new = f"{name}.new"
+            yield FileUpdate(name, f"kept: changed by you; the template's is {new}", (new, texts[name]))
+
+
+def _record(directory: Path, known: Offers) -> dict[str, Any]:
+    path = directory / RECORD
+    if not path.is_file():
+        raise ConfigError(
+            f"plugins new --update: '{directory}' has no {RECORD}; needs a package that `rlcore plugins new` wrote"
+        )
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        kinds, digests = record["offers"], dict(record["files"])
+        sound = set(kinds) <= set(known) and all(isinstance(digest, str) for digest in digests.values())
+    except (ValueError, TypeError, KeyError) as cause:
+        raise ConfigError(f"plugins new --update: '{path}' is damaged: {shown(cause)}; restore it") from cause
+    if not sound:
+        raise ConfigError(f"plugins new --update: '{path}' is damaged: offers {shown(kinds)}; restore it")
+    return {"offers": kinds, "files": digests}
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()

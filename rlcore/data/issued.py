@@ -1,0 +1,196 @@
+"""Issues the training prompts in the order of the run, and keeps what an order is told: the results of past rows."""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from rlcore.config import DataConfig
+from rlcore.contracts.prompt_orders import OrderContext, PromptOrder, RowResults
+from rlcore.data.conversation import question_of
+from rlcore.data.order import other_run
+from rlcore.errors import CALLED, ConfigError, PluginError, boundary, shown
+from rlcore.errors.checks.interfaces import defines
+from rlcore.plan.run_plan import PromptOrderPlan
+from rlcore.plan.time_limit import limited
+from rlcore.types import Prompt, RewardStatus, ScoredTrajectory
+
+T = TypeVar("T")
+
+
+class IssuedPrompts:
+    """Issues prompts without end, in the order that `data.order` names; all that the order returns is checked."""
+
+    def __init__(
+        self, prompts: Mapping[str, Sequence[Prompt]], plan: PromptOrderPlan, data: DataConfig, seed: int
+    ) -> None:
+        """ConfigError when there are no prompts or a source is empty; PluginError when the order cannot be made."""
+        if not prompts:
+            raise ConfigError("data.sources: there is none, needed is at least one source of prompts")
+        for name in sorted(prompts):
+            if not prompts[name]:
+                raise ConfigError(f"data.sources.{name}: no prompt is left; see data.max_prompt_tokens")
+        self._offer, self._seed, self._solved_at = plan.offer, seed, data.solved_at
+        self._who = f"{plan.provided_by}: prompt order '{plan.offer.name}'"
+        self._digests = {name: _digest(prompts[name]) for name in sorted(prompts)}
+        self._prompts = {prompt.id: prompt for name in sorted(prompts) for prompt in prompts[name]}
+        self._issued: Counter[str] = Counter()
+        """Times that each row was issued."""
+        self._results: Mapping[str, RowResults] = {}
+        self._saved: Mapping[str, list[Any]] = {}
+        """The results as JSON. Neither mapping is changed: a published state and the order may hold one."""
+        self._counts = not defines(plan.offer.cls, PromptOrder, "times_issued")
+        context = OrderContext(plan.offer.name, prompts, data, seed, plan.section)
+        self._order = self._called("making it", lambda: plan.offer.cls(context))
+
+    @property
+    def num_prompts(self) -> int:
+        """Of all sources together."""
+        return len(self._prompts)
+
+    def next_prompts(self, n: int) -> list[tuple[Prompt, int]]:
+        """The next `n` prompts, each with its epoch: how often it had been issued before.
+
+        PluginError when the order returns anything but `n` known rows, each once unless it may repeat.
+        """
+        if n == 0:
+            return []
+        call = f"next({n})"
+        rows = self._called(call, lambda: self._order.next(n, MappingProxyType(self._results)))
+        if not isinstance(rows, (list, tuple)):
+            raise PluginError(f"{self._who}: {call} returned {shown(rows)}; needs a list of {n} prompt ids")
+        if len(rows) != n:
+            raise PluginError(f"{self._who}: {call} returned {len(rows)} rows; needs {n}")
+        for row in rows:
+            if not isinstance(row, str) or row not in self._prompts:
+                raise PluginError(
+                    f"{self._who}: {call} returned the row {shown(row)}; needs the id of a prompt of "
+                    f"{', '.join(f'data.sources.{name}' for name in self._digests)}, such as "
+                    f"'{next(iter(self._prompts))}'"
+                )
+        if not self._offer.repeats and n <= len(self._prompts) and len(set(rows)) < n:
+            twice = next(row for row, times in Counter(rows).items() if times > 1)
+            raise PluginError(
+                f"{self._who}: {call} returned the row '{twice}' twice; needs different rows, or an offer with "
+                "repeats=True"
+            )
+        return [self._issue(row) for row in rows]
+
+    def _issue(self, row: str) -> tuple[Prompt, int]:
+        epoch = self._issued[row]
+        self._issued[row] += 1
+        return self._prompts[row], epoch
+
+    def prompt(self, name: str) -> Prompt:
+        """The prompt of that id; CheckpointError when no source has it."""
+        if name not in self._prompts:
+            raise other_run(f"found no prompt '{name}'")
+        return self._prompts[name]
+
+    def record(self, groups: Iterable[tuple[Sequence[ScoredTrajectory], int]]) -> None:
+        """Take the results of a published step: each (group, version that sampled it), in the order of issue."""
+        if not self._offer.uses_results:
+            return
+        found, saved = dict(self._results), dict(self._saved)
+        for group, version in groups:
+            rewards = _rewards(group)
+            if rewards:
+                row = group[0].trajectory.id.prompt
+                found[row] = _added(found.get(row), list(rewards.values()), self._solved_at, version)
+                saved[row] = list(vars(found[row]).values())
+        self._results, self._saved = found, saved
+
+    def state(self) -> dict[str, Any]:
+        """The exact position, as JSON; PluginError when the order's own state is not JSON."""
+        state: dict[str, Any] = {
+            "order": self._offer.name,
+            "seed": self._seed,
+            "digests": self._digests,
+            "position": self._position(),
+        }
+        if self._counts:
+            state["issued"] = dict(self._issued)
+        if self._offer.uses_results:
+            state["results"] = self._saved
+        return state
+
+    def _position(self) -> Any:
+        position = self._called("state()", self._order.state)
+        try:
+            return json.loads(json.dumps(position, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as cause:
+            raise PluginError(f"{self._who}: state() returned {shown(position)}; needs JSON: {cause}") from cause
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken.
+
+        CheckpointError when order, prompts or seed are others: the position would mean nothing. PluginError when the
+        order does not have the state that it was given.
+        """
+        self._check_run(state)
+        self._called("restore()", lambda: self._order.restore(state["position"]))
+        again = self._position()
+        if again != state["position"]:
+            raise PluginError(
+                f"{self._who}: state() after restore() is {shown(again)}; needs {shown(state['position'])}, which it "
+                "was given"
+            )
+        known = None if self._counts else self._called("times_issued()", self._order.times_issued)
+        self._issued = Counter(state["issued"] if known is None else known)
+        self._saved = state.get("results", {})
+        self._results = {row: RowResults(*numbers) for row, numbers in self._saved.items()}
+
+    def _check_run(self, state: Mapping[str, Any]) -> None:
+        saved, now = state["digests"], self._digests
+        for name in sorted(saved.keys() | now.keys()):
+            if name not in now or name not in saved:
+                raise other_run(f"source '{name}' is {'new' if name not in saved else 'missing'}")
+            if saved[name] != now[name]:
+                raise other_run(f"the prompts of source '{name}' are not those that it was saved with")
+        for key, was, now_is in (
+            ("data.order", state["order"], self._offer.name),
+            ("train.seed", state["seed"], self._seed),
+        ):
+            if was != now_is:
+                raise other_run(f"{key} was {was}, now it is {now_is}")
+
+    def _called(self, call: str, work: Callable[[], T]) -> T:
+        """The result of the order's own code: what it raises, and that it hangs, names it and the call."""
+        who = f"{self._who}: {call}"
+        with boundary(who, PluginError, CALLED), limited(who):
+            return work()
+
+
+def _digest(prompts: Sequence[Prompt]) -> str:
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(f"{prompt.id}\0{question_of(prompt.messages)}\0".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _rewards(group: Sequence[ScoredTrajectory]) -> dict[int, float]:
+    """The scores of a group by sample; those of failed samples and scores that are not finite are left out."""
+    return {
+        row.trajectory.id.sample: row.reward.score
+        for row in group
+        if row.reward.status is RewardStatus.OK and math.isfinite(row.reward.score)
+    }
+
+
+def _added(results: RowResults | None, rewards: Sequence[float], solved_at: float, version: int) -> RowResults:
+    """The results with those of one more group."""
+    was = results or RowResults(0, 0, 0.0, 0, 0, 0.0, 0.0, 0)
+    total, num_solved = math.fsum(rewards), sum(reward >= solved_at for reward in rewards)
+    return RowResults(
+        groups=was.groups + 1,
+        samples=was.samples + len(rewards),
+        reward_sum=was.reward_sum + total,
+        num_solved=was.num_solved + num_solved,
+        equal_groups=was.equal_groups + (len(set(rewards)) == 1),
+        last_mean=total / len(rewards),
+        last_solved_frac=num_solved / len(rewards),
+        version=version,
+    )

@@ -1,0 +1,95 @@
+"""A replica's supervisor counts deaths, and forgets them when the replica has served for long."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rlcore.cluster import replica
+from rlcore.cluster.replica import ReplicaSupervisor
+from rlcore.contracts.clusters import Deadlines
+from rlcore.contracts.workers import ReplicaEvent
+from rlcore.errors import WorkerError
+
+DEADLINES = Deadlines(setup_s=5.0, call_s=5.0, close_s=1.0)
+
+
+class Body:
+    """A body that ends when it is told."""
+
+    rendezvous = ""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+
+    @property
+    def alive(self) -> bool:
+        return not self.over.is_set()
+
+    async def ended(self) -> str:
+        await self.over.wait()
+        return "its node left"
+
+    async def close(self, deadline_s: float) -> None:
+        self.over.set()
+
+
+class Life:
+    """A supervised replica, and the events of its deaths."""
+
+    def __init__(self, max_restarts: int) -> None:
+        self.bodies: list[Body] = []
+        self.events: asyncio.Queue[ReplicaEvent] = asyncio.Queue()
+        self.seat = ReplicaSupervisor("rollout[0]", 0, self._launch, max_restarts, DEADLINES)
+        self.seat.on_event.append(self.events.put_nowait)
+
+    async def _launch(self) -> Any:
+        self.bodies.append(Body())
+        return self.bodies[-1]
+
+    async def die(self) -> bool:
+        """True if it comes back; it serves again then."""
+        self.bodies[-1].over.set()
+        lost = await self.events.get()
+        if lost.comes_back:
+            assert (await self.events.get()).kind == "restored"
+        return lost.comes_back
+
+
+@pytest.mark.parametrize(("steady_s", "expected"), [(600.0, [True, False]), (0.0, [True, True, True, True])])
+def test_a_replica_that_has_served_for_long_has_all_its_restarts_again(
+    steady_s: float, expected: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "STEADY_S", steady_s)
+
+    async def story() -> None:
+        life = Life(max_restarts=1)
+        await life.seat.start()
+        assert [await life.die() for _ in expected] == expected
+        assert life.seat.alive == expected[-1]
+        await life.seat.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
+
+
+def test_a_loss_without_a_restart_left_says_so_to_every_call() -> None:
+    async def story() -> None:
+        life = Life(max_restarts=0)
+        await life.seat.start()
+        assert not await life.die()
+        with pytest.raises(WorkerError, match=r"^rollout\[0\]: lost \(its node left\); only isolated workers"):
+            _ = life.seat.body
+        await life.seat.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
+
+
+def test_an_excuse_gives_no_more_restarts_than_there_are() -> None:
+    async def story() -> None:
+        life = Life(max_restarts=1)
+        await life.seat.start()
+        life.seat.excuse()
+        assert [await life.die(), await life.die()] == [True, False]
+        await life.seat.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))

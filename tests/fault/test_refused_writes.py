@@ -1,0 +1,44 @@
+"""Every kind of change that a run makes on the disk is refused once: it ends in one line or goes on, and is resumed."""
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
+
+PROGRAM = Path(__file__).with_name("refusing_disk.py")
+SHARDS = 4
+ENDED_WITH_ERROR = 2
+
+
+def outcomes(directory: Path, error: int, stays: str, shard: int) -> list[dict[str, Any]]:
+    command = [sys.executable, str(PROGRAM), str(directory), str(error), stays, str(shard), str(SHARDS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize(("error", "stays"), [(errno.EIO, "once"), (errno.ENOSPC, "stays")], ids=["refused", "full"])
+def test_a_refused_change_is_one_line_or_a_warning_and_the_run_goes_on_as_if_undisturbed(
+    tmp_path: Path, error: int, stays: str, shard: int
+) -> None:
+    found = outcomes(tmp_path, error, stays, shard)
+    assert len(found) >= 15
+    for outcome in found:
+        text = outcome["output"] + outcome["log"]
+        assert outcome["code"] in (0, ENDED_WITH_ERROR), outcome
+        assert "Traceback" not in text, outcome
+        if outcome["code"]:
+            last = outcome["output"].rstrip().rsplit("\n", 1)[-1]
+            assert last.startswith("rlcore: "), outcome
+            assert "[Errno" in last, outcome
+        assert outcome["resumed_code"] == 0, outcome
+        assert outcome["differences"] == [], outcome
+        assert outcome["change"], outcome
+    assert ENDED_WITH_ERROR in {outcome["code"] for outcome in found}
