@@ -14,6 +14,7 @@ import yaml
 
 from rlcore.cli import main
 from rlcore.plugins.planning import plan_run
+from rlcore.testing.tiny import write_tiny_model
 
 CLUSTER = Path(__file__).parent.parent.parent / "examples" / "cluster"
 CONFIG = CLUSTER / "config.yaml"
@@ -144,6 +145,7 @@ def test_the_entry_point_of_the_rayjob_begins_or_continues_the_run(exists: bool,
     assert calls(tmp_path) == [expected]
 
 
-def test_the_configuration_is_planned_for_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(CONFIG), "--on", "2x8xH100-80GB"]) == 0
+def test_the_configuration_is_planned_for_the_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_tiny_model(tmp_path / "model")  # the default suite has no converted SmolLM2
+    assert main(["plan", str(CONFIG), f"model.path={model}", "--on", "2x8xH100-80GB"]) == 0
     assert "seconds of a step on 2x8xH100-80GB" in capsys.readouterr().out

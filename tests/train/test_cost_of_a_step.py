@@ -23,8 +23,8 @@ async def on_the_loop(trajectory):
 """
 GROUP = 8
 OURS = str(Path(rlcore.__file__).parent)
-MOST_CALLS = 125
-"""Per sample. 124.5 to 124.7 are counted; the rest is which answers arrive in one turn of the loop."""
+MOST_CALLS = 126
+"""Per sample. 124.5 to 125.1 are counted; the rest is which answers arrive in one turn of the loop."""
 
 
 class Calls:
