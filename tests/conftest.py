@@ -1,5 +1,6 @@
 """Fixtures of every test: nothing is left running, and nothing heavy is imported without need."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,13 @@ class MarkedFiles:
                     f"{path}: has tests of the mark '{mark}' and does not name it, so `-m {mark}` would not find them; "
                     f"needs pytest.mark.{mark} in its text"
                 )
+
+
+def pytest_collection_finish() -> None:
+    """Modules live until the end: a collector that walks them again and again takes a tenth of the suite's time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def names_mark(path: Path, mark: str) -> bool:

@@ -65,6 +65,14 @@ def part_of(path: Path) -> str:
     return "" if first in ("__init__", "__main__") else first
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_dropped() -> Iterator[None]:
+    """They are a million objects, through which the garbage collector would go in every later test."""
+    yield
+    for kept in (tree_of, nodes_of, imports):
+        kept.cache_clear()
+
+
 @cache
 def tree_of(path: Path) -> ast.Module:
     """The parsed file."""

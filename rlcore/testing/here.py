@@ -1,16 +1,17 @@
 """Stand-ins for child processes that run in this process, for tests of code that neither hangs nor crashes."""
 
 import asyncio
+import pickle
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 from rlcore.cluster.child import ChildProcesses
 from rlcore.contracts.children import Child, Children
-from rlcore.errors import CALLED, ChildError, boundary
+from rlcore.errors import CALLED, ChildError, RlcoreError, boundary
 from rlcore.imports import import_target
 from rlcore.reward.child_calls import SERVED
 from rlcore.reward.served import ServedReward
@@ -38,16 +39,17 @@ class HereChild:
         self._served, self.name = served, name
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
-        """The method's result; its exceptions become those that a child would send."""
+        """The method's result for copies of its arguments; its exceptions become those that a child would send."""
+        copies = pickle.loads(pickle.dumps(args))
 
         def work() -> Any:
             with boundary("", ChildError, CALLED):  # a future takes no StopIteration
-                return getattr(self._served, method)(*args)
+                return getattr(self._served, method)(*copies)
 
         try:
             with boundary("", ChildError):
                 return await asyncio.to_thread(work)
-        except ChildError as error:
+        except RlcoreError as error:
             raise ChildError(str(error).removeprefix(": ")) from error
 
     async def close(self) -> None:
@@ -112,16 +114,18 @@ class RunChildren:
 @contextmanager
 def letters_here() -> Iterator[None]:
     """Runs in the block need no process for `count_letter`."""
-    with _stand_ins(lambda spec: spec.target == LETTERS):
+    here = partial(RunChildren, lambda spec: spec.target == LETTERS)
+    with patch("rlcore.runtime.launch.ChildProcesses", here):
         yield
 
 
 @contextmanager
 def rewards_here() -> Iterator[None]:
-    """Runs in the block need no process for a reward function, none of which may hang, crash or end its process."""
-    with patch.object(sys, "path", [*sys.path]), _stand_ins(lambda spec: True):  # files of functions are put there
+    """In the block reward functions of runs and of `reward_context` need no process: none may hang, crash or exit."""
+    here = partial(RunChildren, lambda spec: True)
+    with (
+        patch.object(sys, "path", [*sys.path]),  # files of functions are put there
+        patch("rlcore.runtime.launch.ChildProcesses", here),
+        patch("rlcore.testing.rewards.ChildProcesses", here),
+    ):
         yield
-
-
-def _stand_ins(stands_in: Callable[[FunctionSpec], bool]) -> AbstractContextManager[object]:
-    return patch("rlcore.runtime.launch.ChildProcesses", partial(RunChildren, stands_in))

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,19 @@ import pytest
 
 from rlcore.config import EvalConfig, RewardFunctionConfig, RunConfig, TrainConfig
 from rlcore.errors import PluginError, RlcoreError
+from rlcore.testing.here import rewards_here
 from rlcore.testing.rewards import make_prompt, make_trajectory, score_rewards
 from rlcore.types import Lane, Reward, RewardStatus, Trajectory
 
 FORMS = str(Path(__file__).parent.parent / "scorers" / "forms.py")
 GROUP = RunConfig(eval=EvalConfig(samples_per_prompt=4), train=TrainConfig(max_steps=7))
 function = partial(RewardFunctionConfig, children=1)
+
+
+@pytest.fixture(autouse=True)
+def _rewards_need_no_process() -> Iterator[None]:
+    with rewards_here():
+        yield
 
 
 def one(name: str, trajectory: Trajectory | None = None, **settings: Any) -> Reward:

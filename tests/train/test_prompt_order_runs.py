@@ -1,6 +1,7 @@
 """Runs whose order of prompts looks at results: what it is told under each schedule, and resumption bit for bit."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from rlcore.report.metrics import read_trajectories
 from rlcore.testing import write_prompts
+from rlcore.testing.here import rewards_here
 from rlcore.testing.runs import differing
 from rlcore.train import train
 
@@ -49,6 +51,12 @@ SCHEDULES = {
     "one step off": {"max_staleness": 1},
     "resampled": {},
 }
+
+
+@pytest.fixture(autouse=True)
+def _rewards_need_no_process() -> Iterator[None]:
+    with rewards_here():
+        yield
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import rlcore
 from rlcore.errors import ConfigError
+from rlcore.testing.here import rewards_here
 from rlcore.testing.runs import differing
 from rlcore.testing.tiny import write_tiny_model
 
@@ -35,6 +37,12 @@ NULL: dict[str, Any] = {
 
 def few_as(completions: list[str], **columns: Any) -> list[float]:
     return [float(completion.count("a")) for completion in completions]
+
+
+@pytest.fixture(autouse=True)
+def _rewards_need_no_process() -> Iterator[None]:
+    with rewards_here():
+        yield
 
 
 @pytest.fixture
