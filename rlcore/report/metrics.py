@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,19 @@ def writing_records(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as cause:
+        run_dir = next((parent for parent in path.parents if (parent / METRICS).exists()), path.parent)
         raise CheckpointError(
-            f"'{path}': records cannot be written: {describe(cause)}; make room or bring the directory back, then go "
-            "on with --resume"
+            f"'{path}': records cannot be written: {describe(cause)}; make room or bring the directory back, then "
+            f"{way_on(run_dir)}"
         ) from cause
+
+
+def way_on(run_dir: Path) -> str:
+    """The words for how a run that ended goes on; of one that has saved nothing yet, what it took is cut."""
+    with suppress(OSError, CheckpointError):
+        if last_step(run_dir) and not any((run_dir / "checkpoints").glob("step_*")):
+            return "begin again with --resume --from-start"
+    return "go on with --resume"
 
 
 def trajectory_lines(rows: Iterable[tuple[ScoredTrajectory, float | None]], lane: Lane) -> bytes:
