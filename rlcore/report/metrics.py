@@ -203,6 +203,8 @@ def _leaf(value: Any) -> Any:
 
 def _whole_lines(path: Path, most_bytes: int = -1) -> Iterator[bytes]:
     """The lines that end in a line break. CheckpointError where one has `most_bytes`: that is not read further."""
+    if not path.is_file():
+        raise CheckpointError(f"'{path}': it is not a file; remove it")
     with path.open("rb") as file:
         while (line := file.readline(most_bytes)).endswith(b"\n"):
             yield line
@@ -216,11 +218,16 @@ def _whole_lines(path: Path, most_bytes: int = -1) -> Iterator[bytes]:
 def _parse(line: bytes, path: Path) -> dict[str, Any]:
     try:
         record = json.loads(line)
-        if isinstance(record["step"], int):
+        if isinstance(record["step"], int) and all(map(_is_number, record.values())):
             return dict(record)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         pass
     raise CheckpointError(f"'{path}': {line[:60]!r} is not a record of metrics; fix or remove the line")
+
+
+def _is_number(value: object) -> bool:
+    """True of null too; OverflowError for an integer that no float holds."""
+    return value is None or (isinstance(value, (int, float)) and isinstance(float(value), float))
 
 
 def _step_files(directory: Path) -> list[Path]:
