@@ -21,8 +21,10 @@ without the right to mount one, a limit on the size of files.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -77,22 +79,23 @@ class Soak:
     problems: list[str] = field(default_factory=list)
     resumed_s: list[float] = field(default_factory=list)
     must_say: str = ""
+    ends_at: float = math.inf
+    """Known once the first step is taken."""
 
     def go(self) -> int:
-        """Run until the time is up, then to a clean end; the number of steps."""
-        ends_at = time.monotonic() + 60.0 * self.options.minutes
+        """Run until the time is up, then to a clean end; the number of steps.
+
+        The time begins at the first step, so a machine that is slow to start takes nothing from the soak.
+        """
         planned, faults = itertools.tee(self._plan())
         for fault in itertools.islice(planned, PRINTED):
             say(f"planned: step {fault.step}: {fault.kind}")
         following = next(faults)
-        while self._goes_on(ends_at):
-            following = self._live(following, faults, ends_at)
-        taken = last_step(self.work / "runs" / NAME)
-        if not taken:
-            raise Broken(f"no step in {self.options.minutes:g} minutes: its start takes longer; give it more --minutes")
-        steps = taken + 2
+        while self._goes_on():
+            following = self._live(following, faults)
+        steps = last_step(self.work / "runs" / NAME) + 2
         last = self._begin(f"train.max_steps={steps}")
-        code = last.wait(2 * self.bounds.stuck_s)
+        code = last.wait(self.bounds.start_s + 2 * self.bounds.stuck_s)
         self._check_end(last, [], code, (0,))
         return steps
 
@@ -113,9 +116,9 @@ class Soak:
         options = self.options
         return plan(options.seed, options.faults == "all", options.calm, options.gap, options.engine)
 
-    def _goes_on(self, ends_at: float) -> bool:
+    def _goes_on(self) -> bool:
         enough = self.options.num_faults and sum(self.injected.values()) >= self.options.num_faults
-        return time.monotonic() < ends_at and not enough
+        return time.monotonic() < self.ends_at and not enough
 
     def _begin(self, *more: str) -> Controller:
         for mark in (self.work / "pids").iterdir():
@@ -125,14 +128,14 @@ class Soak:
         self.lives += 1
         return Controller(self.work, NAME, self.lives, *more)
 
-    def _live(self, following: Fault, faults: Any, ends_at: float) -> Fault:
+    def _live(self, following: Fault, faults: Any) -> Fault:
         """One life of the controller, until a fault or the end of the time ends it; the next fault."""
         controller = self._begin()
         first = before = last_step(controller.run)
         begun = False
         stage = Stage(self.work, controller, self.weather, self.mounted, self.bounds.end_s)
         moved = time.monotonic()
-        while self._goes_on(ends_at):
+        while self._goes_on():
             if (code := controller.ended()) is not None:
                 if not last_step(controller.run):
                     raise Broken(f"it ended with {code} before its first step: {controller.text()[-500:]}")
@@ -143,15 +146,17 @@ class Soak:
                 if not begun:
                     self._check_begin(controller)
                     begun, first = True, step
+                    self.ends_at = min(self.ends_at, time.monotonic() + 60.0 * self.options.minutes)
                 before, moved = step, time.monotonic()
-            elif time.monotonic() - moved > self.bounds.stuck_s:
-                controller.process.kill()
-                raise Broken(f"no step after {before} in {self.bounds.stuck_s:.0f} s: {controller.text()[-500:]}")
+            elif time.monotonic() - moved > (limit_s := self.bounds.stuck_s if begun else self.bounds.start_s):
+                controller.kill()
+                raise Broken(f"no step after {before} in {limit_s:.0f} s: {controller.text()[-500:]}")
             if step < following.step or not begun:
                 time.sleep(0.05)
                 continue
             if step - first >= SETTLED_STEPS and controller.is_whole():
-                self.samples.append(sampled(controller.process, self.lives, step))
+                with contextlib.suppress(psutil.NoSuchProcess):  # the next look finds that it ended
+                    self.samples.append(sampled(controller.process, self.lives, step))
             fault, following = following, next(faults)
             if self._inject(fault, stage):
                 return following
@@ -169,7 +174,10 @@ class Soak:
         stage.chance = random.Random(fault.seed)
         children = controller.children()
         ending = fault.kind in CONTROLLER or fault.kind in ACTOR
-        note = FAULTS[fault.kind](stage)
+        try:
+            note = FAULTS[fault.kind](stage)
+        except psutil.NoSuchProcess:  # it ended by itself meanwhile, which the next look finds
+            note = ""
         say(f"step {last_step(controller.run)}: {fault.kind}: {note or 'nothing to do it to'}")
         (self.injected if note else self.skipped)[fault.kind] += 1
         if not (ending and note):
@@ -214,11 +222,18 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
             (work / f"{name}.json").write_text(json.dumps(settings))
         state = Soak(options, work, weather, mounted, BOUNDS[options.engine])
         began = time.monotonic()
-        steps = state.go()
-        took_s = time.monotonic() - began
-        different = differences(work, steps) if options.faults == "retried" and repeats(options) else None
-        account = accounted(work / "runs" / NAME, steps)
-        if "Traceback" in (work / "runs" / NAME / "log.txt").read_text(errors="replace"):
+        different, run = None, work / "runs" / NAME
+        try:
+            steps = state.go()
+            took_s = time.monotonic() - began
+            if options.faults == "retried" and repeats(options):
+                different = differences(work, steps)
+        except (Broken, subprocess.TimeoutExpired) as error:  # of the steps until then there is an account all the same
+            steps, took_s = last_step(run), time.monotonic() - began
+            state.problems.append(" ".join(str(error).split()))
+        account = accounted(run, steps)
+        log = run / "log.txt"
+        if log.exists() and "Traceback" in log.read_text(errors="replace"):
             state.problems.append("log.txt holds a traceback")
     state.problems += account.problems + resources(state.samples, state.bounds.growth)
     if different:
@@ -269,14 +284,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.smoke:
         options.minutes, options.num_faults, options.calm, options.gap, options.pace_s = 4.0, 7, 1, 3, 0.05
-    with tempfile.TemporaryDirectory(prefix="rlcore-soak-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="rlcore-soak-", ignore_cleanup_errors=True) as scratch:
         work = options.work or Path(scratch) / "work"
         work.mkdir(parents=True)
-        try:
-            result = soak(options, work.resolve())
-        except (Broken, subprocess.TimeoutExpired) as error:
-            say(f"problem: {' '.join(str(error).split())}")
-            return 1
+        result = soak(options, work.resolve())
     line = json.dumps(result)
     print(line)
     if options.out:

@@ -17,8 +17,10 @@ GROWTH = {
 class Bounds:
     """Bounds of one engine, in seconds where they say so."""
 
+    start_s: float = 600.0
+    """Time in which a life takes its first step."""
     stuck_s: float = 300.0
-    """Without a step for so long the run hangs."""
+    """Without a step for so long after that the run hangs."""
     end_s: float = 120.0
     """Time in which a life that was told to end, or has no room to write, does so."""
     gone_s: float = 10.0
@@ -27,6 +29,8 @@ class Bounds:
     """Growth that a life may end with, per resource: connections come and go, and allocation varies."""
 
 
-MODELS = Bounds(600.0, 300.0, 30.0, {**GROWTH, "children_mib": 512.0})
+MODELS = Bounds(1200.0, 600.0, 300.0, 30.0, {**GROWTH, "children_mib": 512.0})
 """Pages that processes of torch share count once for each, and each warms up."""
-BOUNDS = {"null": Bounds(), "hf": MODELS, "vllm": MODELS}
+VLLM = Bounds(1800.0, 1200.0, 600.0, 60.0, MODELS.growth)
+"""A step waits where both engines were killed and start again: minutes, where other work keeps the cores busy."""
+BOUNDS = {"null": Bounds(), "hf": MODELS, "vllm": VLLM}

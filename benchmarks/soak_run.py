@@ -1,5 +1,6 @@
 """The run of the soak: its files, its controller process, and the services that it asks."""
 
+import contextlib
 import json
 import os
 import re
@@ -110,9 +111,13 @@ def config(
     parts = work / "parts.py"
     agents: dict[str, Any] = {"max_turns": 3, "turn_tokens": 12, "children": 2}
     if scene == "tools":
-        agents |= {"tools": {"echo": {"fn": f"{parts}:echo"}}, "parser": f"{parts}:always", "describe_tools": "never"}
+        agents |= {
+            "tools": {"echo": {"fn": f"{parts}:echo", "deadline_s": 300.0}},
+            "parser": f"{parts}:always",
+            "describe_tools": "never",
+        }
     elif scene == "program":
-        agents = {"max_turns": 4, "agent": {"fn": f"{parts}:agent", "children": 2, "threads": 4}, "time_s": 300.0}
+        agents = {"max_turns": 4, "agent": {"fn": f"{parts}:agent", "children": 2, "threads": 4}, "time_s": 3600.0}
     rollout, actor, engines = _engines(engine, update_s)
     return {
         "model": {"path": "" if engine == "null" else str(work / "model"), "tokenizer": "bytes"},
@@ -234,8 +239,17 @@ class Controller:
         try:
             return self._popen.wait(limit_s)
         except subprocess.TimeoutExpired:
-            self._popen.kill()
+            self.kill()
             raise
+
+    def kill(self) -> None:
+        """End it and all that it started, and wait for that."""
+        everyone = [self.process, *self.children()]
+        for process in everyone:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(everyone, timeout=30.0)
+        self._popen.wait()
 
     def text(self) -> str:
         """Everything that the controller printed."""

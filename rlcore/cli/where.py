@@ -10,6 +10,7 @@ from pathlib import Path
 from rlcore.cli.arguments import Parser
 from rlcore.cli.console import answer
 from rlcore.errors import ConfigError
+from rlcore.report.metrics import way_on
 from rlcore.report.standing import duration, sentence
 from rlcore.report.status import FAILED, FINISHED, RUNNING, STATUS, Status, is_held, read_status
 
@@ -69,14 +70,14 @@ def _where(run_dir: Path) -> str:
     if status.state == FINISHED:
         return f"finished {ago} after {status.steps} steps"
     if status.state == RUNNING:
-        return _killed(status, written, ago)
+        return _killed(run_dir, status, written, ago)
     ended = "failed" if status.state == FAILED else "stopped"
     return f"{ended} {ago} in step {status.step}: {status.problem}"
 
 
-def _killed(status: Status, written: float, ago: str) -> str:
+def _killed(run_dir: Path, status: Status, written: float, ago: str) -> str:
     """Of a run whose process is gone, or is on a machine whose locks are not seen here."""
     last = f"the last that it wrote, {ago}: {sentence(status, written)}"
     if status.host != socket.gethostname():
         return f"not seen from this machine: process {status.pid} of '{status.host}'; {last}"
-    return f"killed: process {status.pid} is gone; {last}; go on with --resume"
+    return f"killed: process {status.pid} is gone; {last}; {way_on(run_dir)}"

@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,19 @@ def writing_records(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as cause:
+        run_dir = next((parent for parent in path.parents if (parent / METRICS).exists()), path.parent)
         raise CheckpointError(
-            f"'{path}': records cannot be written: {describe(cause)}; make room or bring the directory back, then go "
-            "on with --resume"
+            f"'{path}': records cannot be written: {describe(cause)}; make room or bring the directory back, then "
+            f"{way_on(run_dir)}"
         ) from cause
+
+
+def way_on(run_dir: Path) -> str:
+    """The words for how a run that ended goes on; of one that has saved nothing yet, what it took is cut."""
+    with suppress(OSError, CheckpointError):
+        if last_step(run_dir) and not any((run_dir / "checkpoints").glob("step_*")):
+            return "begin again with --resume --from-start"
+    return "go on with --resume"
 
 
 def trajectory_lines(rows: Iterable[tuple[ScoredTrajectory, float | None]], lane: Lane) -> bytes:
@@ -194,6 +203,8 @@ def _leaf(value: Any) -> Any:
 
 def _whole_lines(path: Path, most_bytes: int = -1) -> Iterator[bytes]:
     """The lines that end in a line break. CheckpointError where one has `most_bytes`: that is not read further."""
+    if not path.is_file():
+        raise CheckpointError(f"'{path}': it is not a file; remove it")
     with path.open("rb") as file:
         while (line := file.readline(most_bytes)).endswith(b"\n"):
             yield line
@@ -207,11 +218,16 @@ def _whole_lines(path: Path, most_bytes: int = -1) -> Iterator[bytes]:
 def _parse(line: bytes, path: Path) -> dict[str, Any]:
     try:
         record = json.loads(line)
-        if isinstance(record["step"], int):
+        if isinstance(record["step"], int) and all(map(_is_number, record.values())):
             return dict(record)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         pass
     raise CheckpointError(f"'{path}': {line[:60]!r} is not a record of metrics; fix or remove the line")
+
+
+def _is_number(value: object) -> bool:
+    """True of null too; OverflowError for an integer that no float holds."""
+    return value is None or (isinstance(value, (int, float)) and isinstance(float(value), float))
 
 
 def _step_files(directory: Path) -> list[Path]:

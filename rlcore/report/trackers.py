@@ -22,6 +22,8 @@ START_S = 60.0
 """Seconds a tracker may take to start."""
 CLOSE_S = 5.0
 """Seconds trackers may take, together, to write what is outstanding when the run ends."""
+MOST_WAITING = 1000
+"""Calls that may wait for trackers that are slow or hang; what is logged beyond them is for metrics.jsonl alone."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Trackers:
         """Trackers that get nothing more, but their `close`."""
         self._without_samples: set[str] = set()
         """Trackers that failed to take samples."""
+        self._is_behind = False
 
     def start(self) -> None:
         """Starts every tracker and gives it the configuration; ConfigError if one is not installed or fails."""
@@ -65,14 +68,26 @@ class Trackers:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand the metrics over; returns at once."""
-        if self._thread is not None:
+        if self._thread is not None and self._has_room(step):
             values = dict(metrics)
             self._thread.submit(lambda: self._log(step, values))
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
         """Hand samples over; returns at once."""
-        if self._thread is not None and samples:
+        if self._thread is not None and samples and self._has_room(step):
             self._thread.submit(lambda: self._log_samples(step, samples))
+
+    def _has_room(self, step: int) -> bool:
+        """False, with a warning when it begins, while too much waits."""
+        behind = self._thread is not None and self._thread.num_waiting >= MOST_WAITING
+        if behind and not self._is_behind:
+            names = ", ".join(who for who in self._trackers if who not in self._failed)
+            self._warn(
+                f"{names}: {MOST_WAITING} calls behind; from step {step} on nothing more until there is room, "
+                "metrics.jsonl has everything"
+            )
+        self._is_behind = behind
+        return not behind
 
     def close(self, limit_s: float = CLOSE_S) -> None:
         """Close every tracker, or leave behind what takes longer; more than once is harmless."""
@@ -170,6 +185,11 @@ class DaemonThread:
         future: Future[Any] = Future()
         self._queue.put((future, work))
         return future
+
+    @property
+    def num_waiting(self) -> int:
+        """Submitted, and not begun."""
+        return self._queue.qsize()
 
     def end(self) -> None:
         """Take no more; a thread that is stuck is left behind."""

@@ -1,6 +1,8 @@
 """`rlcore runs`: what is listed of each run, and which starts are removed."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +66,23 @@ def test_a_run_whose_process_was_killed_is_said_to_be(runs: Path, capsys: pytest
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", str(tmp_path / "nowhere")]) == 2
     assert "name the train.dir of your runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "damage", ["directory", "pipe", '{"step": 1, "reward/mean": "x"}', '{"step": 1, "a": 1%s}', "[%s"]
+)
+def test_a_run_with_damaged_metrics_is_listed_and_hides_no_other(
+    damage: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = shutil.copytree(runs / "done", runs / "odd") / "metrics.jsonl"
+    path.unlink()
+    if damage == "directory":
+        path.mkdir()
+    elif damage == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text(damage.replace("1%s", "1" + "0" * 400).replace("[%s", "[" * 50_000) + "\n")
+    rows = listed(capsys, str(runs))
+    assert rows.keys() == {"done", "refused", "odd"}
+    assert rows["done"]["step"] == 2
+    assert (rows["odd"]["state"], rows["odd"]["step"], rows["odd"]["metrics"]) == ("finished", 0, {})

@@ -16,7 +16,7 @@ from rlcore.errors import ConfigError
 from rlcore.plan import TrackerPlan
 from rlcore.report import core_trackers
 from rlcore.report.core_trackers import MLflow
-from rlcore.report.trackers import Trackers, require_installed
+from rlcore.report.trackers import MOST_WAITING, Trackers, require_installed
 
 RUN_CONFIG = "actor: {lr: 1.0e-05, backend: hf}\nrollout: {stop: []}\nkey: ${oc.env:SECRET}\nnothing: null\n"
 
@@ -227,6 +227,27 @@ def test_a_tracker_that_hangs_holds_up_no_step(tmp_path: Path) -> None:
     assert time.monotonic() - began < 20
     assert warnings == ["tracker slow of plugin 'x' (x 1.0): not finished within 0.2 s; left behind"]
     release.set()
+
+
+def test_what_waits_for_a_tracker_that_hangs_is_bounded(tmp_path: Path) -> None:
+    release, warnings = threading.Event(), list[str]()
+
+    def hang(call: str) -> None:
+        if call == "log":
+            release.wait(60)
+
+    trackers = trackers_of(tmp_path, warnings, slow=fake(hang))
+    for step in range(1, 3 * MOST_WAITING):
+        trackers.log(step, {"a": 1.0})
+        trackers.log_samples(step, [TrackedSample("question", "answer", 1.0, None)])
+    assert trackers._thread is not None
+    assert trackers._thread.num_waiting == MOST_WAITING
+    [warning] = warnings
+    assert warning.startswith(f"tracker slow of plugin 'x' (x 1.0): {MOST_WAITING} calls behind; from step 5")
+    release.set()
+    trackers.close(limit_s=60)
+    assert len(warnings) == 1
+    assert [name for name, _ in made["slow"].calls].count("log") > MOST_WAITING / 3
 
 
 def test_a_missing_package_is_named_with_its_install_line() -> None:

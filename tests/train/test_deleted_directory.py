@@ -37,11 +37,31 @@ def removed(name: str) -> Callable[[Path], object]:
     return lambda run_dir: (run_dir / name).unlink()
 
 
+@pytest.mark.parametrize("every_steps", [1, 3])
+def test_the_way_on_that_is_named_is_one_that_is_taken(every_steps: int, tmp_path: Path) -> None:
+    """Before the first checkpoint `--resume` alone is refused."""
+    run_dir = tmp_path / "runs" / "run"
+    more = {"train.name": "run", "train.max_steps": 4, "checkpoint.every_steps": every_steps}
+    settings = run_settings(tmp_path, 8, **more)
+
+    def on_step(step: int, step_metrics: Any) -> None:
+        if step == 2:
+            replaced("tokens")(run_dir)
+
+    with pytest.raises(CheckpointError, match="records cannot be written") as caught:
+        train(settings, plugins="null", on_step=on_step)
+    arguments = str(caught.value).partition(" --")[2].split(" --")
+    assert arguments == (["resume"] if every_steps == 1 else ["resume", "from-start"])
+    (run_dir / "tokens").unlink()
+    resumed = train(settings, plugins="null", resume=True, from_start="from-start" in arguments)
+    assert resumed.steps == 4
+
+
 def gone(run_dir: Path) -> None:
     run_dir.rename(run_dir.with_name("gone"))
 
 
-WAY_OUT = "make room or bring the directory back, then go on with --resume"
+WAY_OUT = r"make room or bring the directory back, then (go on|begin again) with --resume"
 WAYS: dict[str, tuple[Callable[[Path], object], str]] = {
     "whole": (gone, f"run/.*': records cannot be written: FileNotFoundError: .*; {WAY_OUT}"),
     "metrics": (replaced("metrics.jsonl"), f"metrics.jsonl': records cannot be written: .*; {WAY_OUT}"),

@@ -1,16 +1,19 @@
 """Reads the files of a run again while it is written: the rest of those that have grown, and others if they changed."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from rlcore_view.model import ViewError
 
 Made = TypeVar("Made")
 _TAIL = 1024
 """Bytes before the offset that must be as they were; else the file was cut back, and is read from its beginning."""
+
+MAX_BYTES = 256 << 20
+"""Of a line, and of a file of settings: what has more is not one that a trainer wrote."""
 
 Stamp = tuple[int, int, int]
 
@@ -64,14 +67,41 @@ class FileMemory:
         stamp, known = _stamp(path), self._grown.get(path)
         if known is None or stamp is None or known.stamp != stamp:
             try:
-                with path.open("rb") as file:
+                with opened(path) as file:
                     known = self._grown[path] = _going_on(known, file.fileno(), most_bytes)
                     file.seek(known.offset)
-                    _read_lines(known, file.readlines(), make, ends)
+                    _read_lines(known, list(lines_of(file, path)), make, ends)
             except OSError as error:
                 raise ViewError(f"'{path}': it cannot be read: {error.strerror or error}") from error
             known.stamp = stamp
         return known.made, known.rest
+
+
+def opened(path: Path) -> BinaryIO:
+    """The file, opened to be read; ViewError if it cannot be, or is a pipe or a device, which may never end."""
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ViewError(f"'{path}': it is not a file; remove it")
+        return path.open("rb")
+    except OSError as error:
+        raise ViewError(f"'{path}': it cannot be read: {error.strerror or error}") from error
+
+
+def whole_file(path: Path) -> bytes:
+    """The content of a file that is read at once, such as one of settings; ViewError for a larger one."""
+    with opened(path) as file:
+        data = file.read(MAX_BYTES)
+    if len(data) == MAX_BYTES:
+        raise ViewError(f"'{path}': it has {MAX_BYTES >> 20} MiB or more, which no run writes; remove it")
+    return data
+
+
+def lines_of(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The lines of the file; ViewError where one is longer than any that a run writes."""
+    while line := file.readline(MAX_BYTES):
+        if len(line) == MAX_BYTES:
+            raise ViewError(f"'{path}': a line has {MAX_BYTES >> 20} MiB or more; fix or remove the file")
+        yield line
 
 
 def _stamp(path: Path) -> Stamp | None:

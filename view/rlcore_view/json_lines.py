@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlcore_view.file_memory import FileMemory
+from rlcore_view.file_memory import FileMemory, lines_of, opened
 from rlcore_view.model import ViewError
 
 Made = TypeVar("Made")
@@ -15,8 +15,8 @@ Made = TypeVar("Made")
 def records(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of the file without a last line that does not end. ViewError names a line that is not an object."""
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+        with opened(path) as file:
+            for number, line in enumerate(lines_of(file, path), 1):
                 if line.strip() and line.endswith(b"\n"):
                     yield _record(line, path, number)
     except OSError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.file_memory import FileMemory
+from rlcore_view.file_memory import FileMemory, opened
 from rlcore_view.json_lines import made_again
 from rlcore_view.model import Tokens, ViewError
 
@@ -64,7 +64,8 @@ def rows_of(path: Path, known: Vocabulary) -> dict[RowId, Tokens]:
 
 def _load(path: Path) -> tuple[dict[str, Any], dict[str, "array.array[Any]"]]:
     try:
-        data = path.read_bytes()
+        with opened(path) as file:
+            data = file.read()
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
         about = json.loads(header.pop("__metadata__")[FORMAT])

@@ -2,12 +2,13 @@
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from made_runs import write_rlcore_run
-from rlcore_view import ViewError, read
+from rlcore_view import ViewError, file_memory, read
 
 HERE = Path(__file__).parent
 
@@ -168,3 +169,29 @@ def test_a_file_deep_as_a_well_is_refused(tmp_path: Path) -> None:
     (tmp_path / "deep.jsonl").write_text('{"messages": ' + "[" * 100_000 + "\n")
     with pytest.raises(ViewError, match="this is not a run"):
         read(tmp_path / "deep.jsonl")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "plan.json", "metrics.jsonl", "trajectories/step_000001.jsonl", "log.txt"]
+)
+@pytest.mark.parametrize("what", ["pipe", "directory"])
+def test_what_stands_where_a_file_should_is_one_error(what: str, name: str, tmp_path: Path) -> None:
+    """A pipe would be read until another program wrote to it."""
+    path = write_rlcore_run(tmp_path / "run") / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if what == "pipe" else path.mkdir()
+    with pytest.raises(ViewError, match=f"{name}': it (is not a file|cannot be read)"):
+        read(tmp_path / "run")
+
+
+def test_a_line_without_an_end_is_not_taken_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_memory, "MAX_BYTES", 1 << 16)
+    run = write_rlcore_run(tmp_path / "run")
+    os.truncate(run / "metrics.jsonl", 1 << 40)
+    with pytest.raises(ViewError, match=r"metrics.jsonl': a line has "):
+        read(run)
+    (run / "metrics.jsonl").unlink()
+    (run / "config.yaml").touch()
+    os.truncate(run / "config.yaml", 1 << 40)
+    with pytest.raises(ViewError, match=r"config.yaml': it has "):
+        read(run)

@@ -154,14 +154,14 @@ class VllmSampler:
             if release:
                 self._without_weights |= self._level == DISCARDS_WEIGHTS
                 with boundary("the engine's sleep", WorkerError):
-                    await self._engine.sleep(self._level)
+                    await self._unless_dead(self._engine.sleep(self._level))
 
     async def wake(self) -> None:
         """Sample again; WorkerError for every sample where the weights were discarded and none were loaded since."""
         async with self._loading:
             with boundary("the engine's waking", WorkerError):
                 if self._asleep and await self._engine.is_sleeping():
-                    await self._engine.wake_up()  # all that still sleeps
+                    await self._unless_dead(self._engine.wake_up())  # all that still sleeps
             if self._without_weights:
                 self._broken = self._broken or f"{self._who}: its weights were discarded in its sleep, and it got none"
             self._asleep = False
@@ -171,7 +171,7 @@ class VllmSampler:
         """Give an engine that sleeps the memory of its weights, and nothing else."""
         with boundary("the engine's waking", WorkerError):
             if self._asleep and await self._engine.is_sleeping():
-                await self._engine.wake_up(["weights"])
+                await self._unless_dead(self._engine.wake_up(["weights"]))
 
     async def _call_off(self) -> None:
         """End the engine's requests; one that is not known to the engine yet is called off when it is."""
@@ -187,29 +187,29 @@ class VllmSampler:
             if handle.kind == "adapter":
                 await self._exchange_adapter(handle)
             else:
-                await self._engine.start_weight_update()
+                await self._unless_dead(self._engine.start_weight_update())
                 await self._unless_dead(self._engine.update_weights(WeightTransferUpdateRequest(asdict(handle))))
-                await self._engine.finish_weight_update(weight_version=label_of(handle.version))
-            if not await self._engine.reset_prefix_cache():
+                await self._unless_dead(self._engine.finish_weight_update(weight_version=label_of(handle.version)))
+            if not await self._unless_dead(self._engine.reset_prefix_cache()):
                 raise WorkerError("vLLM did not empty its prefix cache")
 
-    async def _unless_dead(self, call: Coroutine[Any, Any, Any]) -> None:
-        """Await a call of the engine; WorkerError when the engine dies of it, which vLLM does not answer."""
+    async def _unless_dead(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """The result of a call of the engine; WorkerError when the engine dies of it, which vLLM does not answer."""
         task = asyncio.ensure_future(call)
         try:
             while not (await asyncio.wait([task], timeout=LOOK_S))[0]:
                 if self._engine.errored:
-                    raise WorkerError(f"{self._who}: its engine died while it took weights")
+                    raise WorkerError(f"{self._who}: its engine died during a call")
         finally:
             task.cancel()
-        await task
+        return await task
 
     async def _exchange_adapter(self, handle: WeightsHandle) -> None:
         """Put an adapter in the place of the one before; requests name it from now on."""
-        if not await self._engine.add_lora(LoRARequest(ADAPTER, 1, handle.path, load_inplace=True)):
+        if not await self._unless_dead(self._engine.add_lora(LoRARequest(ADAPTER, 1, handle.path, load_inplace=True))):
             raise WorkerError("vLLM did not load the adapter")
         self._adapter = LoRARequest(ADAPTER, 1, handle.path)  # which is not loaded once more for a request
-        await self._engine.update_weight_version(label_of(handle.version))
+        await self._unless_dead(self._engine.update_weight_version(label_of(handle.version)))
 
     def _check_version(self, output: Any, version: int) -> None:
         """WorkerError when the engine says, at the end of a request and from 0.32 on, that other weights sampled it."""

@@ -148,25 +148,49 @@ def test_a_sampler_that_is_awake_or_on_a_cpu_moves_nothing(handle: WeightsHandle
     assert engine.calls == ["start", "load", "finish 1"] * 2
 
 
-def test_an_engine_that_dies_while_it_takes_weights_is_an_error_and_not_a_wait(
-    handle: WeightsHandle, monkeypatch: pytest.MonkeyPatch
+CALLS = {
+    "sleep": "sleep",
+    "wake_up": "wake",
+    "start_weight_update": "load",
+    "update_weights": "load",
+    "finish_weight_update": "load",
+    "reset_prefix_cache": "load",
+    "add_lora": "adapter",
+    "update_weight_version": "adapter",
+}
+"""Calls of the engine, and what asks for each."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_engine_that_dies_during_a_call_is_an_error_and_not_a_wait(
+    call: str, handle: WeightsHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a call that is under way when the engine dies vLLM says nothing."""
     from rlcore_vllm import sampler as module
 
-    class Dying(Engine):
-        async def update_weights(self, request: Any) -> None:
-            self.errored = True
-            await asyncio.sleep(600)
+    engine = Engine()
+
+    async def die(*arguments: object, **more: object) -> None:
+        engine.errored = True
+        await asyncio.Event().wait()
+
+    async def ask() -> None:
+        sampler = sampler_of(engine, takes_adapter=CALLS[call] == "adapter")
+        if CALLS[call] == "wake":
+            await sampler.sleep(release=True)
+        setattr(engine, call, die)
+        async with asyncio.timeout(20):
+            if CALLS[call] == "sleep":
+                await sampler.sleep(release=True)
+            elif CALLS[call] == "wake":
+                await sampler.wake()
+            else:
+                kind = "adapter" if CALLS[call] == "adapter" else "directory"
+                await sampler.load_weights(WeightsHandle(1, kind, handle.path))
 
     monkeypatch.setattr(module, "LOOK_S", 0.01)
-
-    async def load() -> None:
-        async with asyncio.timeout(20):
-            await sampler_of(Dying()).load_weights(handle)
-
-    with pytest.raises(WorkerError, match=r"^rollout\[0\.0\]: its engine died while it took weights$"):
-        asyncio.run(load())
+    with pytest.raises(WorkerError, match=r"rollout\[0\.0\]: its engine died during a call$"):
+        asyncio.run(ask())
 
 
 def test_an_engine_that_wakes_without_weights_samples_nothing_until_it_has_some(handle: WeightsHandle) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.file_memory import FileMemory
+from rlcore_view.file_memory import FileMemory, whole_file
 from rlcore_view.json_lines import made_again, made_of, number_or_none
 from rlcore_view.model import Run, Sample, Tokens, ViewError
 from rlcore_view.readers import trace
@@ -100,7 +100,7 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return whole_file(path).decode("utf-8", "replace") if path.exists() else ""
 
 
 def _alerts(path: Path, memory: FileMemory) -> list[str]:
@@ -123,7 +123,7 @@ def _object(path: Path) -> tuple[dict[str, Any], list[str]]:
     if not path.exists():
         return {}, []
     try:
-        found = json.loads(path.read_bytes())
-    except ValueError:
+        found = json.loads(whole_file(path))
+    except (ValueError, RecursionError):
         return {}, [f"'{path.name}' is not whole, so the plan is not shown"]
     return (found if isinstance(found, dict) else {}), []

@@ -110,6 +110,8 @@ class Client:
             raise Unavailable(f"could not be reached ({type(cause).__name__}: {why}; does it run there?)") from cause
         except (aiohttp.ClientError, OSError) as cause:
             raise Unavailable(f"could not be reached ({_redacted(cause)})") from cause
+        except UnicodeError as cause:  # from Python's codec of host names, such as of a label with 64 characters
+            raise NoAnswer(f"could not be reached ({_redacted(cause)}): correct the host in urls") from cause
         if not kind:
             raise NoAnswer(
                 f"answered without Content-Type, {_quoted(content)}; Content-Type: application/json is needed"
