@@ -66,5 +66,7 @@ def rlcore_agent_loops() -> Sequence[Component[Any]]:
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(Echo, "echo", Echo),
-        WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=frozenset({"disk", "shm", "tcp"})),
+        WorkerClass(
+            RolloutWorker, "reader", Reader, isolated=True, weight_sync=frozenset({"disk", "nccl", "shm", "tcp"})
+        ),
     ]

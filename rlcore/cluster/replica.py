@@ -46,6 +46,8 @@ class ReplicaSupervisor:
         self._served_since = 0.0
         """`time.monotonic()` of the start or restart that came last."""
         self._watching: asyncio.Task[None] | None = None
+        self._given_up: asyncio.Future[str] | None = None
+        """Set with the reason of `restart`."""
 
     @property
     def alive(self) -> bool:
@@ -85,9 +87,25 @@ class ReplicaSupervisor:
         """One death was the fault of what was asked: its restart does not count."""
         self._num_deaths = max(0, self._num_deaths - 1)
 
+    def restart(self, reason: str) -> None:
+        """Take it for lost: its processes are ended, and it is restarted if it may be."""
+        self._ready = False
+        if self._given_up is not None and not self._given_up.done():
+            self._given_up.set_result(reason)
+
+    async def _end_of(self, body: ReplicaBody) -> str:
+        """The reason for which a body has ended, or is to end."""
+        self._given_up = asyncio.get_running_loop().create_future()
+        ended = asyncio.ensure_future(body.ended())
+        try:
+            await asyncio.wait({ended, self._given_up}, return_when=asyncio.FIRST_COMPLETED)
+            return ended.result() if ended.done() else self._given_up.result()
+        finally:
+            ended.cancel()
+
     async def _watch(self, body: ReplicaBody) -> None:
         while True:
-            reason = self._failure or await body.ended()
+            reason = self._failure or await self._end_of(body)
             if self._ready and time.monotonic() - self._served_since >= STEADY_S:
                 self._num_deaths = 0
             self._reachable = self._ready = False
@@ -155,6 +173,10 @@ class Replica(Generic[W]):
     def excuse(self) -> None:
         """See `rlcore.contracts.workers.ReplicaHandle.excuse`."""
         self.seat.excuse()
+
+    def restart(self, reason: str) -> None:
+        """See `rlcore.contracts.workers.ReplicaHandle.restart`."""
+        self.seat.restart(reason)
 
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The method's result on rank 0; WorkerError naming worker, method and cause."""

@@ -1,8 +1,8 @@
 """Weights that the actor's process broadcasts to all processes of all replicas: the protocol, and the side that
 receives.
 
-Each receiver connects over TCP, says the secret of the version, how many replicas take it and which group it is in. When
-all are there, the sender tells them to go on in that group, or to meet in a new one: so there is a group for each
+Each receiver connects over TCP, says the secret of the version, how many replicas take it and which group it is in.
+When all are there, the sender tells them to go on in that group, or to meet in a new one: so there is a group for each
 generation of replicas. Then comes per bucket a header over each connection, and its bytes by a broadcast.
 
 A connection that ends ends the group, on both sides and at once. Who is left takes the rest from the copy that the
@@ -74,7 +74,7 @@ class Invitation:
 class BroadcastGroup:
     """Processes of which the first one broadcasts; nothing is shared with torch's groups of this process."""
 
-    def __init__(self, name: str, transport: str, store: torch.distributed.Store, at: str, rank: int, size: int) -> None:
+    def __init__(self, name: str, transport: str, store: Any, at: str, rank: int, size: int) -> None:
         """Meet the others in a store; `at` is this process's address. Raises what torch raises when they do not come.
 
         `transport` is nccl or gloo.
@@ -201,8 +201,9 @@ class GroupReceiver:
     def _joined(self, invitation: Invitation, connection: socket.socket) -> BroadcastGroup:
         if invitation.port:
             self.close()
-            import torch.distributed as dist
+            import torch.distributed
 
+            dist: Any = torch.distributed  # whose stub does not export its stores
             host = connection.getpeername()[0]
             store = dist.TCPStore(host, invitation.port, timeout=timedelta(seconds=MEET_S), wait_for_workers=False)
             self._group = BroadcastGroup(

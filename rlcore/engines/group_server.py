@@ -1,7 +1,7 @@
 """Broadcasts weights in buckets to all replicas at once (`rlcore.contracts.weight_groups`).
 
-A group lives as long as the processes that are in it. What breaks it in the middle of a version is answered at once: the
-connections of all members are ended, and those that are left take that version from the copy in host memory.
+A group lives as long as the processes that are in it. What breaks it in the middle of a version is answered at once:
+the connections of all members are ended, and those that are left take that version from the copy in host memory.
 """
 
 import json
@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
 
 from rlcore.contracts import weight_groups
@@ -25,6 +26,8 @@ from rlcore.engines.bucket_server import MIB, buckets_of
 from rlcore.engines.weight_server import WeightsServer, bytes_of, send_whole
 from rlcore.errors import WorkerError, boundary
 
+distributed: Any = torch.distributed
+"""Its stub does not export its stores."""
 logger = logging.getLogger(__name__)
 
 
@@ -122,7 +125,7 @@ class Groups:
         name = secrets.token_hex(8)
         listening = socket.create_server((self._host, 0))
         port = listening.getsockname()[1]
-        store = dist.TCPStore(
+        store = distributed.TCPStore(
             self._host,
             port,
             is_master=True,
@@ -134,7 +137,7 @@ class Groups:
             _invite(connection, Invitation(name, self._bucket_bytes, port, rank, size, self._transport))
         if self._transport == "nccl":
             torch.cuda.set_device(self._device)
-        inside = dist.PrefixStore(name, store)
+        inside = distributed.PrefixStore(name, store)
         self._group = BroadcastGroup(name, self._transport, inside, self._host, 0, size)
         return self._group
 

@@ -49,7 +49,7 @@ class WeightsServer:
     def __init__(
         self, listening: socket.socket, place: str, send: Send, closed: Callable[[], None] = lambda: None
     ) -> None:
-        """Serve a socket that listens; `place` names it to receivers. `closed` is called at the end, after all sends."""
+        """Serve a socket that listens; `place` names it to receivers. `closed` is called at the end."""
         self._listening, self._place, self._send, self._on_closed = listening, place, send, closed
         self._offered: _Offered | None = None
         self._closed = False

@@ -50,9 +50,7 @@ def opened_once() -> None:
     """libuv opens a pipe with the first store of a process, and keeps it."""
     listening = socket.create_server((HOST, 0))
     port = listening.getsockname()[1]
-    torch.distributed.TCPStore(
-        HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
+    torch.distributed.TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 @pytest.fixture
@@ -166,7 +164,8 @@ def test_nobody_without_the_secret_comes_into_a_group(server: Any) -> None:
         stranger.settimeout(10)
         with pytest.raises((EOFError, ConnectionResetError)):
             weight_groups.read_message(stranger)
-    assert handed_over(server, 2, [replica := Replica()]) == [True]
+    replica = Replica()
+    assert handed_over(server, 2, [replica]) == [True]
     replica.receiver.close()
 
 

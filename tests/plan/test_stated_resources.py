@@ -253,8 +253,8 @@ def test_garbage_from_complete_is_refused_with_offer_and_provider(broken: str, m
             "complete=lambda config, request: request",
             "complete takes (config, request), needs (config, section, request)",
         ),
-        ("weight_sync='disk'", "weight_sync is 'disk'; needs a frozenset of: disk, shm, tcp"),
-        ("weight_sync=frozenset({'nccl'})", "needs a frozenset of: disk, shm, tcp"),
+        ("weight_sync='disk'", "weight_sync is 'disk'; needs a frozenset of: disk, nccl, shm, tcp"),
+        ("weight_sync=frozenset({'pigeon'})", "needs a frozenset of: disk, nccl, shm, tcp"),
     ],
 )
 def test_an_offer_that_states_no_such_thing_is_refused(tmp_path: Path, offer: str, message: str) -> None:
@@ -331,7 +331,7 @@ def test_weights_come_in_a_way_that_the_class_takes() -> None:
     workers = [replace(worker, weight_sync=frozenset({"disk", "tcp"})) for worker in made.workers]
     config = replace(made.config, rollout=replace(made.config.rollout, weight_sync="tcp"))
     with pytest.raises(PlanError, match=r"^rollout\.weight_sync=tcp sends whole weights, and Engine of .* an adapter"):
-        plan_weights(config, workers, elsewhere=False)
+        plan_weights(config, workers, made.pools, elsewhere=False)
 
 
 @pytest.mark.parametrize("by", ["tcp", "shm"])
@@ -339,12 +339,12 @@ def test_shared_memory_is_for_one_machine(by: str) -> None:
     made = planned()
     workers = [replace(worker, weight_sync=frozenset({"disk", "shm", "tcp"})) for worker in made.workers]
     config = replace(made.config, rollout=replace(made.config.rollout, weight_sync=by))  # type: ignore[arg-type]
-    assert plan_weights(config, workers, elsewhere=False) == by
+    assert plan_weights(config, workers, made.pools, elsewhere=False) == by
     if by == "tcp":
-        assert plan_weights(config, workers, elsewhere=True) == by
+        assert plan_weights(config, workers, made.pools, elsewhere=True) == by
         return
     with pytest.raises(PlanError) as caught:
-        plan_weights(config, workers, elsewhere=True)
+        plan_weights(config, workers, made.pools, elsewhere=True)
     assert str(caught.value) == (
         "rollout.weight_sync=shm shares memory of one machine, and cluster.backend=local may put the actor and "
         "replicas of the rollout on several; choose tcp or disk"
