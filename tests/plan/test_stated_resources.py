@@ -210,6 +210,10 @@ def test_too_few_devices_are_refused_with_role_class_and_both_numbers() -> None:
     ray = ("plugins.ray.address=10.0.0.1:6379", "cluster.pools.engines={nodes: 2, gpus_per_node: 5}")
     line = refused(PlanError, *ray, "rollout.replicas=5")
     assert "needs 10 GPUs (5 replicas x 1 ranks x 2), the pool has 10 on 2 nodes, each of which needs 6" in line
+    ray = ("plugins.ray.address=10.0.0.1:6379", "cluster.pools.engines={nodes: 2, gpus_per_node: 1}")
+    line = refused(PlanError, *ray)
+    assert "has 1 GPUs on each of its 2 nodes, and a rank of role 'rollout' needs 2" in line
+    assert f"choose at most 1 devices for each, and more replicas or ranks; its class is Engine of {WHO}" in line
     line = refused(PlanError, "actor.backend=sprint", "cluster.pools.main.gpus_per_node=2")
     assert "pool 'main' of config (cluster.pools) is too small: role 'actor' of core needs 4 GPUs" in line
     assert f"its class is Trainer of {WHO}" in line
