@@ -11,6 +11,7 @@ from rlcore.contracts.hooks import hookimpl
 from rlcore.contracts.offers import WorkerClass
 from rlcore.contracts.requests import Role, WorkerRequest
 from rlcore.contracts.rollout import RolloutWorker
+from rlcore.contracts.weight_groups import GroupReceiver
 from rlcore.contracts.weights import weights_of
 from rlcore.contracts.workers import Worker
 from rlcore.types import Completion, GenerateRequest, WeightsHandle
@@ -36,10 +37,15 @@ class Reader(RolloutWorker):
 
     def setup(self) -> None:
         """There is nothing to load."""
+        self._receiver = GroupReceiver()
+
+    def close(self) -> None:
+        self._receiver.close()
 
     async def load_weights(self, handle: WeightsHandle) -> int:
         began, num_bytes = time.perf_counter(), 0
-        for _, tensor in weights_of(handle):
+        together = handle.kind == "nccl"
+        for _, tensor in self._receiver.weights(handle) if together else weights_of(handle):
             float(tensor.sum())  # it is mapped, or still on its way: reading is what takes time
             num_bytes += tensor.numel() * tensor.element_size()
         seconds = time.perf_counter() - began
@@ -66,5 +72,7 @@ def rlcore_agent_loops() -> Sequence[Component[Any]]:
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(Echo, "echo", Echo),
-        WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=frozenset({"disk", "shm", "tcp"})),
+        WorkerClass(
+            RolloutWorker, "reader", Reader, isolated=True, weight_sync=frozenset({"disk", "nccl", "shm", "tcp"})
+        ),
     ]

@@ -360,18 +360,21 @@ class WeightsHandle:
     """The location of the actor's weights of one version, for replicas that hold a copy."""
 
     version: int
-    kind: Literal["directory", "adapter", "tcp", "shm"]
+    kind: Literal["directory", "adapter", "tcp", "shm", "nccl"]
     """directory: a model directory that from_pretrained opens, with safetensors files; adapter: one of peft's, for the
-    model that the replicas began with; tcp and shm: the actor's process sends them to all who know the address, shm
-    through memory that it shares with processes of its machine. `rlcore.contracts.weights.weights_of` reads each of
-    them."""
+    model that the replicas began with; tcp, shm and nccl: the actor's process sends them to all who know the address,
+    shm through memory that it shares with processes of its machine, nccl to all of them at once.
+    `rlcore.contracts.weights.weights_of` reads each of them."""
     path: str
-    """Of the directory; for tcp HOST:PORT/SECRET, for shm SOCKET/SECRET."""
+    """Of the directory; for tcp and nccl HOST:PORT/SECRET, for shm SOCKET/SECRET."""
+    members: int = 0
+    """Of kind nccl: the replicas that take this version together, as `rlcore.contracts.weight_groups.GroupReceiver`
+    does; 0: one replica takes it alone."""
 
     @property
     def is_sent(self) -> bool:
         """True if the actor's process sends the weights, and nothing is written."""
-        return self.kind in ("tcp", "shm")
+        return self.kind in ("tcp", "shm", "nccl")
 
     @property
     def place(self) -> str:

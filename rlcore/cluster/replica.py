@@ -46,6 +46,7 @@ class ReplicaSupervisor:
         self._served_since = 0.0
         """`time.monotonic()` of the start or restart that came last."""
         self._watching: asyncio.Task[None] | None = None
+        self._given_up, self._why_given_up = asyncio.Event(), ""
 
     @property
     def alive(self) -> bool:
@@ -85,10 +86,27 @@ class ReplicaSupervisor:
         """One death was the fault of what was asked: its restart does not count."""
         self._num_deaths = max(0, self._num_deaths - 1)
 
+    def restart(self, reason: str) -> None:
+        """Take it for lost if it serves: its processes are ended, and it is restarted if it may be."""
+        if self._ready:
+            self._ready, self._why_given_up = False, reason
+            self._given_up.set()
+
+    async def _end_of(self, body: ReplicaBody) -> str:
+        """The reason for which a body has ended, or is to end."""
+        ended, given_up = asyncio.ensure_future(body.ended()), asyncio.ensure_future(self._given_up.wait())
+        try:
+            await asyncio.wait({ended, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            return ended.result() if ended.done() else self._why_given_up
+        finally:
+            ended.cancel()
+            given_up.cancel()
+            self._given_up.clear()
+
     async def _watch(self, body: ReplicaBody) -> None:
         while True:
-            reason = self._failure or await body.ended()
-            if self._ready and time.monotonic() - self._served_since >= STEADY_S:
+            reason = self._failure or await self._end_of(body)
+            if (self._ready or self._why_given_up) and time.monotonic() - self._served_since >= STEADY_S:
                 self._num_deaths = 0
             self._reachable = self._ready = False
             before, self._num_deaths = self._num_deaths, self._num_deaths + 1
@@ -114,7 +132,7 @@ class ReplicaSupervisor:
                 for prepare in self.before_return:
                     async with asyncio.timeout(self._deadlines.setup_s):
                         await prepare()
-            self._ready = True
+            self._ready, self._why_given_up = True, ""
             self._served_since = time.monotonic()
         except RlcoreError as error:
             self._reachable = False
@@ -155,6 +173,10 @@ class Replica(Generic[W]):
     def excuse(self) -> None:
         """See `rlcore.contracts.workers.ReplicaHandle.excuse`."""
         self.seat.excuse()
+
+    def restart(self, reason: str) -> None:
+        """See `rlcore.contracts.workers.ReplicaHandle.restart`."""
+        self.seat.restart(reason)
 
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The method's result on rank 0; WorkerError naming worker, method and cause."""

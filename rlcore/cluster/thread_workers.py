@@ -54,6 +54,10 @@ class ThreadReplica(Generic[W]):
     def excuse(self) -> None:
         """See `rlcore.contracts.workers.ReplicaHandle.excuse`: a worker of this process does not die alone."""
 
+    def restart(self, reason: str) -> None:
+        """WorkerError: a worker of this process cannot be ended."""
+        raise WorkerError(f"{self.name}: {reason}; it is a thread of this process, which cannot be restarted")
+
     async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """The items of an async-generator method; the generator is closed with this one, wherever that happens."""
         whose = self._where(method)

@@ -39,12 +39,17 @@ class RolloutConfig:
     """Rows that are decoded at once."""
     deadline_s: float = option(3600.0, above=0)
     """Seconds the generation of one step may take before the run stops and says so."""
-    weight_sync: Literal["disk", "tcp", "shm"] = "disk"
+    weight_sync: Literal["disk", "tcp", "shm", "nccl"] = "disk"
     """The way of the actor's weights to replicas that hold a copy. disk: through a directory that all of them see; tcp:
-    from a copy in the memory of the actor's process; shm: from such a copy through shared memory, on one machine."""
-    weights_bucket_mib: int = option(16, used_when="weight_sync == 'shm'", at_least=1)
-    """Size of the pieces in which weights go through shared memory; two of them are taken for each process of a
-    replica while it loads weights."""
+    from a copy in the memory of the actor's process; shm: from such a copy through shared memory, on one machine; nccl:
+    from such a copy by broadcast to all replicas at once, where they have other devices than the actor."""
+    weights_bucket_mib: int = option(16, used_when="weight_sync in ('shm', 'nccl')", at_least=1)
+    """Size of the pieces in which weights travel. shm takes two of them for each process of a replica while it loads
+    weights; nccl takes one on each device, and is faster with pieces of 256."""
+    weights_transport: Literal["nccl", "gloo"] = option("nccl", used_when="weight_sync == 'nccl'")
+    """Carries the broadcasts. nccl: between CUDA devices; gloo: between hosts over TCP, which needs no GPU."""
+    weights_deadline_s: float = option(600.0, above=0)
+    """Seconds that a replica may take to load a version of the weights; one that takes longer is restarted."""
     weights_dir: str = option("", used_when="weight_sync == 'disk'")
     """The directory of weights for replicas that hold a copy, which all of them see; empty: the run directory."""
     on_new_weights: Literal["restart", "continue"] = option("restart", used_when="schedule.max_staleness not in (0, 1)")

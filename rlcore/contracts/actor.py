@@ -48,8 +48,9 @@ class ActorWorker(Worker):
         """Write the current weights, named `version`, into the new `directory`, in the form that
         `WorkerContext.weights_kind` names: an adapter is merged unless it is 'adapter'.
 
-        Rollout replicas that hold a copy of the weights read them. One rank writes. With 'tcp' the weights are copied
-        in memory instead, and this process sends them to each replica that asks, until the next call. Replicas that
+        Rollout replicas that hold a copy of the weights read them. One rank writes. With 'tcp', 'shm' and
+        'nccl' the weights are copied in memory instead, and this process sends them to each replica that asks, until
+        the next call. Replicas that
         share the actor's devices sleep meanwhile, so what this call needs there, such as gathered weights, is freed
         when it returns.
         """

@@ -60,7 +60,7 @@ def as_asked(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerR
     return request
 
 
-WEIGHT_SYNCS = ("disk", "shm", "tcp")
+WEIGHT_SYNCS = ("disk", "nccl", "shm", "tcp")
 """The values of `rollout.weight_sync`."""
 
 

@@ -15,13 +15,12 @@ import os
 import socket
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from rlcore.contracts.weight_stream import EXCHANGE_S, LENGTH_BYTES, read_exactly
+from rlcore.contracts.weight_stream import EXCHANGE_S, LENGTH_BYTES, Piece, PiecesOfTensors, read_message
 from rlcore.errors import WorkerError, boundary
 
 if TYPE_CHECKING:
@@ -31,25 +30,6 @@ NUM_BUCKETS = 2
 READY, REFUSED = b"1", b"0"
 """The sender's first byte. READY comes with the memory, REFUSED with the reason as text."""
 Memory = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Bytes of one tensor in a bucket; a tensor that is larger than a bucket has several, in order."""
-
-    name: str
-    dtype: str
-    """torch's name of it."""
-    shape: list[int]
-    offset: int
-    """Of the bytes in their bucket."""
-    begin: int
-    """Of the bytes in their tensor."""
-    num_bytes: int
-
-    def fields(self) -> list[Any]:
-        """In order, for a header."""
-        return [self.name, self.dtype, self.shape, self.offset, self.begin, self.num_bytes]
 
 
 def received_in_buckets(address: str) -> Generator[tuple[str, Tensor]]:
@@ -66,13 +46,13 @@ def received_in_buckets(address: str) -> Generator[tuple[str, Tensor]]:
         _connect(connection, name)
         connection.sendall(secret.encode())
         memory = _memory(connection)
-        tensor: Tensor | None = None
+        put_together = PiecesOfTensors()
         for number, pieces in enumerate(_headers(connection)):
             bucket = memory[number % NUM_BUCKETS]
             whole = []
             for piece in pieces:
-                tensor = _filled(bucket, piece, tensor)
-                if piece.begin + piece.num_bytes == tensor.nbytes:
+                put_together.place(piece).numpy()[:] = bucket[piece.offset : piece.offset + piece.num_bytes]
+                if (tensor := put_together.finished(piece)) is not None:
                     whole.append((piece.name, tensor))
             connection.sendall(number.to_bytes(LENGTH_BYTES))
             yield from whole
@@ -92,7 +72,7 @@ def _memory(connection: socket.socket) -> Memory:
     """(NUM_BUCKETS, bytes of a bucket) what the sender fills; WorkerError with the sender's reason for not doing so."""
     first, files, _, _ = socket.recv_fds(connection, 1, 1)
     if first == REFUSED:
-        raise WorkerError(_message(connection).decode())
+        raise WorkerError(read_message(connection).decode())
     if first != READY or len(files) != 1:
         raise EOFError("no memory came: the sender has gone, or has other weights by now")
     try:
@@ -104,21 +84,5 @@ def _memory(connection: socket.socket) -> Memory:
 
 def _headers(connection: socket.socket) -> Iterator[list[Piece]]:
     """The pieces of each bucket, up to the empty header that ends them."""
-    while fields := json.loads(_message(connection)):
+    while fields := json.loads(read_message(connection)):
         yield [Piece(*field) for field in fields]
-
-
-def _message(connection: socket.socket) -> bytes:
-    return bytes(read_exactly(connection, int.from_bytes(read_exactly(connection, LENGTH_BYTES))))
-
-
-def _filled(bucket: Memory, piece: Piece, unfinished: Tensor | None) -> Tensor:
-    """The tensor of a piece, which was begun with an earlier one unless this is its first."""
-    import torch
-
-    if piece.begin == 0 or unfinished is None:
-        unfinished = torch.empty(piece.shape, dtype=getattr(torch, piece.dtype))
-    if piece.num_bytes:
-        data = unfinished.reshape(-1).view(torch.uint8).numpy()
-        data[piece.begin : piece.begin + piece.num_bytes] = bucket[piece.offset : piece.offset + piece.num_bytes]
-    return unfinished

@@ -1,11 +1,22 @@
 """Parts of the protocols by which weights come from the actor's process."""
 
+from __future__ import annotations
+
+import json
 import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 EXCHANGE_S = 60.0
 """Seconds after which either side ends a connection on which nothing arrives or leaves."""
 LENGTH_BYTES = 8
-"""Size of the number that precedes the JSON with names, types and shapes."""
+"""Size of the number that precedes a message, which is JSON with names, types and shapes."""
 
 
 def read_exactly(connection: socket.socket, num: int) -> bytearray:
@@ -18,3 +29,63 @@ def read_exactly(connection: socket.socket, num: int) -> bytearray:
             raise EOFError(f"{len(rest)} of {num} bytes are missing: the sender has gone, or has other weights by now")
         rest = rest[count:]
     return data
+
+
+def send_message(connection: socket.socket, message: bytes) -> None:
+    """The message behind its length."""
+    connection.sendall(len(message).to_bytes(LENGTH_BYTES) + message)
+
+
+def read_message(connection: socket.socket) -> bytes:
+    """What `send_message` sends."""
+    return bytes(read_exactly(connection, int.from_bytes(read_exactly(connection, LENGTH_BYTES))))
+
+
+def tensors_from(connection: socket.socket) -> Iterator[tuple[str, Tensor]]:
+    """Names and whole tensors, in host memory, as they arrive: names, types and shapes first, then all bytes."""
+    import torch
+
+    for name, dtype, shape in json.loads(read_message(connection)):
+        form = getattr(torch, dtype)
+        data = read_exactly(connection, prod(shape) * form.itemsize)
+        yield name, torch.frombuffer(data, dtype=form).view(shape) if data else torch.empty(shape, dtype=form)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes of one tensor in a bucket; a tensor that is larger than a bucket has several, in order."""
+
+    name: str
+    dtype: str
+    """torch's name of it."""
+    shape: list[int]
+    offset: int
+    """Of the bytes in their bucket."""
+    begin: int
+    """Of the bytes in their tensor."""
+    num_bytes: int
+
+    def fields(self) -> list[Any]:
+        """In order, for a header."""
+        return [self.name, self.dtype, self.shape, self.offset, self.begin, self.num_bytes]
+
+
+class PiecesOfTensors:
+    """Puts tensors together from their pieces, which come in order."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._device = device
+        self._unfinished: Tensor | None = None
+
+    def place(self, piece: Piece) -> Tensor:
+        """Where the bytes of a piece go, in private memory."""
+        import torch
+
+        if piece.begin == 0 or self._unfinished is None:
+            self._unfinished = torch.empty(piece.shape, dtype=getattr(torch, piece.dtype), device=self._device)
+        return self._unfinished.reshape(-1).view(torch.uint8)[piece.begin : piece.begin + piece.num_bytes]
+
+    def finished(self, piece: Piece) -> Tensor | None:
+        """The tensor whose last piece this is."""
+        tensor = self._unfinished
+        return tensor if tensor is not None and piece.begin + piece.num_bytes == tensor.nbytes else None

@@ -5,20 +5,18 @@ torch and safetensors are imported when weights are read, so planning can import
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Generator
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcore.contracts.weight_buckets import received_in_buckets
-from rlcore.contracts.weight_stream import EXCHANGE_S, LENGTH_BYTES, read_exactly
+from rlcore.contracts.weight_groups import taken_alone
+from rlcore.contracts.weight_stream import EXCHANGE_S, tensors_from
 from rlcore.errors import WorkerError, boundary
 from rlcore.types import WeightsHandle
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -26,12 +24,14 @@ def weights_of(handle: WeightsHandle) -> Generator[tuple[str, Tensor]]:
     """Yields the name and the tensor of each weight, in host memory, one at a time.
 
     Names are those of the model directory's safetensors files, except for the kind `adapter`: they are those of peft's
-    files. WorkerError when they cannot be read, and of kinds `tcp` and `shm` when the version is not the current
-    one any more.
+    files. WorkerError when they cannot be read, and of kinds that are sent when the version is not the current one any
+    more. Of kind `nccl` they come from the copy in host memory; `GroupReceiver` takes part in the broadcast.
     Close the generator when you stop early.
     """
     if handle.kind == "tcp":
         yield from received(handle.path)
+    elif handle.kind == "nccl":
+        yield from taken_alone(handle.path)
     elif handle.kind == "shm":
         yield from received_in_buckets(handle.path)
     else:
@@ -63,8 +63,6 @@ def received(address: str) -> Generator[tuple[str, Tensor]]:
 
     WorkerError when nothing is sent, or not all of it.
     """
-    import torch
-
     place, _, secret = address.rpartition("/")
     host, _, port = place.rpartition(":")
     with (
@@ -72,13 +70,4 @@ def received(address: str) -> Generator[tuple[str, Tensor]]:
         socket.create_connection((host, int(port)), timeout=EXCHANGE_S) as connection,
     ):
         connection.sendall(secret.encode())
-        length = int.from_bytes(read_exactly(connection, LENGTH_BYTES))
-        for name, dtype, shape in json.loads(bytes(read_exactly(connection, length))):
-            yield name, _tensor(connection, getattr(torch, dtype), shape)
-
-
-def _tensor(connection: socket.socket, dtype: torch.dtype, shape: list[int]) -> Tensor:
-    import torch
-
-    data = read_exactly(connection, prod(shape) * dtype.itemsize)
-    return torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
+        yield from tensors_from(connection)

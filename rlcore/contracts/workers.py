@@ -139,6 +139,10 @@ class ReplicaHandle(Protocol[W_co]):
         """One death was the fault of what was asked: it does not count toward `cluster.max_restarts`."""
         ...
 
+    def restart(self, reason: str) -> None:
+        """End its processes, for a reason that is logged, as if they had died; WorkerError where it has none."""
+        ...
+
 
 class WorkerGroup(Protocol[W_co]):
     """All replicas of a role."""

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from torch import Tensor
 
-from rlcore.contracts.weight_buckets import NUM_BUCKETS, READY, REFUSED, Piece
-from rlcore.contracts.weight_stream import LENGTH_BYTES, read_exactly
-from rlcore.engines.weight_server import WeightsServer, bytes_of, send_message, type_of
+from rlcore.contracts.weight_buckets import NUM_BUCKETS, READY, REFUSED
+from rlcore.contracts.weight_stream import LENGTH_BYTES, Piece, read_exactly, send_message
+from rlcore.engines.weight_server import WeightsServer, bytes_of, type_of
 from rlcore.errors import WorkerError, boundary
 
 MIB = 2**20

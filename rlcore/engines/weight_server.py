@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rlcore.contracts.weight_stream import EXCHANGE_S, LENGTH_BYTES, read_exactly
+from rlcore.contracts.weight_stream import EXCHANGE_S, read_exactly, send_message
 from rlcore.errors import WorkerError, boundary
 
 logger = logging.getLogger(__name__)
@@ -46,9 +46,11 @@ Send = Callable[[socket.socket, Mapping[str, Tensor]], None]
 class WeightsServer:
     """Sends the weights that were offered last, on separate threads."""
 
-    def __init__(self, listening: socket.socket, place: str, send: Send) -> None:
-        """Serve a socket that listens; `place` names it to receivers."""
-        self._listening, self._place, self._send = listening, place, send
+    def __init__(
+        self, listening: socket.socket, place: str, send: Send, closed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Serve a socket that listens; `place` names it to receivers. `closed` is called at the end."""
+        self._listening, self._place, self._send, self._on_closed = listening, place, send, closed
         self._offered: _Offered | None = None
         self._closed = False
         self._open: set[socket.socket] = set()
@@ -71,6 +73,7 @@ class WeightsServer:
             self._listening.close()
         for thread in self._threads:
             thread.join()
+        self._on_closed()
 
     def _accept(self) -> None:
         while True:
@@ -106,10 +109,10 @@ def tcp_server(host: str) -> WeightsServer:
     """Serves receivers on any machine (`rlcore.contracts.weights.received`); WorkerError when it cannot listen."""
     with boundary(f"weights: listening on {host}", WorkerError):
         listening = socket.create_server((host, 0))
-    return WeightsServer(listening, f"{host}:{listening.getsockname()[1]}", _send_whole)
+    return WeightsServer(listening, f"{host}:{listening.getsockname()[1]}", send_whole)
 
 
-def _send_whole(connection: socket.socket, tensors: Mapping[str, Tensor]) -> None:
+def send_whole(connection: socket.socket, tensors: Mapping[str, Tensor]) -> None:
     """Name, type and shape of each tensor, then their bytes."""
     parts = [(name, type_of(tensor), list(tensor.shape)) for name, tensor in tensors.items()]
     send_message(connection, json.dumps(parts).encode())
@@ -117,11 +120,6 @@ def _send_whole(connection: socket.socket, tensors: Mapping[str, Tensor]) -> Non
         data = bytes_of(tensor).data
         for begin in range(0, len(data), PIECE_BYTES):  # a socket's limit is for all that it is given
             connection.sendall(data[begin : begin + PIECE_BYTES])
-
-
-def send_message(connection: socket.socket, message: bytes) -> None:
-    """The message behind its length."""
-    connection.sendall(len(message).to_bytes(LENGTH_BYTES) + message)
 
 
 def type_of(tensor: Tensor) -> str:

@@ -41,7 +41,7 @@ def plan_colocation(
         return ()
     found = []
     for plan in workers:
-        if not _shares(plan, pool, workers):
+        if not shares_devices(plan, pool, workers):
             continue
         if not can_sleep(plan):
             request = plan.request
@@ -72,7 +72,7 @@ def actor_pool(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> Pool
     return next(pool for pool in pools if pool.name == name)
 
 
-def _shares(plan: WorkerPlan, pool: PoolPlan, workers: Sequence[WorkerPlan]) -> bool:
+def shares_devices(plan: WorkerPlan, pool: PoolPlan, workers: Sequence[WorkerPlan]) -> bool:
     """True if a role serves, while samples are made and scored, on devices that the actor trains on."""
     request = plan.request
     if request.embedded_in is not None or request.role.name == ACTOR:

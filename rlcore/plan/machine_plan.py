@@ -232,8 +232,7 @@ def _candidates(plan: RunPlan, machine: Machine) -> Iterator[list[tuple[str, ...
         yield [("actor.gradient_checkpointing=false",)]
     if config.actor.offload:
         yield [("actor.offload=false",)]
-    if config.rollout.weight_sync != "tcp":
-        yield [("rollout.weight_sync=tcp",)]
+    yield [(f"rollout.weight_sync={way}",) for way in ("tcp", "nccl") if way != config.rollout.weight_sync]
     if not config.schedule.max_staleness:
         beside = [overrides for overrides in layouts if _num_devices(overrides) <= gpus]
         yield [(*overrides, "schedule.max_staleness=1") for overrides in ((), *beside)]

@@ -25,6 +25,8 @@ DISK_WRITE_GB_S, DISK_READ_GB_S, TCP_GB_S, SHM_GB_S = 1.4, 3.0, 0.75, 1.0
 """Of weights that travel: written into memory-backed files by one process, read by each replica, and sent over one
 connection (docs/results/transfer.md). Through shared memory it is assumed: docs/results/weight_sync.md finds it between
 files and a connection."""
+PAGEABLE_GB_S = 8.0
+"""Assumed, of a card to and from host memory that is not pinned, as the copies are that weights are broadcast from."""
 SLEEP_S = 2.0
 """Of putting replicas to sleep and waking them."""
 OPTIMIZER_BYTES = 30
@@ -191,6 +193,8 @@ def _hand_over(size: StepSize, layout: StepLayout) -> tuple[float, str]:
     gb, turns_s = size.bytes_per_weight * size.parameters / 1e9, SLEEP_S if layout.sleeps else 0.0
     if layout.weight_sync == "tcp":
         return gb * max(1.0, layout.engines / 4) / TCP_GB_S + turns_s, "one process that sends"
+    if layout.weight_sync == "nccl":
+        return gb * (2 / PAGEABLE_GB_S + 1 / NODE_GB_S) + turns_s, "copies from and to host memory"
     if layout.weight_sync == "shm":
         return gb / SHM_GB_S + turns_s, "copies in host memory"
     return gb / DISK_WRITE_GB_S + gb / DISK_READ_GB_S + turns_s, "one process that writes"
@@ -205,6 +209,6 @@ def assumptions(machine: Machine) -> list[str]:
         f"of the peak an update reaches {TRAIN_SHARE:.0%}, a forward pass {FORWARD_SHARE:.0%}; decoding "
         f"{MEMORY_SHARE:.0%} of the memory's bandwidth, {DECODE_STEP_S * 1e3:g} ms per token of all rows beside it",
         f"weights travel at {DISK_WRITE_GB_S:g} GB/s into files and {DISK_READ_GB_S:g} GB/s out of them, or "
-        f"{TCP_GB_S:g} GB/s over tcp and {SHM_GB_S:g} GB/s through shared memory; rewards, tools and the "
-        "controller take no time",
+        f"{TCP_GB_S:g} GB/s over tcp and {SHM_GB_S:g} GB/s through shared memory, and to be broadcast twice at "
+        f"{PAGEABLE_GB_S:g} GB/s over the host link; rewards, tools and the controller take no time",
     ]

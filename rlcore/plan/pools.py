@@ -172,6 +172,13 @@ def _gpus_per_node(pool: _Declared, workers: Sequence[WorkerPlan], declared: Map
             continue
         wanted = ceil(request.replicas * request.ranks * request.gpus)
         on_a_node = ceil(ceil(request.replicas * request.ranks / spec.nodes) * request.gpus)
+        if spec.nodes > 1 and 0 < num_gpus < request.gpus:
+            raise PlanError(
+                f"pool '{spec.name}' of {pool.by} has {num_gpus} GPUs on each of its {spec.nodes} nodes, and a rank of "
+                f"role '{request.role.name}' needs {request.gpus:g}: a rank, an engine with all its devices too, is on "
+                f"one node; choose at most {num_gpus} devices for each, and more replicas or ranks; its class is "
+                f"{plan.offered_by}"
+            )
         if 0 < num_gpus < on_a_node:
             total = num_gpus * spec.nodes
             has = f"{total}" if spec.nodes == 1 else f"{total} on {spec.nodes} nodes, each of which needs {on_a_node}"

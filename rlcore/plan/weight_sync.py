@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 
 from rlcore.config import RunConfig
-from rlcore.contracts.clusters import WorkerPlan
+from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.errors.checks.interfaces import defines
+from rlcore.plan.colocation import actor_pool, shares_devices
 from rlcore.plan.run_plan import WeightsKind
 
 
-def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan], *, elsewhere: bool) -> WeightsKind:
+def plan_weights(
+    config: RunConfig, workers: Sequence[WorkerPlan], pools: Sequence[PoolPlan], *, elsewhere: bool
+) -> WeightsKind:
     """The kind of weight sync from the actor to the rollout; '' when the rollout is embedded in the actor.
 
     PlanError when the rollout cannot take the kind that the settings ask for. With `elsewhere` workers run on machines
@@ -43,6 +46,8 @@ def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan], *, elsewhere:
             f"rollout.weight_sync=shm shares memory of one machine, and cluster.backend={config.cluster.backend} may "
             "put the actor and replicas of the rollout on several; choose tcp or disk"
         )
+    if by == "nccl" and config.rollout.weights_transport == "nccl":
+        _check_nccl(config, rollout, workers, pools)
     if rollout.request.takes_adapter and by != "disk":
         raise PlanError(
             f"rollout.weight_sync={by} sends whole weights, and {who} takes an adapter alone, which is handed over as "
@@ -51,3 +56,19 @@ def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan], *, elsewhere:
     if rollout.request.takes_adapter:
         return "adapter"
     return "directory" if by == "disk" else by
+
+
+def _check_nccl(
+    config: RunConfig, rollout: WorkerPlan, workers: Sequence[WorkerPlan], pools: Sequence[PoolPlan]
+) -> None:
+    """PlanError unless actor and rollout have CUDA devices, and not the same ones."""
+    if config.cluster.device != "cuda":
+        raise PlanError(
+            f"rollout.weight_sync=nccl broadcasts between CUDA devices, and cluster.device={config.cluster.device}; "
+            "choose tcp, shm or disk, or rollout.weights_transport=gloo, which broadcasts between hosts"
+        )
+    if shares_devices(rollout, actor_pool(pools, workers), workers):
+        raise PlanError(
+            "rollout.weight_sync=nccl cannot connect two processes on one device, and the rollout is on devices that "
+            "the actor trains on; choose shm, tcp or disk, or cluster.layout=split"
+        )

@@ -147,7 +147,9 @@ def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExit
         return None
     chosen = plan.config.rollout.weights_dir
     where = Path(chosen) / f"rlcore-{run_dir.name}" if chosen else run_dir / "weights"
-    sync = WeightsSync(groups[ACTOR.name], groups[ROLLOUT.name], where.absolute())
+    sync = WeightsSync(
+        groups[ACTOR.name], groups[ROLLOUT.name], where.absolute(), plan.config.rollout.weights_deadline_s
+    )
     stack.push_async_callback(sync.close)
     return sync
 

@@ -99,6 +99,10 @@ class MeteredReplica:
         """See `rlcore.contracts.workers.ReplicaHandle.excuse`."""
         self.replica.excuse()
 
+    def restart(self, reason: str) -> None:
+        """See `rlcore.contracts.workers.ReplicaHandle.restart`."""
+        self.replica.restart(reason)
+
     def __getattr__(self, name: str) -> Any:
         """Everything else of the replica."""
         return getattr(self.replica, name)

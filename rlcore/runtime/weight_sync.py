@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,18 @@ logger = logging.getLogger(__name__)
 class WeightsSync:
     """Hands every version to every replica, and the current one to a replica that was restarted."""
 
-    def __init__(self, actor: WorkerGroup[ActorWorker], rollout: WorkerGroup[RolloutWorker], directory: Path) -> None:
+    def __init__(
+        self,
+        actor: WorkerGroup[ActorWorker],
+        rollout: WorkerGroup[RolloutWorker],
+        directory: Path,
+        deadline_s: float = 600.0,
+    ) -> None:
         """`directory` is seen by the actor and by all replicas, unless weights go over a link; what is in it belongs to
-        this object.
+        this object. A replica that takes longer than `deadline_s` to load weights is restarted.
         """
         self._actor, self._rollout, self._directory = actor, rollout, directory
+        self._deadline_s = deadline_s
         self._latest: WeightsHandle | None = None
         self._turn = asyncio.Lock()
         rollout.before_return(self._welcome)
@@ -30,7 +38,8 @@ class WeightsSync:
     async def publish(self, version: int) -> None:
         """The replicas sample with the actor's weights, named `version`, when this returns.
 
-        A replica that is being restarted gets them before it serves again. WorkerError when one refuses them.
+        A replica that is being restarted gets them before it serves again, as does one that took too long and is
+        restarted for it. WorkerError when one refuses them.
         """
         async with self._turn:
             path = self._directory / f"version_{version}"
@@ -38,7 +47,12 @@ class WeightsSync:
             handle = await self._actor.replicas[0].call(ActorWorker.weights, version, path)
             before, self._latest = self._latest, handle
             # All have taken or refused them before an error is raised: none is left in the middle of reading.
-            calls = [self._hand_over(replica, handle) for replica in self._rollout.replicas]
+            living = [replica for replica in self._rollout.replicas if replica.alive]
+            together = replace(handle, members=len(living)) if handle.kind == "nccl" else handle
+            calls = [
+                self._hand_over(replica, together if replica in living else handle)
+                for replica in self._rollout.replicas
+            ]
             for error in await asyncio.gather(*calls, return_exceptions=True):
                 if isinstance(error, BaseException):
                     raise error
@@ -51,7 +65,14 @@ class WeightsSync:
 
     async def _hand_over(self, replica: ReplicaHandle[RolloutWorker], handle: WeightsHandle) -> None:
         try:
-            loaded = await replica.call(RolloutWorker.load_weights, handle)
+            async with asyncio.timeout(self._deadline_s):
+                loaded = await replica.call(RolloutWorker.load_weights, handle)
+        except TimeoutError:
+            replica.restart(
+                f"it took longer than rollout.weights_deadline_s={self._deadline_s:g} to load version {handle.version} "
+                "of the weights"
+            )
+            return
         except WorkerError as error:
             if replica.alive:
                 raise

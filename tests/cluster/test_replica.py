@@ -93,3 +93,21 @@ def test_an_excuse_gives_no_more_restarts_than_there_are() -> None:
         await life.seat.close()
 
     asyncio.run(asyncio.wait_for(story(), 20.0))
+
+
+def test_a_replica_that_is_given_up_is_ended_and_comes_back_as_one_that_died() -> None:
+    async def story() -> None:
+        life = Life(max_restarts=1)
+        await life.seat.start()
+        for comes_back in (True, False):
+            life.seat.restart("it takes no weights")
+            assert not life.seat.alive, "at once"
+            life.seat.restart("said twice")
+            lost = await life.events.get()
+            assert (lost.reason, lost.comes_back) == ("it takes no weights", comes_back)
+            assert comes_back == ((await life.events.get()).kind == "restored" if comes_back else False)
+        assert [body.alive for body in life.bodies] == [False, False]
+        life.seat.restart("it is gone already")
+        await life.seat.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))

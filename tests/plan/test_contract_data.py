@@ -108,7 +108,10 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (WorkerClass, "isolated"): ("needs True or False", ["no", 0, None]),
     (WorkerClass, "keeps_cache"): ("needs True or False", ["no", 0, None]),
     (WorkerClass, "complete"): ("(config, section, request)", [None, {}, lambda: None, lambda config, section: None]),
-    (WorkerClass, "weight_sync"): ("needs a frozenset of: disk, shm, tcp", ["disk", None, {"disk"}, frozenset("a")]),
+    (WorkerClass, "weight_sync"): (
+        "needs a frozenset of: disk, nccl, shm, tcp",
+        ["disk", None, {"disk"}, frozenset("a")],
+    ),
     (PoolSpec, "name"): (NAME, [None, "", 3, "a b"]),
     (PoolSpec, "gpus_per_node"): ("needs a whole number of at least 0", ["8", -1, 0.5, True, None]),
     (PoolSpec, "nodes"): ("needs a whole number of at least 1", ["1", 0, -1, 1.0, True, None]),

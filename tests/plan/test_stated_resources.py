@@ -210,6 +210,10 @@ def test_too_few_devices_are_refused_with_role_class_and_both_numbers() -> None:
     ray = ("plugins.ray.address=10.0.0.1:6379", "cluster.pools.engines={nodes: 2, gpus_per_node: 5}")
     line = refused(PlanError, *ray, "rollout.replicas=5")
     assert "needs 10 GPUs (5 replicas x 1 ranks x 2), the pool has 10 on 2 nodes, each of which needs 6" in line
+    ray = ("plugins.ray.address=10.0.0.1:6379", "cluster.pools.engines={nodes: 2, gpus_per_node: 1}")
+    line = refused(PlanError, *ray)
+    assert "has 1 GPUs on each of its 2 nodes, and a rank of role 'rollout' needs 2" in line
+    assert f"choose at most 1 devices for each, and more replicas or ranks; its class is Engine of {WHO}" in line
     line = refused(PlanError, "actor.backend=sprint", "cluster.pools.main.gpus_per_node=2")
     assert "pool 'main' of config (cluster.pools) is too small: role 'actor' of core needs 4 GPUs" in line
     assert f"its class is Trainer of {WHO}" in line
@@ -253,8 +257,8 @@ def test_garbage_from_complete_is_refused_with_offer_and_provider(broken: str, m
             "complete=lambda config, request: request",
             "complete takes (config, request), needs (config, section, request)",
         ),
-        ("weight_sync='disk'", "weight_sync is 'disk'; needs a frozenset of: disk, shm, tcp"),
-        ("weight_sync=frozenset({'nccl'})", "needs a frozenset of: disk, shm, tcp"),
+        ("weight_sync='disk'", "weight_sync is 'disk'; needs a frozenset of: disk, nccl, shm, tcp"),
+        ("weight_sync=frozenset({'pigeon'})", "needs a frozenset of: disk, nccl, shm, tcp"),
     ],
 )
 def test_an_offer_that_states_no_such_thing_is_refused(tmp_path: Path, offer: str, message: str) -> None:
@@ -331,7 +335,7 @@ def test_weights_come_in_a_way_that_the_class_takes() -> None:
     workers = [replace(worker, weight_sync=frozenset({"disk", "tcp"})) for worker in made.workers]
     config = replace(made.config, rollout=replace(made.config.rollout, weight_sync="tcp"))
     with pytest.raises(PlanError, match=r"^rollout\.weight_sync=tcp sends whole weights, and Engine of .* an adapter"):
-        plan_weights(config, workers, elsewhere=False)
+        plan_weights(config, workers, made.pools, elsewhere=False)
 
 
 @pytest.mark.parametrize("by", ["tcp", "shm"])
@@ -339,15 +343,48 @@ def test_shared_memory_is_for_one_machine(by: str) -> None:
     made = planned()
     workers = [replace(worker, weight_sync=frozenset({"disk", "shm", "tcp"})) for worker in made.workers]
     config = replace(made.config, rollout=replace(made.config.rollout, weight_sync=by))  # type: ignore[arg-type]
-    assert plan_weights(config, workers, elsewhere=False) == by
+    assert plan_weights(config, workers, made.pools, elsewhere=False) == by
     if by == "tcp":
-        assert plan_weights(config, workers, elsewhere=True) == by
+        assert plan_weights(config, workers, made.pools, elsewhere=True) == by
         return
     with pytest.raises(PlanError) as caught:
-        plan_weights(config, workers, elsewhere=True)
+        plan_weights(config, workers, made.pools, elsewhere=True)
     assert str(caught.value) == (
         "rollout.weight_sync=shm shares memory of one machine, and cluster.backend=local may put the actor and "
         "replicas of the rollout on several; choose tcp or disk"
+    )
+
+
+def test_a_broadcast_is_between_different_cuda_devices_unless_hosts_carry_it() -> None:
+    made = planned()
+    workers = [replace(worker, weight_sync=frozenset({"nccl"})) for worker in made.workers]
+
+    def kind(device: str, pool: str, transport: str = "nccl") -> str:
+        rollout = replace(made.config.rollout, weight_sync="nccl", weights_transport=transport)  # type: ignore[arg-type]
+        config = replace(made.config, rollout=rollout, cluster=replace(made.config.cluster, device=device))  # type: ignore[arg-type]
+        placed = [replace(worker, request=replace(worker.request, gpus=1.0)) for worker in workers]
+        placed = [
+            replace(worker, request=replace(worker.request, pool=pool))
+            if worker.request.role.name == "rollout"
+            else worker
+            for worker in placed
+        ]
+        return plan_weights(config, placed, made.pools, elsewhere=False)
+
+    assert kind("cuda", "engines") == "nccl"
+    assert kind("cpu", "engines", "gloo") == "nccl"
+    assert kind("cuda", "main", "gloo") == "nccl"
+    with pytest.raises(PlanError) as caught:
+        kind("cpu", "engines")
+    assert str(caught.value) == (
+        "rollout.weight_sync=nccl broadcasts between CUDA devices, and cluster.device=cpu; choose tcp, shm or disk, or "
+        "rollout.weights_transport=gloo, which broadcasts between hosts"
+    )
+    with pytest.raises(PlanError) as caught:
+        kind("cuda", "main")
+    assert str(caught.value) == (
+        "rollout.weight_sync=nccl cannot connect two processes on one device, and the rollout is on devices that the "
+        "actor trains on; choose shm, tcp or disk, or cluster.layout=split"
     )
 
 

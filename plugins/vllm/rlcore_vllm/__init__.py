@@ -26,7 +26,8 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
             VllmRollout,
             isolated=True,
             complete=complete_rollout,
-            weight_sync=frozenset({"disk", "shm", "tcp"}),
+            keeps_cache=True,
+            weight_sync=frozenset({"disk", "nccl", "shm", "tcp"}),
         ),
         WorkerClass(RewardReplica, NAME, VllmReplica, isolated=True, complete=complete_replica),
     ]

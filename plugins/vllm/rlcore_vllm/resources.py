@@ -14,6 +14,8 @@ POOL = "rollout"
 """The pool of replicas where `rollout.pool` is empty."""
 GRAPH_BYTES = int(1.5 * 2**30)
 """CUDA graphs of an engine, which stay on its device while it sleeps (vllm#47654); awake they are within its share."""
+OVER_NODES = ("distributed_executor_backend", "nnodes", "node_rank", "pipeline_parallel_size")
+"""Options that would give an engine processes on several nodes, or devices that the plan does not count."""
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Environment variables with settings of torch's allocator."""
 
@@ -22,8 +24,8 @@ def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRe
     """The request with a pool for the replicas, their devices, and the share of these that an engine reserves for as
     long as it is awake.
 
-    ConfigError when the devices of an engine are stated twice, differently; PlanError for an adapter that is not handed
-    over as files.
+    ConfigError when the devices of an engine are stated twice, differently, or on several nodes; PlanError for an
+    adapter that is not handed over as files.
     """
     adapter = config.actor.lora.enabled and section.lora == "adapter"
     by = config.rollout.weight_sync
@@ -32,6 +34,7 @@ def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRe
             f"rollout.weight_sync={by} sends whole weights, and plugins.vllm.lora=adapter wants an adapter, which is "
             "handed over as files; choose weight_sync=disk, or lora=merged"
         )
+    check_one_node(section)
     check_parallel("plugins.vllm.options", section.options, section.tensor_parallel, "plugins.vllm.tensor_parallel")
     return replace(
         request,
@@ -42,6 +45,20 @@ def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRe
         takes_adapter=adapter,
         note=_note(config, section, request) if request.gpus else "",
     )
+
+
+def check_one_node(section: VllmSettings) -> None:
+    """ConfigError for an option that would spread a replica over nodes.
+
+    vLLM's executor for several nodes wants one bundle of Ray per device, where a replica has one for all of them.
+    """
+    found = [name for name in OVER_NODES if name in section.options]
+    if found:
+        raise ConfigError(
+            f"plugins.vllm.options.{found[0]}: a rollout replica is an engine on one node, whose devices are counted "
+            "by plugins.vllm.tensor_parallel; leave the option out, and choose tensor_parallel up to the devices of a "
+            "node and more rollout.replicas"
+        )
 
 
 def asleep_bytes(*, eager: bool) -> int:

@@ -31,7 +31,8 @@ class VllmRollout(RolloutWorker):
         engine = open_engine(rollout_arguments(config, settings, context.device), str(context), context.threads)
         tokens = load_tokens(config.model, config.data.system_prompt)
         adapter = context.weights_kind == "adapter"
-        self._sampler = VllmSampler(engine, tokens, str(context), takes_adapter=adapter)
+        keeps = config.rollout.on_new_weights == "continue"
+        self._sampler = VllmSampler(engine, tokens, str(context), takes_adapter=adapter, keeps_cache=keeps)
         self._ending = partial(ending_with, engine, context)
 
     def context_length(self) -> int | None:

@@ -48,12 +48,16 @@ KEEPS_WEIGHTS, DISCARDS_WEIGHTS = 1, 2
 class VllmSampler:
     """Serves an engine, which is its own; all calls are made on one event loop."""
 
-    def __init__(self, engine: Any, tokens: Tokens, who: str, *, takes_adapter: bool = False) -> None:
+    def __init__(
+        self, engine: Any, tokens: Tokens, who: str, *, takes_adapter: bool = False, keeps_cache: bool = False
+    ) -> None:
         """`who` names the worker in errors. The engine's weights are those of version 0.
 
-        With `takes_adapter` weights are handed over as adapters alone, so the engine has to keep its own.
+        With `takes_adapter` weights are handed over as adapters alone, so the engine has to keep its own. With
+        `keeps_cache` unfinished samples keep their keys and values when weights arrive.
         """
         self._engine, self._tokens, self._who = engine, tokens, who
+        self._keeps_cache = keeps_cache
         self._level = KEEPS_WEIGHTS if takes_adapter else DISCARDS_WEIGHTS
         self.version = 0
         self._numbers = itertools.count()
@@ -129,10 +133,10 @@ class VllmSampler:
         async with self._loading:
             self._open.clear()
             try:
-                await self._call_off()
-                await self._wake_weights()
-                await self._reload(handle)
-                self.version, self._without_weights, self._broken = handle.version, False, ""
+                async with self._interrupted():
+                    await self._wake_weights()
+                    await self._reload(handle)
+                    self.version, self._without_weights, self._broken = handle.version, False, ""
             except RlcoreError as error:
                 self._broken = str(error)
                 raise
@@ -173,6 +177,27 @@ class VllmSampler:
             if self._asleep and await self._engine.is_sleeping():
                 await self._unless_dead(self._engine.wake_up(["weights"]))
 
+    @contextlib.asynccontextmanager
+    async def _interrupted(self) -> AsyncIterator[None]:
+        """Nothing is sampled inside. Requests are called off, or kept with their cache and then resumed.
+
+        Those that were kept are called off when what happens inside fails: their next tokens would be of no version.
+        """
+        if not self._keeps_cache or self._asleep or not self._under_way:
+            await self._call_off()
+            yield
+            return
+        with boundary("the engine's pause", WorkerError):
+            await self._unless_dead(self._engine.pause_generation(mode="keep", clear_cache=False))
+        try:
+            yield
+        except BaseException:
+            await self._call_off()
+            raise
+        finally:
+            with boundary("the engine's resumption", WorkerError):
+                await self._unless_dead(self._engine.resume_generation())
+
     async def _call_off(self) -> None:
         """End the engine's requests; one that is not known to the engine yet is called off when it is."""
         while self._under_way:
@@ -190,7 +215,8 @@ class VllmSampler:
                 await self._unless_dead(self._engine.start_weight_update())
                 await self._unless_dead(self._engine.update_weights(WeightTransferUpdateRequest(asdict(handle))))
                 await self._unless_dead(self._engine.finish_weight_update(weight_version=label_of(handle.version)))
-            if not await self._unless_dead(self._engine.reset_prefix_cache()):
+            # Entries of requests that are kept cannot be dropped; no later request asks for them under its salt.
+            if not self._under_way and not await self._unless_dead(self._engine.reset_prefix_cache()):
                 raise WorkerError("vLLM did not empty its prefix cache")
 
     async def _unless_dead(self, call: Coroutine[Any, Any, Any]) -> Any:
@@ -212,8 +238,11 @@ class VllmSampler:
         await self._unless_dead(self._engine.update_weight_version(label_of(handle.version)))
 
     def _check_version(self, output: Any, version: int) -> None:
-        """WorkerError when the engine says, at the end of a request and from 0.32 on, that other weights sampled it."""
+        """WorkerError when the engine says, at the end of a request and from 0.32 on, that other weights sampled it
+        than this version, or one that has come since where requests are kept."""
         found = {span.version for span in getattr(output, "weight_versions", None) or ()} - {label_of(version)}
+        if self._keeps_cache:
+            found = {label for label in found if not version < version_of(label) <= self.version}
         if found:
             raise WorkerError(
                 f"vLLM sampled with the weights {', '.join(sorted(found))} where it should with {label_of(version)}"
@@ -256,8 +285,11 @@ class VllmSampler:
             async with aclosing(generated) as outputs:
                 async for output in outputs:
                     self._check_version(output.outputs[0], version)
-                    row.take(output.outputs[0], version)
-                    if row.finish is not None:
+                    if row.finish is None:
+                        row.take(output.outputs[0], version)
+                    if self._keeps_cache:
+                        await self._label(row, output, start, number)
+                    elif row.finish is not None:
                         break
         finally:
             self._under_way.discard(number)
@@ -265,6 +297,14 @@ class VllmSampler:
                 self._idle.set()
         if row.finish is None and self._open.is_set() and len(row.token_ids) == start:
             raise WorkerError("vLLM ended the request without a token and without a reason")
+
+    async def _label(self, row: "_Row", output: Any, start: int, number: str) -> None:
+        """Give tokens the versions that the engine names at the end of a request, which it is asked to end if the row
+        has ended before."""
+        if output.finished:
+            row.label(start, output.outputs[0].weight_versions or ())
+        elif row.finish is not None:
+            await self._engine.abort(number)
 
 
 class _Row(SampledRow):
@@ -295,6 +335,14 @@ class _Row(SampledRow):
             output_kind=RequestOutputKind.DELTA if sampling.stop else RequestOutputKind.FINAL_ONLY,
         )
 
+    def label(self, start: int, spans: Sequence[Any]) -> None:
+        """The versions of the tokens from `start` on, in vLLM's spans, which count from there."""
+        self.versions = [run for run in self.versions if run[0] < start]
+        for span in spans:
+            run = (start + span.start, version_of(span.version))
+            if run[0] < len(self.token_ids) and (not self.versions or self.versions[-1][1] != run[1]):
+                self.versions.append(run)
+
     def take(self, output: Any, version: int) -> None:
         """The tokens sampled since the last call; WorkerError when the logits were not numbers."""
         ids, found = list(output.token_ids), output.logprobs or []
@@ -314,6 +362,13 @@ class _Row(SampledRow):
 def label_of(version: int) -> str:
     """The engine's name of a version of the weights; those that it started with have a name already."""
     return str(version) if version else "default"
+
+
+def version_of(label: str) -> int:
+    """The version of the weights that the engine has under this name; -1 of none of ours."""
+    if label == "default":
+        return 0
+    return int(label) if label.isdecimal() else -1
 
 
 def seed_of(seed: int, sample: int, offset: int) -> int:

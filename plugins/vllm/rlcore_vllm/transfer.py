@@ -1,8 +1,11 @@
 """The actor's weights, on their way into vLLM's workers: an engine of vLLM's weight-transfer interface.
 
 vLLM calls it between `start_weight_update` and `finish_weight_update`, on a CPU as on GPUs. Weights come from a
-directory with safetensors files, which every worker maps into its memory, or over a link from the actor's process;
-under tensor parallelism a worker keeps its part of each.
+directory with safetensors files, which every worker maps into its memory, or from the actor's process, over a link of
+its own or by a broadcast; under tensor parallelism a worker keeps its part of each.
+
+vLLM's own NCCL engine is not used: it has no deadline and cannot leave a broadcast, so a replica that dies in one would
+leave all others in a call that never returns; it takes no other transport; and it does not find out that weights lack.
 """
 
 import logging
@@ -22,6 +25,7 @@ from vllm.model_executor.model_loader.reload import (  # type: ignore[import-not
 )
 
 from rlcore import WeightsHandle, WorkerError
+from rlcore.contracts.weight_groups import GroupReceiver
 from rlcore.contracts.weights import weights_of
 
 SHOWN = 3
@@ -43,11 +47,12 @@ class ActorUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     version: int
     kind: Any
     path: str
+    members: int = 0
 
     @property
     def handle(self) -> WeightsHandle:
         """Names all weights of a version."""
-        return WeightsHandle(self.version, self.kind, self.path)
+        return WeightsHandle(self.version, self.kind, self.path, self.members)
 
 
 class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
@@ -55,6 +60,10 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     init_info_cls = ActorInit
     update_info_cls = ActorUpdate
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._receiver = GroupReceiver(self.device, self.parallel_config.world_size)
 
     def init_transfer_engine(self, init_info: ActorInit) -> None:
         """Nothing to open."""
@@ -69,7 +78,8 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
     def receive_weights(self, update_info: ActorUpdate) -> None:
         """Load all weights; WorkerError when one is lacking, for the old one would stay in its place."""
         handle = update_info.handle
-        with closing(weights_of(handle)) as weights:
+        weights = self._receiver.weights(handle) if handle.kind == "nccl" else weights_of(handle)
+        with closing(weights):
             missing = self._awaited - self.model.load_weights(weights)
         if missing:
             shown = ", ".join(sorted(missing)[:SHOWN])
@@ -87,7 +97,8 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
             torch.accelerator.synchronize()
 
     def shutdown(self) -> None:
-        """Nothing to close."""
+        """Leave the group of those that take weights together."""
+        self._receiver.close()
 
 
 def refresh_tied_layers(model: torch.nn.Module) -> None:

@@ -42,6 +42,7 @@ def test_a_rollout_states_its_devices_memory_pool_and_weights(planned: Planned) 
     assert planned(SAMPLES).weights_kind == "directory"
     assert not planned(SAMPLES).schedule.embedded
     assert planned(SAMPLES, "rollout.weight_sync=tcp").weights_kind == "tcp"
+    assert planned(SAMPLES, "rollout.weight_sync=nccl").weights_kind == "nccl"
     assert planned(SAMPLES, "actor.lora.enabled=true", "plugins.vllm.lora=adapter").weights_kind == "adapter"
     assert request_of(planned(SAMPLES, "rollout.pool=mine"), "rollout").pool == "mine"
 
@@ -65,6 +66,17 @@ def test_a_rollout_states_its_devices_memory_pool_and_weights(planned: Planned) 
         (ConfigError, ("plugins.vllm.kv_cache_gib=1.5",), r"plugins\.vllm\.kv_cache_gib: set to .*has no effect"),
         (ConfigError, ("rollout.backend=hf", "plugins.vllm.dtype=float32"), r"plugins\.vllm\.dtype: .* no effect"),
         (ConfigError, ("plugins.vllm.tensor_parralel=2",), r"did you mean 'plugins\.vllm\.tensor_parallel'"),
+        (
+            ConfigError,
+            ("plugins.vllm.options.pipeline_parallel_size=2",),
+            r"plugins\.vllm\.options\.pipeline_parallel_size: a rollout replica is an engine on one node",
+        ),
+        (
+            ConfigError,
+            ("plugins.vllm.options.distributed_executor_backend=ray",),
+            "choose tensor_parallel up to the devices of a node and more rollout.replicas",
+        ),
+        (PlanError, ("rollout.weight_sync=nccl", "rollout.pool=main"), "choose shm, tcp or disk, or cluster.layout=sp"),
         (PlanError, ("rollout.replicas=16", "cluster.layout=split"), "the pools need 17 GPUs"),
     ],
 )

@@ -77,7 +77,21 @@ class Engine:
         self._ask(f"finish {version}")
 
     async def reset_prefix_cache(self) -> bool:
+        self._ask("reset")
         return True
+
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+        self._ask(f"pause {mode} {clear_cache}")
+
+    async def resume_generation(self) -> None:
+        self._ask("resume")
+
+    async def abort(self, requests: Sequence[str]) -> None:
+        self._ask(f"abort {len(requests)}")
+        self.on_abort()
+
+    def on_abort(self) -> None:
+        """Nothing is under way."""
 
 
 @pytest.fixture
@@ -117,7 +131,7 @@ def test_weights_are_discarded_and_have_memory_again_before_the_cache_of_keys_an
         assert engine.held == {"weights": WEIGHTS, "kv_cache": CACHE}
 
     asyncio.run(main())
-    assert engine.calls == ["sleep 2", "wake weights", "start", "load", "finish 1", "wake all"]
+    assert engine.calls == ["sleep 2", "wake weights", "start", "load", "finish 1", "reset", "wake all"]
 
 
 def test_an_engine_that_takes_adapters_keeps_its_weights(handle: WeightsHandle) -> None:
@@ -130,7 +144,7 @@ def test_an_engine_that_takes_adapters_keeps_its_weights(handle: WeightsHandle) 
         await sampler.wake()
 
     asyncio.run(main())
-    assert engine.calls == ["sleep 1", "wake weights", "adapter", "finish 1", "wake all"]
+    assert engine.calls == ["sleep 1", "wake weights", "adapter", "finish 1", "reset", "wake all"]
 
 
 def test_a_sampler_that_is_awake_or_on_a_cpu_moves_nothing(handle: WeightsHandle) -> None:
@@ -145,7 +159,7 @@ def test_a_sampler_that_is_awake_or_on_a_cpu_moves_nothing(handle: WeightsHandle
         await sampler.wake()
 
     asyncio.run(main())
-    assert engine.calls == ["start", "load", "finish 1"] * 2
+    assert engine.calls == ["start", "load", "finish 1", "reset"] * 2
 
 
 CALLS = {
@@ -208,7 +222,7 @@ def test_an_engine_that_wakes_without_weights_samples_nothing_until_it_has_some(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("fault", ["sleep 2", "wake weights", "start", "load", "finish 1", "wake all"])
+@pytest.mark.parametrize("fault", ["sleep 2", "wake weights", "start", "load", "finish 1", "reset", "wake all"])
 def test_what_fails_is_one_line_and_leaves_nothing_asleep(fault: str, handle: WeightsHandle) -> None:
     """In the order of a step, and then as its end: servers are woken."""
     engine = Engine(fault)
@@ -241,6 +255,34 @@ def test_what_fails_is_one_line_and_leaves_nothing_asleep(fault: str, handle: We
     [error] = asyncio.run(main())
     assert f"{fault} fails" in error
     assert "\n" not in error
+
+
+@pytest.mark.parametrize("fault", ["", "pause keep False", "load", "finish 1", "resume"])
+def test_requests_that_are_kept_are_paused_and_go_on_or_are_called_off(fault: str, handle: WeightsHandle) -> None:
+    engine = Engine(fault)
+
+    async def main() -> str:
+        sampler = sampler_of(engine, keeps_cache=True)
+        sampler._under_way.add("r#0.0")
+        sampler._idle.clear()
+
+        def ended() -> None:
+            sampler._under_way.clear()
+            sampler._idle.set()
+
+        engine.on_abort = ended  # type: ignore[method-assign]
+        try:
+            assert await sampler.load_weights(handle) == 1
+        except WorkerError:
+            assert await refuses_to_sample(sampler)
+        return sampler._broken
+
+    broken = asyncio.run(main())
+    expected = ["pause keep False", "start", "load", "finish 1", "resume"]
+    if fault in ("load", "finish 1"):
+        expected[expected.index(fault) + 1 :] = ["abort 1", "resume"]
+    assert engine.calls == (expected if fault != "pause keep False" else expected[:1])
+    assert bool(broken) == bool(fault)
 
 
 @pytest.mark.timeout(300)

@@ -115,6 +115,8 @@ class HfActor(ActorWorker):
             return WeightsHandle(version, "tcp", self._offer(self.engine.copy_whole()))
         if self.context.weights_kind == "shm":
             return WeightsHandle(version, "shm", self._offer(self.engine.copy_whole()))
+        if self.context.weights_kind == "nccl":
+            return WeightsHandle(version, "nccl", self._offer(self.engine.copy_whole()))
         self.engine.save_whole(directory)
         return WeightsHandle(version, "directory", str(directory))
 
@@ -125,13 +127,18 @@ class HfActor(ActorWorker):
         return self._server.offer(tensors)
 
     def _open_server(self) -> WeightsServer:
-        if self.context.weights_kind == "shm":
+        context, rollout = self.context, self.context.config.rollout
+        if context.weights_kind == "shm":
             from rlcore.engines.bucket_server import bucket_server
 
-            return bucket_server(self.context.config.rollout.weights_bucket_mib)
+            return bucket_server(rollout.weights_bucket_mib)
+        if context.weights_kind == "nccl":
+            from rlcore.engines.group_server import group_server
+
+            return group_server(context.address, rollout.weights_bucket_mib, rollout.weights_transport, context.device)
         from rlcore.engines.weight_server import tcp_server
 
-        return tcp_server(self.context.address)
+        return tcp_server(context.address)
 
     def save(self, directory: Path) -> None:
         self.engine.save(directory)

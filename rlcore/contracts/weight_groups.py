@@ -1,0 +1,247 @@
+"""Weights that the actor's process broadcasts to all processes of all replicas: the protocol, and the side that
+receives.
+
+Each receiver connects over TCP, says the secret of the version, how many replicas take it and which group it is in.
+When all are there, the sender tells them to go on in that group, or to meet in a new one: so there is a group for each
+generation of replicas. Then comes per bucket a header over each connection, and its bytes by a broadcast.
+
+A connection that ends ends the group, on both sides and at once. Who is left takes the rest from the copy that the
+actor's process has in host memory, as does a replica that comes back (`WeightsHandle.members` is 0).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import select
+import socket
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from rlcore.contracts.weight_stream import (
+    EXCHANGE_S,
+    Piece,
+    PiecesOfTensors,
+    read_message,
+    send_message,
+    tensors_from,
+)
+from rlcore.errors import WorkerError, boundary
+from rlcore.types import WeightsHandle
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+MEET_S = 60.0
+"""Seconds for which the sender waits for receivers after the first one, and members of a new group for each other."""
+LOOK_S = 0.002
+"""Seconds between two looks at a broadcast that is under way; connections are watched meanwhile."""
+GONE = "the other end of its connection is gone"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a receiver says after the secret."""
+
+    members: int = 0
+    """Replicas that take this version together; 0: this process takes it alone, from the copy in host memory."""
+    processes: int = 1
+    """Of each replica."""
+    group: str = ""
+    """The group that it is in; empty: none."""
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """The sender's answer to those that take a version together."""
+
+    group: str
+    bucket_bytes: int
+    port: int = 0
+    """Of the store in which the members of a new group meet, on the sender's host; 0: the group is there already."""
+    rank: int = 0
+    size: int = 0
+    transport: str = "gloo"
+
+
+class BroadcastGroup:
+    """Processes of which the first one broadcasts; nothing is shared with torch's groups of this process."""
+
+    def __init__(self, name: str, transport: str, store: Any, at: str, rank: int, size: int) -> None:
+        """Meet the others in a store; `at` is this process's address. Raises what torch raises when they do not come.
+
+        `transport` is nccl or gloo.
+        """
+        import torch.distributed as dist
+
+        self.name, self.size = name, size
+        store.set_timeout(timedelta(seconds=MEET_S))
+        limit = timedelta(seconds=EXCHANGE_S)
+        classes: Any = dist  # stubs name those of the installed build only
+        store.set(f"here/{rank}", "yes")
+        store.wait([f"here/{index}" for index in range(size)], timedelta(seconds=MEET_S))
+        if transport == "nccl":
+            options = classes.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            self._group: Any = classes.ProcessGroupNCCL(store, rank, size, options)
+        else:
+            options = classes.ProcessGroupGloo._Options()
+            options._timeout = limit
+            options._devices = [classes.ProcessGroupGloo.create_device(hostname=at)]
+            self._group = classes.ProcessGroupGloo(store, rank, size, options)
+
+    def broadcast(self, bytes_N: Tensor, look: Callable[[], None]) -> None:
+        """Fill the tensor of every member with that of the first one; `look` raises when a member has gone.
+
+        TimeoutError when the others take too long.
+        """
+        import torch.distributed as dist
+
+        options = dist.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        work = self._group.broadcast([bytes_N], options)
+        until = time.monotonic() + EXCHANGE_S
+        while not work.is_completed():
+            look()
+            if time.monotonic() > until:
+                raise TimeoutError(f"a bucket was not broadcast within {EXCHANGE_S:g} s")
+        work.wait()
+        if bytes_N.is_cuda:
+            import torch
+
+            torch.cuda.current_stream(bytes_N.device).synchronize()
+
+    def abandon(self) -> None:
+        """Leave, also in the middle of a broadcast."""
+        with suppress(RuntimeError):
+            self._group.abort()
+        self._group = None  # with its threads and connections
+
+
+def watch(connections: list[socket.socket], wait_s: float = LOOK_S) -> None:
+    """Wait a moment; EOFError when a connection has ended. What has arrived on one stays there."""
+    readable, _, _ = select.select(connections, [], [], wait_s)
+    for connection in readable:
+        if not connection.recv(1, socket.MSG_PEEK):
+            raise EOFError(GONE)
+    if readable:
+        time.sleep(wait_s)  # a header that waits for its turn is no reason to spin
+
+
+class GroupReceiver:
+    """Takes versions of the weights into one process of a replica, by broadcast where others take them too."""
+
+    def __init__(self, device: torch.device | str = "cpu", processes: int = 1) -> None:
+        """Tensors come to `device`; the replica has so many `processes`, each with a receiver."""
+        self._device, self._processes = device, processes
+        self._group: BroadcastGroup | None = None
+
+    def weights(self, handle: WeightsHandle) -> Generator[tuple[str, Tensor]]:
+        """Yields the name and the tensor of each weight of kind `nccl`.
+
+        WorkerError when they come neither by broadcast nor from the copy.
+        """
+        yielded = set()
+        if handle.members:
+            broadcast = self._broadcast(handle)
+            try:
+                for name, tensor in broadcast:
+                    yielded.add(name)
+                    yield name, tensor
+                return
+            except (OSError, EOFError, RuntimeError) as error:  # torch's errors are RuntimeErrors
+                self.close()
+                logger.warning("weights: the group that takes version %d broke: %s", handle.version, str(error))
+            finally:
+                broadcast.close()
+        for name, tensor in taken_alone(handle.path):
+            if name not in yielded:
+                yield name, tensor.to(self._device)
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._group is not None:
+            self._group.abandon()
+            self._group = None
+
+    def _broadcast(self, handle: WeightsHandle) -> Generator[tuple[str, Tensor]]:
+        import torch
+
+        done = False
+        held = "" if self._group is None else self._group.name
+        with _connected(handle.path, Wish(handle.members, self._processes, held)) as connection:
+            try:
+                connection.settimeout(2 * MEET_S + EXCHANGE_S)  # until all others have come, or are given up
+                invitation = Invitation(**json.loads(read_message(connection)))
+                connection.settimeout(EXCHANGE_S)
+                group = self._joined(invitation, connection)
+                on_host = invitation.transport == "gloo"
+                bucket = torch.empty(
+                    invitation.bucket_bytes, dtype=torch.uint8, device="cpu" if on_host else self._device
+                )
+                put_together = PiecesOfTensors(self._device)
+                for pieces in headers(connection):
+                    group.broadcast(bucket[: sum(piece.num_bytes for piece in pieces)], lambda: watch([connection]))
+                    for piece in pieces:
+                        put_together.place(piece).copy_(bucket[piece.offset : piece.offset + piece.num_bytes])
+                        if (tensor := put_together.finished(piece)) is not None:
+                            yield piece.name, tensor
+                done = True
+            finally:
+                if not done:  # also when the caller stops early: the next bucket finds nobody here
+                    self.close()
+
+    def _joined(self, invitation: Invitation, connection: socket.socket) -> BroadcastGroup:
+        if invitation.port:
+            self.close()
+            import torch.distributed
+
+            dist: Any = torch.distributed  # whose stub does not export its stores
+            host = connection.getpeername()[0]
+            store = dist.TCPStore(host, invitation.port, timeout=timedelta(seconds=MEET_S), wait_for_workers=False)
+            self._group = BroadcastGroup(
+                invitation.group,
+                invitation.transport,
+                dist.PrefixStore(invitation.group, store),
+                connection.getsockname()[0],
+                invitation.rank,
+                invitation.size,
+            )
+        if self._group is None:
+            raise EOFError("the sender means a group that is not here")
+        return self._group
+
+
+def headers(connection: socket.socket) -> Iterator[list[Piece]]:
+    """The pieces of each bucket, up to the empty header that ends them."""
+    while fields := json.loads(read_message(connection)):
+        yield [Piece(*field) for field in fields]
+
+
+def taken_alone(address: str) -> Generator[tuple[str, Tensor]]:
+    """Yields names and tensors of the copy in the host memory of the process at HOST:PORT/SECRET.
+
+    WorkerError when nothing is sent, or not all of it.
+    """
+    place = address.rpartition("/")[0]
+    with (
+        boundary(f"weights: receiving them from {place}", WorkerError),
+        _connected(address, Wish()) as connection,
+    ):
+        yield from tensors_from(connection)
+
+
+def _connected(address: str, wish: Wish) -> socket.socket:
+    place, _, secret = address.rpartition("/")
+    host, _, port = place.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=EXCHANGE_S)
+    connection.sendall(secret.encode())
+    send_message(connection, json.dumps(vars(wish)).encode())
+    return connection

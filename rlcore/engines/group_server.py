@@ -1,0 +1,177 @@
+"""Broadcasts weights in buckets to all replicas at once (`rlcore.contracts.weight_groups`).
+
+A group lives as long as the processes that are in it. What breaks it in the middle of a version is answered at once:
+the connections of all members are ended, and those that are left take that version from the copy in host memory.
+"""
+
+import json
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from rlcore.contracts import weight_groups
+from rlcore.contracts.weight_groups import BroadcastGroup, Invitation, Wish, watch
+from rlcore.contracts.weight_stream import Piece, read_message, send_message
+from rlcore.engines.bucket_server import MIB, buckets_of
+from rlcore.engines.weight_server import WeightsServer, bytes_of, send_whole
+from rlcore.errors import WorkerError, boundary
+
+distributed: Any = torch.distributed
+"""Its stub does not export its stores."""
+logger = logging.getLogger(__name__)
+
+
+def group_server(host: str, bucket_mib: int, transport: str, device: str) -> WeightsServer:
+    """Serves the processes of replicas on any machine; WorkerError when it cannot listen.
+
+    `transport` carries the broadcasts: nccl between CUDA devices, this process's own being `device`, or gloo between
+    hosts.
+    """
+    with boundary(f"weights: listening on {host}", WorkerError):
+        listening = socket.create_server((host, 0))
+    groups = Groups(host, bucket_mib * MIB, transport, device if transport == "nccl" else "cpu")
+    return WeightsServer(listening, f"{host}:{listening.getsockname()[1]}", groups.serve, groups.abandon)
+
+
+@dataclass(eq=False)
+class _Meeting:
+    """Receivers of one version, on their way into a group."""
+
+    tensors: Mapping[str, Tensor]
+    members: list[tuple[socket.socket, Wish]] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_full(self) -> bool:
+        wish = self.members[0][1]
+        return len(self.members) >= wish.members * wish.processes
+
+
+class Groups:
+    """The group of the receivers that are there; the thread of the one that came first broadcasts for all."""
+
+    def __init__(self, host: str, bucket_bytes: int, transport: str, device: str) -> None:
+        self._host, self._bucket_bytes = host, bucket_bytes
+        self._transport, self._device = transport, device
+        self._changed = threading.Condition()
+        self._meeting: _Meeting | None = None
+        self._sending = threading.Lock()
+        self._group: BroadcastGroup | None = None
+
+    def serve(self, connection: socket.socket, tensors: Mapping[str, Tensor]) -> None:
+        """Send one receiver what it asks for: all tensors alone, or together with the others."""
+        wish = Wish(**json.loads(read_message(connection)))
+        if not wish.members:
+            send_whole(connection, tensors)
+            return
+        with self._changed:
+            meeting = self._meeting
+            if meeting is None or meeting.tensors is not tensors:
+                meeting = self._meeting = _Meeting(tensors)
+            meeting.members.append((connection, wish))
+            is_first = len(meeting.members) == 1
+            self._changed.notify_all()
+            if is_first:
+                self._changed.wait_for(lambda: meeting.is_full, weight_groups.MEET_S)
+                if self._meeting is meeting:
+                    self._meeting = None
+        if not is_first:
+            meeting.over.wait()
+            return
+        try:
+            with self._sending:
+                self._send(meeting)
+        finally:
+            meeting.over.set()
+
+    def _send(self, meeting: _Meeting) -> None:
+        """Broadcast all tensors; when that fails, the connections of all members end, and the group with them."""
+        members = [(connection, wish) for connection, wish in meeting.members if _is_there(connection)]
+        connections = [connection for connection, _ in members]
+        try:
+            if members:
+                self._broadcast(self._gathered(members), connections, meeting.tensors)
+        except (OSError, EOFError, RuntimeError) as error:  # torch's errors are RuntimeErrors
+            logger.warning("weights: a broadcast to %d processes broke: %s", len(connections), str(error))
+            for connection in connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Leave the group; the next version makes a new one."""
+        if self._group is not None:
+            self._group.abandon()
+            self._group = None
+
+    def _gathered(self, members: Sequence[tuple[socket.socket, Wish]]) -> BroadcastGroup:
+        """The group of exactly these receivers: the one that all of them are in, or a new one."""
+        held, size = self._group, len(members) + 1
+        if held is not None and held.size == size and all(wish.group == held.name for _, wish in members):
+            for connection, _ in members:
+                _invite(connection, Invitation(held.name, self._bucket_bytes))
+            return held
+        self.abandon()
+        name = secrets.token_hex(8)
+        listening = socket.create_server((self._host, 0))
+        port = listening.getsockname()[1]
+        store = distributed.TCPStore(
+            self._host,
+            port,
+            is_master=True,
+            timeout=timedelta(seconds=weight_groups.MEET_S),
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+        for rank, (connection, _) in enumerate(members, 1):
+            _invite(connection, Invitation(name, self._bucket_bytes, port, rank, size, self._transport))
+        if self._transport == "nccl":
+            torch.cuda.set_device(self._device)
+        inside = distributed.PrefixStore(name, store)
+        self._group = BroadcastGroup(name, self._transport, inside, self._host, 0, size)
+        return self._group
+
+    def _broadcast(
+        self, group: BroadcastGroup, connections: list[socket.socket], tensors: Mapping[str, Tensor]
+    ) -> None:
+        bucket = torch.empty(self._bucket_bytes, dtype=torch.uint8, device=self._device)
+        flat = {name: torch.from_numpy(bytes_of(tensor)) for name, tensor in tensors.items()}
+        for pieces in buckets_of(tensors, self._bucket_bytes):
+            used = _fill(bucket, pieces, flat)
+            header = json.dumps([piece.fields() for piece in pieces]).encode()
+            for connection in connections:
+                send_message(connection, header)
+            group.broadcast(used, lambda: watch(connections))
+        for connection in connections:
+            send_message(connection, json.dumps([]).encode())
+
+
+def _invite(connection: socket.socket, invitation: Invitation) -> None:
+    send_message(connection, json.dumps(vars(invitation)).encode())
+
+
+def _is_there(connection: socket.socket) -> bool:
+    """False for a receiver that has gone while it waited for the others."""
+    try:
+        watch([connection], 0.0)
+    except (OSError, EOFError):
+        return False
+    return True
+
+
+def _fill(bucket: Tensor, pieces: Sequence[Piece], flat: Mapping[str, Tensor]) -> Tensor:
+    """The part of the bucket that the pieces take, with their bytes in it."""
+    for piece in pieces:
+        into = bucket[piece.offset : piece.offset + piece.num_bytes]
+        into.copy_(flat[piece.name][piece.begin : piece.begin + piece.num_bytes])
+    return bucket[: sum(piece.num_bytes for piece in pieces)]

@@ -1,0 +1,238 @@
+"""Weights that are broadcast to all replicas at once, by gloo: groups, losses in the middle, returns."""
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlcore.contracts import weight_groups
+from rlcore.contracts.weight_groups import GroupReceiver
+from rlcore.contracts.weights import weights_of
+from rlcore.errors import WorkerError
+from rlcore.types import WeightsHandle
+
+torch = pytest.importorskip("torch")
+group_server = pytest.importorskip("rlcore.engines.group_server")
+
+HOST = "127.0.0.1"
+Tensors = Mapping[str, Any]
+
+
+def some_tensors(version: int) -> dict[str, Any]:
+    """Of several types and sizes, also larger than a bucket of 1 MiB, and without data."""
+    return {
+        "matrix": torch.full((30, 7), float(version)),
+        "byte": torch.arange(3).byte(),  # the next one is not aligned
+        "none": torch.empty(0, 4),
+        "large": torch.full((900, 1000), version).bfloat16(),
+        "filling": torch.arange(2**18) + version,
+        "number": torch.tensor(2.5 * version),
+    }
+
+
+def equal(found: Tensors, tensors: Tensors) -> bool:
+    """The same names in the same order, types and numbers."""
+    return list(found) == list(tensors) and all(
+        found[name].dtype == tensor.dtype and found[name].shape == tensor.shape and torch.equal(found[name], tensor)
+        for name, tensor in tensors.items()
+    )
+
+
+@pytest.fixture(scope="module")
+def opened_once() -> None:
+    """libuv opens a pipe with the first store of a process, and keeps it."""
+    listening = socket.create_server((HOST, 0))
+    port = listening.getsockname()[1]
+    torch.distributed.TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+
+
+@pytest.fixture
+def server(opened_once: None) -> Iterator[Any]:
+    with closing(group_server.group_server(HOST, 1, "gloo", "cpu")) as opened:
+        yield opened
+    assert not [thread for thread in threading.enumerate() if thread.name == "weights"]
+
+
+class Replica:
+    """A process of a replica, played by a thread."""
+
+    def __init__(self) -> None:
+        self.receiver = GroupReceiver()
+        self._thread = ThreadPoolExecutor(1)
+
+    def take(self, handle: WeightsHandle) -> "Future[dict[str, Any]]":
+        return self._thread.submit(lambda: dict(self.receiver.weights(handle)))
+
+    @property
+    def group(self) -> str:
+        return self.receiver._group.name if self.receiver._group else ""
+
+
+def handed_over(server: Any, version: int, replicas: list[Replica]) -> list[bool]:
+    """True for each replica that has got exactly these tensors."""
+    tensors = some_tensors(version)
+    handle = WeightsHandle(version, "nccl", server.offer(tensors), members=len(replicas))
+    found = [replica.take(handle) for replica in replicas]
+    return [equal(task.result(30), tensors) for task in found]
+
+
+def test_a_group_lives_as_long_as_its_members_and_a_new_member_makes_a_new_one(server: Any) -> None:
+    first, second = Replica(), Replica()
+    assert handed_over(server, 1, [first, second]) == [True, True]
+    group = first.group
+    assert group == second.group != ""
+    assert handed_over(server, 2, [second, first]) == [True, True]
+    assert first.group == second.group == group, "nothing changed, so nobody has to meet again"
+    second.receiver.close()
+    second = Replica()
+    assert handed_over(server, 3, [first, second]) == [True, True]
+    assert first.group == second.group not in ("", group)
+    assert handed_over(server, 4, [first]) == [True]
+    for replica in (first, second):
+        replica.receiver.close()
+
+
+def test_one_that_comes_back_takes_its_version_from_the_copy_alone(server: Any) -> None:
+    tensors = some_tensors(5)
+    handle = WeightsHandle(5, "nccl", server.offer(tensors))
+    assert equal(Replica().take(handle).result(30), tensors)
+    assert equal(dict(weights_of(handle)), tensors)
+    old = handle
+    server.offer(some_tensors(6))
+    with pytest.raises(WorkerError, match=f"weights: receiving them from {HOST}:"):
+        dict(weights_of(old))
+    with pytest.raises(WorkerError, match=f"weights: receiving them from {HOST}:"):
+        Replica().take(replace(old, members=1)).result(30)
+
+
+def stopped_after(server: Any, num: int, then: Any) -> list[bool]:
+    """Hand a version over to three, of which one has `num` tensors and then does `then`: what the others have got."""
+    replicas = [Replica() for _ in range(3)]
+    tensors = some_tensors(7)
+    handle = WeightsHandle(7, "nccl", server.offer(tensors), members=3)
+    found = [replica.take(handle) for replica in replicas[1:]]
+    weights = replicas[0].receiver.weights(handle)
+    for _ in range(num):
+        next(weights)
+    then(weights)
+    others = [equal(task.result(30), tensors) for task in found]
+    assert [replica.group for replica in replicas[1:]] == ["", ""], "the group is abandoned"
+    assert handed_over(server, 8, replicas[1:]) == [True, True]
+    for replica in replicas[1:]:
+        replica.receiver.close()
+    weights.close()
+    return others
+
+
+@pytest.mark.parametrize("num", [1, 4])
+def test_one_that_leaves_in_the_middle_takes_nobody_with_it(server: Any, num: int) -> None:
+    assert stopped_after(server, num, lambda weights: weights.close()) == [True, True]
+
+
+def test_one_that_stops_in_the_middle_is_waited_for_no_longer_than_the_deadline(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_groups, "EXCHANGE_S", 2.0)
+    assert stopped_after(server, 1, lambda weights: None) == [True, True]
+
+
+def test_those_that_are_there_go_on_without_one_that_does_not_come(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_groups, "MEET_S", 1.0)
+    tensors, replicas = some_tensors(3), [Replica(), Replica()]
+    handle = WeightsHandle(3, "nccl", server.offer(tensors), members=3)
+    gone = weight_groups._connected(handle.path, weight_groups.Wish(3))
+    gone.close()  # it came, and died while it waited
+    assert all(equal(task.result(30), tensors) for task in [replica.take(handle) for replica in replicas])
+    assert replicas[0].group == replicas[1].group != ""
+    for replica in replicas:
+        replica.receiver.close()
+
+
+def test_nobody_without_the_secret_comes_into_a_group(server: Any) -> None:
+    handle = WeightsHandle(1, "nccl", server.offer(some_tensors(1)), members=1)
+    place, _, secret = handle.path.rpartition("/")
+    with weight_groups._connected(f"{place}/{'0' * len(secret)}", weight_groups.Wish(1)) as stranger:
+        stranger.settimeout(10)
+        with pytest.raises((EOFError, ConnectionResetError)):
+            weight_groups.read_message(stranger)
+    replica = Replica()
+    assert handed_over(server, 2, [replica]) == [True]
+    replica.receiver.close()
+
+
+CHILD = """
+import os, signal, sys
+from rlcore.contracts.weight_groups import GroupReceiver
+from rlcore.types import WeightsHandle
+receiver, dies = GroupReceiver(), sys.argv[1] == "dies"
+for line in sys.stdin:
+    version, members, path = line.split()
+    total, seen = 0.0, 0
+    for name, tensor in receiver.weights(WeightsHandle(int(version), "nccl", path, int(members))):
+        total, seen = total + float(tensor.double().sum()), seen + 1
+        if dies and seen == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+    print(version, seen, total, receiver._group is not None, flush=True)
+receiver.close()
+"""
+
+
+class Child:
+    """A process that takes the versions that it is told of."""
+
+    def __init__(self, kind: str) -> None:
+        command = [sys.executable, "-c", CHILD, kind]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def tell(self, handle: WeightsHandle) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{handle.version} {handle.members} {handle.path}\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        self.process.communicate(timeout=30)
+
+
+def expected(version: int, *, in_group: bool) -> str:
+    tensors = some_tensors(version)
+    total = sum(float(tensor.double().sum()) for tensor in tensors.values())
+    return f"{version} {len(tensors)} {total} {in_group}"
+
+
+@pytest.mark.fault
+def test_a_replica_that_is_killed_in_the_middle_comes_back_with_the_version_of_the_others(server: Any) -> None:
+    """Processes, of which one is killed with a bucket in its hands."""
+    children = [Child("stays"), Child("dies"), Child("stays")]
+
+    def offered(version: int, members: int) -> WeightsHandle:
+        return WeightsHandle(version, "nccl", server.offer(some_tensors(version)), members)
+
+    handle = offered(1, 3)
+    for child in children:
+        child.tell(handle)
+    assert children[1].answer() == "", "it has died"
+    assert [children[0].answer(), children[2].answer()] == [expected(1, in_group=False)] * 2
+    children[1].end()
+    children[1] = Child("stays")
+    children[1].tell(replace(handle, members=0))
+    assert children[1].answer() == expected(1, in_group=False), "from the copy, while the others may sample"
+    for version in (2, 3):
+        handle = offered(version, 3)
+        for child in children:
+            child.tell(handle)
+        assert [child.answer() for child in children] == [expected(version, in_group=True)] * 3
+    for child in children:
+        child.end()

@@ -1,0 +1,109 @@
+"""Who takes a version of the weights together with others, who alone, and who is restarted."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.errors import WorkerError
+from rlcore.runtime.weight_sync import WeightsSync
+from rlcore.types import WeightsHandle
+
+
+class Actor:
+    """An actor whose weights are of one kind."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    async def call(self, method: Any, version: int, path: Path) -> WeightsHandle:
+        return WeightsHandle(version, self.kind, f"there/{version}")
+
+
+class Replica:
+    """A replica that loads weights, or never does."""
+
+    alive = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.hangs = False
+        self.taken: list[tuple[int, int]] = []
+        """(version, members) of each handle."""
+        self.restarted: list[str] = []
+
+    async def call(self, method: Any, handle: WeightsHandle) -> int:
+        if not self.alive and not self.hangs:
+            raise WorkerError(f"{self.name}: lost")
+        if self.hangs:
+            await asyncio.sleep(60)
+        self.taken.append((handle.version, handle.members))
+        return handle.version
+
+    def restart(self, reason: str) -> None:
+        self.alive, self.hangs = False, False
+        self.restarted.append(reason)
+
+
+class Group:
+    """Replicas, and what is awaited before one of them returns."""
+
+    def __init__(self, *replicas: Any) -> None:
+        self.replicas = replicas
+        self.prepare: Callable[[Any], Awaitable[None]]
+
+    def before_return(self, prepare: Callable[[Any], Awaitable[None]]) -> None:
+        self.prepare = prepare
+
+
+def sync_of(kind: str, replicas: Group, directory: Path, deadline_s: float = 600.0) -> WeightsSync:
+    group: Any = replicas
+    actor: Any = Group(Actor(kind))
+    return WeightsSync(actor, group, directory, deadline_s)
+
+
+def test_the_living_take_a_version_together_and_one_that_returns_takes_it_alone(tmp_path: Path) -> None:
+    async def story() -> None:
+        first, second, third = replicas = [Replica(f"rollout[{index}]") for index in range(3)]
+        group = Group(*replicas)
+        sync = sync_of("nccl", group, tmp_path)
+        await sync.publish(1)
+        second.alive = False
+        await sync.publish(2)
+        await group.prepare(_back(second))
+        await sync.publish(3)
+        assert first.taken == third.taken == [(1, 3), (2, 2), (3, 3)]
+        assert second.taken == [(1, 3), (2, 0), (3, 3)]
+
+    asyncio.run(story())
+
+
+def _back(replica: Replica) -> Replica:
+    replica.alive = True
+    return replica
+
+
+@pytest.mark.parametrize("kind", ["directory", "tcp", "shm"])
+def test_all_other_kinds_are_taken_alone(kind: str, tmp_path: Path) -> None:
+    replicas = [Replica("rollout[0]"), Replica("rollout[1]")]
+    asyncio.run(sync_of(kind, Group(*replicas), tmp_path).publish(1))
+    assert [replica.taken for replica in replicas] == [[(1, 0)], [(1, 0)]]
+
+
+def test_one_that_takes_too_long_is_restarted_and_the_others_go_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        first, second = Replica("rollout[0]"), Replica("rollout[1]")
+        second.hangs = True
+        group = Group(first, second)
+        sync = sync_of("nccl", group, tmp_path, deadline_s=0.05)
+        await sync.publish(1)
+        assert second.restarted == [
+            "it took longer than rollout.weights_deadline_s=0.05 to load version 1 of the weights"
+        ]
+        assert not first.restarted
+        await group.prepare(_back(second))
+        assert second.taken == [(1, 0)]
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
