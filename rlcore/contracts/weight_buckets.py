@@ -1,10 +1,10 @@
 """Weights in buckets through shared memory, between processes of one machine: the protocol, and the side that receives.
 
-The receiver connects to a Unix socket and sends the secret of the version. It gets one block of shared memory, in which
-two buckets have room, and then per bucket a header that says what is in it. It copies and confirms each bucket. The
-sender fills one bucket while the other is read, and neither waits for other receivers.
+The receiver connects to a Unix socket and sends the secret of the version. It gets one block of shared memory for two
+buckets, and then a header per bucket that describes its content. It copies and confirms each bucket. The sender fills
+one bucket while the other is read, and neither waits for other receivers.
 
-Socket and memory have no name in a file system: they are gone with the processes, whatever end these come to.
+Socket and memory have no name in a file system, so they vanish with the processes, even after a crash.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Piece:
     """torch's name of it."""
     shape: list[int]
     offset: int
-    """Of the bytes in their bucket."""
+    """Offset of the bytes in their bucket."""
     begin: int
-    """Of the bytes in their tensor."""
+    """Offset of the bytes in their tensor."""
     num_bytes: int
 
     def fields(self) -> list[Any]:
@@ -55,7 +55,7 @@ class Piece:
 def received_in_buckets(address: str) -> Generator[tuple[str, Tensor]]:
     """Yields names and tensors, in private memory, as they arrive from SOCKET/SECRET.
 
-    WorkerError when nothing is sent, or not all of it.
+    WorkerError when nothing is sent, or only a part.
     """
     name, _, secret = address.rpartition("/")
     with (
@@ -89,7 +89,8 @@ def _connect(connection: socket.socket, name: str) -> None:
 
 
 def _memory(connection: socket.socket) -> Memory:
-    """(NUM_BUCKETS, bytes of a bucket) what the sender fills; WorkerError with the sender's reason for not doing so."""
+    """(NUM_BUCKETS, bytes of a bucket) the memory that the sender fills; WorkerError with the sender's reason for a
+    refusal."""
     first, files, _, _ = socket.recv_fds(connection, 1, 1)
     if first == REFUSED:
         raise WorkerError(_message(connection).decode())

@@ -3,7 +3,7 @@
 import socket
 
 EXCHANGE_S = 60.0
-"""Seconds after which either side ends a connection on which nothing arrives or leaves."""
+"""Idle timeout of a connection in seconds, for both sides."""
 LENGTH_BYTES = 8
 """Size of the number that precedes the JSON with names, types and shapes."""
 

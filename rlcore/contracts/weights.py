@@ -26,8 +26,7 @@ def weights_of(handle: WeightsHandle) -> Generator[tuple[str, Tensor]]:
     """Yields the name and the tensor of each weight, in host memory, one at a time.
 
     Names are those of the model directory's safetensors files, except for the kind `adapter`: they are those of peft's
-    files. WorkerError when they cannot be read, and of kinds `tcp` and `shm` when the version is not the current
-    one any more.
+    files. WorkerError when they cannot be read, and for `tcp` and `shm` when the version is no longer the current one.
     Close the generator when you stop early.
     """
     if handle.kind == "tcp":
@@ -61,7 +60,7 @@ def check_readable(handle: WeightsHandle) -> None:
 def received(address: str) -> Generator[tuple[str, Tensor]]:
     """Yields names and tensors, in host memory, as they arrive from HOST:PORT/SECRET.
 
-    WorkerError when nothing is sent, or not all of it.
+    WorkerError when nothing is sent, or only a part.
     """
     import torch
 
