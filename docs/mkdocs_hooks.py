@@ -6,6 +6,7 @@ without a network.
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -49,19 +50,36 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 def _configuration() -> str:
     """Every key, section by section, from examples/reference.yaml."""
     text = (ROOT / "examples" / "reference.yaml").read_text("utf-8")
-    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     page = [
         "# Configuration",
         "",
-        "Every key with its meaning and its default. A key that is commented out has no effect with the defaults. "
-        "`rlcore config FILE` prints the values of a configuration with their origins; any key can be set on the "
-        "command line as `key=value`.",
+        "For users who look up a key. Each has its meaning and its default. `<name>` stands for any number of entries. "
+        "`rlcore config KEY` says the same in a terminal, and `rlcore config FILE` prints the values of a "
+        "configuration with their origins. Any key can be set on the command line as `key=value`. The same as a file: "
+        "[reference.yaml](repository/examples/reference.yaml.md).",
     ]
-    for part in parts[1:]:
-        words, _, body = part.partition("\n")
-        name = body.split(":", 1)[0]
-        page += ["", f"## {name}", "", words.removeprefix("## "), "", "```yaml", body.rstrip(), "```"]
+    for part in re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]:
+        for key, meaning, default in _keys(part):
+            level = "##" if "." not in key else "###"
+            page += ["", f"{level} `{key}` {{ #{key.replace('<name>', 'name')} }}", "", meaning]
+            if default:
+                page += ["", f"Default: `{default}`" if default != "???" else "Required."]
     return "\n".join(page) + "\n"
+
+
+def _keys(section: str) -> Iterator[tuple[str, str, str]]:
+    """(dotted key, meaning, default) of each key of a section; the default of a section of keys is empty."""
+    path: list[str] = []
+    words: list[str] = []
+    for line in section.splitlines():
+        depth, text = (len(line) - len(line.lstrip())) // 2, line.strip()
+        if text.startswith("## "):
+            words.append(text.removeprefix("## "))
+        elif found := re.fullmatch(r"(?:# )?([\w<>]+):(?: (.*))?", text):
+            path[depth:] = [found[1]]
+            if words:
+                yield ".".join(path), " ".join(words), found[2] or ""
+            words = []
 
 
 def _targets(page: Path) -> list[Path]:

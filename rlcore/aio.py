@@ -14,11 +14,11 @@ T = TypeVar("T")
 S = TypeVar("S", bound="Slot")
 
 SHORTEST_S = 0.002
-"""Between two looks at everything that is set: so late a callback may be."""
+"""Seconds between two checks of all deadlines, so the most that a callback may be late."""
 
 
 class Inbox(Generic[T]):
-    """Items for one reader, in the order of their arrival; an error is raised to it behind what came before."""
+    """Items for one reader, in the order of their arrival; an error is raised after the items before it."""
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
@@ -51,7 +51,7 @@ class Inbox(Generic[T]):
 
 
 class Dispatcher(Generic[T]):
-    """Chooses the least loaded of several targets, of those that are usable at the moment."""
+    """Chooses the least loaded of the targets that are usable at the moment."""
 
     def __init__(self, targets: Sequence[T], usable: Callable[[T], bool]) -> None:
         self.targets = tuple(targets)
@@ -69,7 +69,7 @@ class Dispatcher(Generic[T]):
         return min([target for target in usable if target is not avoid], key=load)
 
     def notify(self) -> None:
-        """A target has become usable, or will not become so: wake everything that waits in `change`."""
+        """A target has become usable, or never will: wake all waiters of `change`."""
         self._changed.set()
 
     async def change(self) -> None:
@@ -79,7 +79,7 @@ class Dispatcher(Generic[T]):
 
 
 class Timers:
-    """Calls back what was not taken back by the time it is due, as the running loop's clock counts."""
+    """Many deadlines on one loop timer; most are cancelled before they expire. Times are those of the running loop."""
 
     def __init__(self) -> None:
         self._due: dict[object, tuple[float, Callable[[], None]]] = {}
@@ -88,14 +88,15 @@ class Timers:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, key: object, due: float, callback: Callable[[], None]) -> None:
-        """Call back at `due`, unless the key is taken back."""
+        """Call back at `due`, unless the key is cancelled."""
         self._due[key] = due, callback
         # A timer of an earlier deadline stays when that is kept: it finds nothing due, and looks further.
         if self._timer is None or due < self._timer.when():
             self._look_at(due)
 
     def set_if_it_lasts(self, key: object, due: float, callback: Callable[[], None]) -> None:
-        """`set`, when this turn of the loop is over: what it takes back itself, as most is, costs no timer."""
+        """Like `set`, but at the end of this turn of the loop: a deadline that this turn cancels, as most are, costs no
+        timer."""
         if self._new is None:
             self._new = {}
             asyncio.get_running_loop().call_soon(self._set_new)
@@ -107,7 +108,7 @@ class Timers:
             self.set(key, due, callback)
 
     def take_back(self, key: object) -> None:
-        """Do not call back; also when there is nothing to take back any more."""
+        """Cancel a deadline. No effect if there is none."""
         if self._new is not None:
             self._new.pop(key, None)
         self._due.pop(key, None)
@@ -173,7 +174,7 @@ class TimeLimit:
 
 
 class Stopwatch:
-    """Seconds during which at least one of many overlapping things went on."""
+    """Seconds during which at least one of many overlapping activities ran."""
 
     def __init__(self) -> None:
         self._num_running = 0
@@ -181,13 +182,13 @@ class Stopwatch:
         self._total_s = 0.0
 
     def start(self) -> None:
-        """One more goes on."""
+        """An activity starts."""
         if self._num_running == 0:
             self._since = time.monotonic()
         self._num_running += 1
 
     def stop(self) -> None:
-        """One has ended."""
+        """An activity ends."""
         self._num_running -= 1
         if self._num_running == 0:
             self._total_s += time.monotonic() - self._since
@@ -213,8 +214,8 @@ class Slot:
 class SlotQueue(Generic[S]):
     """Hands out slots: urgent calls come before others, and of one kind the first comes first.
 
-    Each call holds one place, and their number is fixed. A limit that moves with a service, or keeps a reserve for
-    evaluation, is another matter: it counts calls and has no places.
+    Each call holds one slot, and their number is fixed. For limits that vary with a service, or that reserve capacity
+    for evaluation, count calls instead.
     """
 
     def __init__(self, slots: Sequence[S], queued: Stopwatch) -> None:
@@ -225,7 +226,7 @@ class SlotQueue(Generic[S]):
         self._waiting: list[tuple[bool, int, asyncio.Future[S]]] = []
 
     def take_now(self) -> S | None:
-        """The slot with the most room; None while all are taken. Each that was taken is given back."""
+        """The slot with the most room; None while all are taken. Give back each slot that was taken."""
         slot = self.slots[0] if len(self.slots) == 1 else max(self.slots, key=lambda slot: slot.free)
         if not slot.free:
             return None
@@ -233,7 +234,7 @@ class SlotQueue(Generic[S]):
         return slot
 
     async def take(self, urgent: bool, only: S | None = None) -> S:
-        """A slot as `take_now` gives it, or `only` that one; waits while they are taken."""
+        """A slot like that of `take_now`, or `only` that one; waits while all are taken."""
         if only is not None and only.free:
             only.free -= 1
             return only
@@ -253,7 +254,7 @@ class SlotQueue(Generic[S]):
             self._queued.stop()
 
     def give_back(self, slot: S) -> None:
-        """The slot has room for one more call: the first of those that wait for it or for any."""
+        """The slot has room for one more call: wake the first that waits for it or for any."""
         while waiting := [heap for heap in (self._waiting, slot.waiting) if heap]:
             _, _, turn = heapq.heappop(min(waiting, key=lambda heap: heap[0][:2]))
             if not turn.done():
@@ -263,7 +264,7 @@ class SlotQueue(Generic[S]):
 
 
 async def all_or_none(starts: Sequence[Coroutine[Any, Any, object]]) -> None:
-    """Wait for all; when one fails, cancel the others, wait until they have ended, and raise its error as it is."""
+    """Wait for all; when one fails, cancel the others, wait until they have ended, and raise its error unchanged."""
     tasks = [asyncio.create_task(start) for start in starts]
     try:
         await asyncio.gather(*tasks)

@@ -36,7 +36,7 @@ def import_function(target: str) -> Callable[..., Any]:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """The module of a bare file, under a name that two files cannot share and no package has."""
+    """The module of a bare file, under a unique name that no package has."""
     if not path.is_absolute():
         raise PluginError(f"file '{path}': needs an absolute path, workers may start in another directory")
     name = f"rlcore file {path.resolve()}"
@@ -46,7 +46,7 @@ def _from_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise PluginError(f"file '{path}': cannot be imported as a Python module")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before execution: dataclasses look their own module up
+    sys.modules[name] = module  # before execution, because dataclasses look up their module
     loaded = False
     try:
         spec.loader.exec_module(module)
@@ -138,7 +138,7 @@ def _load_file(path: str) -> ModuleType:
 
 
 def no_relative_imports(path: Path) -> str:
-    """The error about a file that is named by its path and imports relatively: it names the module form."""
+    """The error about a file that is named by its path and has relative imports: it names the module form."""
     package = path.parent
     while (package.parent / "__init__.py").is_file():
         package = package.parent

@@ -1,10 +1,10 @@
 """The data of a training step: frozen, picklable, and matched by id, never by position in a list.
 
-THE index convention, for every per-token array in rlcore: position t speaks of token t. The log-probability at t is
+THE index convention, for every per-token array in rlcore: position t belongs to token t. The log-probability at t is
 that of token t given the tokens before it; position 0 has none (it holds 0 and no mask selects it).
 
 THE shape letters: B rows of a batch (one row is one Trajectory), T token positions, V vocabulary. A batch is padded on
-the right. A *sample* is one draw for a prompt and may end as several rows (parts); a *group* is all samples of a
+the right. A *sample* is one draw for a prompt and may end as several rows (segments); a *group* is all samples of a
 prompt.
 """
 
@@ -24,7 +24,7 @@ Bools = npt.NDArray[np.bool_]
 Metrics = dict[str, float]
 """Numbers by name."""
 Message = Mapping[str, Any]
-"""One message of a conversation, as chat templates take it: `role`, `content`, and what else they know."""
+"""One message of a conversation, in the form for chat templates: `role`, `content`, and any other keys they use."""
 
 SAMPLE_NAMES = frozenset(
     (
@@ -33,8 +33,8 @@ SAMPLE_NAMES = frozenset(
         *("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"),
     )
 )
-"""Names by which reward functions are given samples: rlcore's, verl's and TRL's. Of a function that takes none of them,
-what a call returns is the reward function."""
+"""Parameter names by which reward functions get samples: rlcore's, verl's and TRL's. A function that takes none of them
+is called once, and returns the reward function."""
 
 ROLLOUT_ERROR = "rollout_error"
 """Key of `Trajectory.info`: why the sample could not be sampled (`Completion.error`). Its reward is FAILED."""
@@ -44,7 +44,7 @@ V = TypeVar("V")
 
 
 class FrozenDict(dict[K, V]):
-    """A dict that cannot be written to, and so hashes; for one that differs, `FrozenDict({**old, ...})`."""
+    """A read-only, hashable dict; for a changed copy use `FrozenDict({**old, ...})`."""
 
     __slots__ = ()
 
@@ -64,9 +64,9 @@ class FrozenDict(dict[K, V]):
 
 
 def plain(value: Any, leaf: Callable[[Any], Any] | None = None, key: Callable[[Any], Any] | None = None) -> Any:
-    """Mappings as dicts and sequences as lists, all the way down, for what tests for those types or writes JSON.
+    """Mappings as dicts and sequences as lists, recursively, for code that tests for those types or writes JSON.
 
-    `leaf` makes what it is to be of each other value, and `key` of each key; without them they stay.
+    `leaf` converts each other value, and `key` each key; by default they stay.
     """
     if isinstance(value, Mapping):
         return {key(name) if key else name: plain(inner, leaf, key) for name, inner in value.items()}
@@ -76,11 +76,11 @@ def plain(value: Any, leaf: Callable[[Any], Any] | None = None, key: Callable[[A
 
 
 class ReadOnlyArrays:
-    """Mixin of frozen dataclasses that hold numpy arrays: the arrays cannot be written, also after unpickling."""
+    """Mixin of frozen dataclasses that hold numpy arrays: the arrays are read-only, even after unpickling."""
 
     def __post_init__(self) -> None:
         for value in self.__dict__.values():
-            if isinstance(value, ndarray):  # asked of every field of every sample, so by the shorter way
+            if isinstance(value, ndarray):  # called for every field of every sample, so the fast path
                 value.setflags(write=False)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ class ReadOnlyArrays:
 
 
 class Lane(StrEnum):
-    """The queue of a request: training, or evaluation, which goes ahead of training."""
+    """The queue of a request: training, or evaluation, which has priority."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -111,18 +111,18 @@ class RewardStatus(StrEnum):
     SKIPPED = "skipped"
     """The function returned None: it does not judge this sample."""
     FAILED = "failed"
-    """No usable score; the failure policy decides what follows."""
+    """No usable score; the failure policy decides."""
 
 
 class SharedPrefix(StrEnum):
-    """Ways to compute what rows of a group begin with alike once, forward and backward, for all of them."""
+    """Methods of computing the common prefix of a group's rows once, forward and backward, for all of them."""
 
     NONE = "none"
     """Not at all: once for each sample."""
     TREE = "tree"
-    """At any number of levels: one packed sequence, without padding, and an attention that knows the tree."""
+    """Prefixes at any number of levels: one packed sequence, without padding, and a tree attention."""
     CACHE = "cache"
-    """Prompts only: they run first; their keys and values, with their graph, are the cache of the samples."""
+    """Only prompts: they run first; their keys and values, with their graph, are the cache of the samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,11 +153,11 @@ class TrajectoryId:
     sample: int
     """Index within the group, from 0."""
     segment: int = 0
-    """Index within the sample, from 0: an agent's sample may end as several parts, which are ONE unit for reward,
+    """Index within the sample, from 0: an agent's sample may end as several segments, which are ONE unit for reward,
     group baseline and advantage."""
 
     def unit(self) -> "TrajectoryId":
-        """The id of the sample, the same for all its parts."""
+        """The id of the sample, the same for all its segments."""
         return self if self.segment == 0 else TrajectoryId(self.prompt, self.epoch, self.sample)
 
 
@@ -182,9 +182,9 @@ class Trajectory(ReadOnlyArrays):
     timing: FrozenDict[str, float] = field(default_factory=FrozenDict)
     """Seconds by phase, such as generate_s."""
     num_segments: int = 1
-    """Number of parts of the sample; its reward is asked for when all are in. 0: the end of the stream decides."""
+    """Number of segments of the sample; it is scored when all are in. 0: the end of the stream decides."""
     info: FrozenDict[str, Any] = field(default_factory=FrozenDict)
-    """Statements of the agent loop, for rewards and the trajectories on disk; plain values that pickle."""
+    """Details from the agent loop, for rewards and the trajectories on disk; plain values that pickle."""
 
     @property
     def num_sampled(self) -> int:
@@ -198,7 +198,7 @@ class Trajectory(ReadOnlyArrays):
         return first if self.loss_mask[first : first + 1].any() else len(self.token_ids)
 
     def text(self) -> str:
-        """The completion as one string; of messages, the content of the assistant's."""
+        """The completion as one string; for messages, the content of the assistant's."""
         if isinstance(self.completion, str):
             return self.completion
         return "\n".join(str(m.get("content") or "") for m in self.completion if m.get("role") == "assistant")
@@ -217,7 +217,7 @@ class Reward(ReadOnlyArrays):
     """(T,) extra per-token rewards, or None."""
     latency_s: float = 0.0
     info: FrozenDict[str, Any] = field(default_factory=FrozenDict)
-    """Values that functions want logged; 'answer' is the extracted answer for maj@k, 'error' why it failed."""
+    """Values that functions log; 'answer' is the extracted answer for maj@k, 'error' the reason of a failure."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +227,7 @@ class ScoredTrajectory:
     trajectory: Trajectory
     reward: Reward
     baseline: float | None = None
-    """The score of a greedy sample of the same prompt, for estimators that ask for one."""
+    """The score of a greedy sample of the same prompt, for estimators that request one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +243,7 @@ class TokenArrays(ReadOnlyArrays):
 
 @dataclass(frozen=True, eq=False)
 class TokenScores(ReadOnlyArrays):
-    """The result of a forward pass over a batch; counted at the loss tokens alone."""
+    """The result of a forward pass over a batch; only the values at loss tokens count."""
 
     logprobs_BT: Float32s
     """(B, T) log-probs of the tokens."""
@@ -261,7 +261,7 @@ class Batch(ReadOnlyArrays):
 
     tokens: TokenArrays
     sample_B: Int64s
-    """Sample that the row is a part of: 0 .. number of samples - 1."""
+    """Sample that the row belongs to: 0 .. number of samples - 1."""
     group_B: Int64s
     """Group that the row belongs to: 0 .. number of groups - 1."""
     lengths_B: Int64s
@@ -271,7 +271,7 @@ class Batch(ReadOnlyArrays):
     prompt_lengths_B: Int64s
     """Number of tokens before the first sampled one; rows of a group share the prefix of the shortest of them."""
     rewards_B: Float32s
-    """The reward of the row's sample (each part of a sample repeats it)."""
+    """The reward of the row's sample (repeated for each of its segments)."""
     truncated_B: Bools | None = None
     """True where a token budget ended the row (`FinishReason.LENGTH`)."""
     token_scores_BT: Float32s | None = None
@@ -291,13 +291,13 @@ class Batch(ReadOnlyArrays):
     reference_logprobs_BT: Float32s | None = None
     """(B, T) log-probs of the reference policy; None without a KL term."""
     entropy_BT: Float32s | None = None
-    """(B, T) entropy of pi_old in nats; None unless its pass computed it for the record. Updates do not get it."""
+    """(B, T) entropy of pi_old in nats; None unless its pass computed it for recording. Updates do not get it."""
     baselines_B: Float32s | None = None
-    """The score of a greedy sample of the row's prompt; None unless the estimator asks for one."""
+    """The score of a greedy sample of the row's prompt; None unless the estimator requests one."""
     selected_BT: Bools | None = None
-    """(B, T) tokens that the policy loss's selection picked out of the whole mini-batch: `Algorithm.selection`."""
+    """(B, T) tokens of the whole mini-batch that the policy loss's `Algorithm.selection` chose."""
     same_weights_BT: Bools | None = None
-    """(B, T) loss tokens that were sampled with the weights that pi_old's log-probs are of; None: all were."""
+    """(B, T) loss tokens that were sampled with the weights of pi_old; None: all were."""
 
     def __len__(self) -> int:
         return len(self.sample_B)
@@ -344,15 +344,15 @@ class Completion(ReadOnlyArrays):
     """(N,) log-probs under softmax(logits / temperature), divided by the mass kept where top_p, top_k or min_p cut."""
     finish: FinishReason
     version: int
-    """Of the weights that sampled the first token."""
+    """Version of the weights that sampled the first token."""
     generate_s: float = 0.0
     versions: tuple[tuple[int, int], ...] = ()
     """(offset in token_ids, version) of each run of tokens sampled with the same weights; empty: `version` sampled all.
 
-    A version that comes twice was sampled with before and after an update that was not published in between.
+    A version that occurs twice sampled before and after an update that was not published.
     """
     error: str = ""
-    """Reason why the request cannot be served: its replica dies of it. There are no tokens; the sample has failed."""
+    """Reason why the request cannot be served: it kills its replica. There are no tokens; the sample has failed."""
 
 
 @dataclass(frozen=True)
@@ -362,14 +362,14 @@ class WeightsHandle:
     version: int
     kind: Literal["directory", "adapter", "tcp", "shm", "nccl"]
     """directory: a model directory that from_pretrained opens, with safetensors files; adapter: one of peft's, for the
-    model that the replicas began with; tcp, shm and nccl: the actor's process sends them to all who know the address,
-    shm through memory that it shares with processes of its machine, nccl to all of them at once.
+    model that the replicas started with; tcp, shm and nccl: the actor's process sends them to any process that knows
+    the address, shm through memory shared on its machine, nccl to all replicas together.
     `rlcore.contracts.weights.weights_of` reads each of them."""
     path: str
-    """Of the directory; for tcp and nccl HOST:PORT/SECRET, for shm SOCKET/SECRET."""
+    """Path of the directory; for tcp and nccl HOST:PORT/SECRET, for shm SOCKET/SECRET."""
     members: int = 0
-    """Of kind nccl: the replicas that take this version together, as `rlcore.contracts.weight_groups.GroupReceiver`
-    does; 0: one replica takes it alone."""
+    """For nccl: the number of replicas that take this version together, as
+    `rlcore.contracts.weight_groups.GroupReceiver` does; 0: one replica takes it alone."""
 
     @property
     def is_sent(self) -> bool:

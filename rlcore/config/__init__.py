@@ -1,4 +1,4 @@
-"""The typed configuration. Importing this imports neither OmegaConf nor YAML, which only loading one needs."""
+"""The typed configuration. Importing this package imports neither OmegaConf nor YAML, which only loading needs."""
 
 from typing import TYPE_CHECKING
 

@@ -13,11 +13,11 @@ from rlcore.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Value:
-    """One field of the configuration, wherever it stands."""
+    """One field of the configuration, in any section."""
 
     key: str
     section: str
-    """Dotted key of the section it is a field of."""
+    """Dotted key of its section."""
     value: Any
     metadata: Mapping[str, Any]
 
@@ -190,7 +190,7 @@ def _check_attention(config: RunConfig) -> None:
 
 
 def _check_watched(config: RunConfig) -> None:
-    """The metrics that choose the best checkpoint and end the run; that evaluations have them is seen at the first."""
+    """The metrics that choose the best checkpoint and end the run; the first evaluation shows whether they exist."""
     best, stop = config.checkpoint.best, config.train.stop.metric
     if best and not best.startswith("eval/"):
         raise ConfigError(f"checkpoint.best: found '{best}'; needs a metric of evaluations, such as eval/heldout/mean")

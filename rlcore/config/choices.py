@@ -1,4 +1,4 @@
-"""Defaults that depend on the machine, and what was chosen of them."""
+"""Defaults that depend on the machine, and the chosen values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Choice:
     """Dotted."""
     value: Any
     reason: str
-    """Reason for the machine's default; empty where the key is set."""
+    """Reason for the machine's default; empty if the key is set."""
     set_by: str = ""
     """The origin of a value that was set: a file, an override, a preset or a plugin; empty: it was chosen."""
 

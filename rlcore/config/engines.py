@@ -15,55 +15,58 @@ class RolloutConfig:
     backend: str = "hf"
     """The rollout engine, by name. hf: embedded in the actor's process; `rlcore plugins` shows those of plugins."""
     replicas: int = option(1, at_least=1)
-    """Engines that generate side by side; of one that is embedded in the actor there are as many as of the actor."""
+    """Number of engines; an engine that is embedded in the actor has as many replicas as the actor."""
     pool: str = ""
-    """Pool of engines that are not embedded in the actor; empty: as the backend says, else `main`."""
+    """Pool of engines that are not embedded in the actor; empty: the backend's, else `main`."""
     samples_per_prompt: int = option(8, at_least=1)
     """Size of a group."""
     temperature: float = option(1.0, above=0)
-    """The policy is softmax(logits / temperature), in training too."""
+    """The policy is softmax(logits / temperature), in training, too."""
     top_p: float = option(1.0, above=0, at_most=1)
-    """Only the most probable tokens that together have this share are drawn; below 1 with `allow_truncation` alone."""
+    """Only the most probable tokens with this total probability are sampled; below 1 only with `allow_truncation`."""
     top_k: int = option(0, at_least=0)
-    """Only that many of the most probable tokens are drawn; 0: all, above with `allow_truncation` alone."""
+    """Only this many of the most probable tokens are sampled; 0: all; above 0 only with `allow_truncation`."""
     min_p: float = option(0.0, at_least=0, below=1)
-    """Only tokens with this share of the highest probability are drawn; above 0 with `allow_truncation` alone."""
+    """Only tokens with at least this share of the highest probability are sampled; above 0 only with
+    `allow_truncation`."""
     allow_truncation: bool = False
-    """Let top_p, top_k and min_p cut off tokens in training. What a token was drawn from is then recorded with the mass
-    that was kept, and its loss multiplied by pi_old / mu, which takes a pass; what is cut off is never learned from."""
+    """Let top_p, top_k and min_p truncate the distribution in training. The log-prob under the truncated distribution
+    is then recorded, and the loss is multiplied by pi_old / mu, which takes a pass. Truncated tokens are never learned
+    from."""
     max_tokens: int = option(512, at_least=1)
-    """Tokens of a response, at most; one that is cut off usually scores 0. Thinking models need thousands."""
+    """The most tokens of a response; a truncated response usually scores 0. Thinking models need thousands."""
     stop: tuple[str, ...] = ()
     """Strings that end a response when its text holds them; special tokens are not part of the text."""
     max_rows: int = option(64, at_least=1)
-    """Rows that are decoded at once."""
+    """Rows that are decoded at the same time."""
     deadline_s: float = option(3600.0, above=0)
-    """Seconds the generation of one step may take before the run stops and says so."""
+    """Timeout in seconds of the generation of one step; the run stops after that."""
     weight_sync: Literal["disk", "tcp", "shm", "nccl"] = "disk"
-    """The way of the actor's weights to replicas that hold a copy. disk: through a directory that all of them see; tcp:
-    from a copy in the memory of the actor's process; shm: from such a copy through shared memory, on one machine; nccl:
-    from such a copy by broadcast to all replicas at once, where they have other devices than the actor."""
+    """Weight sync from the actor to replicas that hold a copy. disk: through a directory that all of them can read;
+    tcp: from a copy in the memory of the actor's process; shm: from such a copy through shared memory, on one
+    machine; nccl: from such a copy by broadcast to all replicas, which have other devices than the actor."""
     weights_bucket_mib: int = option(16, used_when="weight_sync in ('shm', 'nccl')", at_least=1)
-    """Size of the pieces in which weights travel. shm takes two of them for each process of a replica while it loads
-    weights; nccl takes one on each device, and is faster with pieces of 256."""
+    """Size of a bucket of weights. With shm each process of a replica has two of them while it loads weights; nccl
+    needs one per device, and is faster with 256."""
     weights_transport: Literal["nccl", "gloo"] = option("nccl", used_when="weight_sync == 'nccl'")
-    """Carries the broadcasts. nccl: between CUDA devices; gloo: between hosts over TCP, which needs no GPU."""
+    """Transport of the broadcasts. nccl: between CUDA devices; gloo: between hosts over TCP, which needs no GPU."""
     weights_deadline_s: float = option(600.0, above=0)
-    """Seconds that a replica may take to load a version of the weights; one that takes longer is restarted."""
+    """Timeout in seconds for a replica to load a version of the weights; it is restarted after that."""
     weights_dir: str = option("", used_when="weight_sync == 'disk'")
-    """The directory of weights for replicas that hold a copy, which all of them see; empty: the run directory."""
+    """The directory of weights for replicas that hold a copy, which all of them can read; empty: the run directory."""
     on_new_weights: Literal["restart", "continue"] = option("restart", used_when="schedule.max_staleness not in (0, 1)")
-    """Samples that are unfinished when the weights change go on with the new ones. restart: their keys and values are
-    computed again first; continue: those of the old weights are kept."""
+    """Samples that are unfinished when the weights change continue with the new ones. restart: their keys and values
+    are recomputed first; continue: those of the old weights are kept."""
     warn_logprob_diff: float = option(0.05, above=0)
-    """Warn when log-probs of the actor and of a rollout with a copy of its weights differ by more in a step's mean."""
+    """Warn when the log-probs of the actor and of a rollout with a copy of its weights differ by more, in the mean over
+    a step."""
     check_weights_every: int = option(16, at_least=0)
-    """After the first two hand-overs of weights, and every so many, each rollout with a copy samples a few tokens whose
-    log-probs are compared with the actor's, and the run stops where it did not take the weights; 0: never."""
+    """After the first two weight syncs, and after every so many, each rollout with a copy samples a few tokens. Their
+    log-probs are compared with the actor's, and the run stops if the rollout did not take the weights; 0: never."""
 
     @property
     def truncates(self) -> bool:
-        """True if training draws tokens from a part of the vocabulary only."""
+        """True if training samples only from a part of the vocabulary."""
         return self.top_p != 1.0 or self.top_k != 0 or self.min_p != 0.0
 
 
@@ -72,7 +75,7 @@ class LoraConfig:
     """Low-rank adapters (peft)."""
 
     enabled: bool = False
-    """Train adapters and leave the model's own weights as they are."""
+    """Train adapters and keep the model's weights unchanged."""
     rank: int = option(16, used_when="enabled == True", at_least=1)
     """Inner dimension of an adapter."""
     alpha: float = option(32.0, used_when="enabled == True", above=0)
@@ -85,7 +88,7 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Training of a model; actor and critic have one section each."""
+    """Training of a model; actor and critic each have such a section."""
 
     backend: str = "hf"
     """The training engine."""
@@ -115,29 +118,29 @@ class EngineConfig:
     """Multiply float32 matrices on tensor cores, with 10 bits of mantissa: several times as fast, and log-probs of the
     sampler differ from the trainer's by rounding, as they do in half precision."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass instead of storing them."""
     offload: bool = option(False, used_when="cluster.device == 'cuda'")
-    """Keep optimizer state, and weights that nothing inside this role uses, in host memory between the updates of one
-    step and those of the next."""
+    """Keep optimizer state and unused weights in host memory between the updates of one step and those of the next."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Low-rank adapters (peft) instead of all weights."""
     data_parallel: int = option(1, at_least=1)
-    """Processes that train together, one device each; `context_parallel` of them on each share of a mini-batch."""
+    """Processes that train together, one device each; groups of `context_parallel` compute the same share of a
+    mini-batch."""
     context_parallel: int = option(1, at_least=1, used_when="data_parallel != 1")
-    """Neighbours among these processes that hold slices of the same sequences, for long ones: each computes every so
-    many tokens, and in attention its share of the heads; divides `data_parallel` and the model's heads of queries."""
+    """Neighbouring processes that hold slices of the same sequences, for long ones: each computes every N-th token, and
+    in attention its share of the heads. Must divide `data_parallel` and the model's query heads."""
     sharding: Literal["none", "fsdp2"] = option("none", used_when="data_parallel != 1")
-    """fsdp2: each rank keeps a part of weights, gradients and optimizer state; none: each keeps all of them."""
+    """fsdp2: each rank holds a shard of weights, gradients and optimizer state; none: each holds all of them."""
     minibatch_prompts: int = option(0, at_least=0)
-    """Groups of one optimizer step; 0: all of the step."""
+    """Groups per optimizer step; 0: all groups of the step."""
     epochs: int = option(1, at_least=1)
     """Passes over the step's batch."""
     micro_batch_tokens: int = option(2048, at_least=1)
-    """Tokens, padding included, of one forward and backward pass: what they leave behind is most of the memory."""
+    """Tokens, padding included, of one forward and backward pass. Their activations are most of the memory."""
     shared_prefix: Literal["planned", "tree", "cache", "none"] = "planned"
-    """Way to compute the prompt of a group once for all its samples; planned: as `rlcore plan` says for the model."""
+    """Method of computing a group's prompt once for all its samples; planned: the planner chooses by the model."""
     max_skipped_updates: int = option(3, at_least=1)
-    """The run stops when this many updates in a row had a gradient that is not finite."""
+    """The run stops after this many updates in a row with a gradient that is not finite."""
 
     @property
     def is_half(self) -> bool:

@@ -1,4 +1,4 @@
-"""Explains one key of the configuration: type, default, meaning, where it has an effect, what else sets it."""
+"""Explains one key of the configuration: type, default, meaning, conditions, and other sources of its value."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields
@@ -18,14 +18,14 @@ KEYS_THAT_MATTER = (
     "actor.lr", "actor.lora.enabled", "rollout.samples_per_prompt", "rollout.max_tokens", "rollout.temperature",
     "train.prompts_per_step", "train.max_steps", "train.epochs", "train.name", "algo.preset", "cluster.device",
 )  # fmt: skip
-"""Keys that a first run sets or thinks about."""
+"""Keys that matter for a first run."""
 
 
 def explain(key: str, plugins: Mapping[str, type[Any]], origins: Mapping[str, str] = FrozenDict()) -> list[str]:
     """The explanation of a key or section, in lines; ConfigError for a key that does not exist.
 
-    `plugins`: the section types of the enabled plugins. Names below `data.sources` and the like may be any, or
-    '<name>'. `origins`: what set the keys of a configuration that was given.
+    `plugins`: the section types of the enabled plugins. Names of entries, such as below `data.sources`, may be any, or
+    '<name>'. `origins`: the origins of the values in a configuration.
     """
     spec, owner, hint = _find(key, plugins)
     doc = docs_of(owner).get(spec.name, "")

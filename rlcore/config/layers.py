@@ -23,7 +23,7 @@ _INTERPOLATION = re.compile(r"(?<!\\)\$\{([^{}]*)\}?")
 _ALLOWED = re.compile(r"oc\.env:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 _SECRET_KEY = re.compile(r"(^|_)(api_?key|passwd|password|secret|credentials?|(access|auth|api)_token)$|^token$", re.I)
 MAX_DEPTH = 32
-"""Levels of lists and sections in one another; what is deeper can only be an attack or an accident."""
+"""Limit of nested lists and sections; deeper values can only be an attack or an accident."""
 _OVERRIDE_KEY = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
 
 
@@ -32,25 +32,25 @@ class Layer:
     """One source of values."""
 
     origin: str
-    """The origin as it is shown: 'preset grpo', 'plugin 'x'', a file's path, 'override 'a.b=1''."""
+    """The origin in words: 'preset grpo', 'plugin 'x'', a file's path, 'override 'a.b=1''."""
     values: Mapping[str, Any]
     """Nested plain values with text keys; interpolations unresolved."""
     explicit: bool = True
     """Set by the user, not by a preset or plugin."""
     key: str = ""
-    """Of an override: its dotted key."""
+    """For an override: its dotted key."""
     text: str = ""
-    """Of an override: the value as it was typed."""
+    """For an override: the value as typed."""
 
 
 def read_layers(sources: Sequence[Source], overrides: Sequence[str]) -> list[Layer]:
-    """The user's layers, lowest first; ConfigError for what cannot be read or is not allowed anywhere."""
+    """The user's layers, lowest first; ConfigError for files that cannot be read and values that are never allowed."""
     layers = [read_file(source) if isinstance(source, Path) else from_mapping(source) for source in sources]
     layers += [read_override(override) for override in overrides]
     for layer in layers:
         _check_depth(layer.values, layer.origin)
         check_safe(layer.values, "", layer.origin)
-        check_safe(layer.text, layer.key, layer.origin)  # it is what a text gets, whatever YAML made of it
+        check_safe(layer.text, layer.key, layer.origin)  # a key of type text gets it, for any YAML type
     return layers
 
 
@@ -74,7 +74,7 @@ def read_file(path: Path) -> Layer:
 
 
 def _not_yaml(cause: yaml.MarkedYAMLError, path: Path) -> str:
-    """The place and the text that YAML does not read, and what to change where that is known."""
+    """The place and the text that YAML cannot read, and the remedy if it is known."""
     mark = cause.problem_mark
     if mark is None:
         return f"not valid YAML: {cause.problem}"
@@ -101,7 +101,7 @@ def from_mapping(values: Mapping[str, Any]) -> Layer:
 def read_override(override: str) -> Layer:
     """'a.b=1' as a layer; the value is YAML: 1, true, null, [a, b], {}, "text"; a further '=' belongs to the value.
 
-    What is not YAML and does not begin like a quoted text, list or mapping is text.
+    A value that is not YAML and does not begin like a quoted text, list or mapping is text.
     """
     origin = f"override '{' '.join(override.split())}'"  # errors are one line
     key, equals, text = override.partition("=")
@@ -171,7 +171,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def check_moved(layer: Layer, moved: Mapping[str, str]) -> None:
-    """ConfigError with the new name of the layer's first key that has moved, alone or with its section."""
+    """ConfigError with the new name of the layer's first key that has moved, by itself or with its section."""
     for key, _ in leaves(layer.values):
         for old, new in moved.items():
             if f"{key}.".startswith(f"{old}."):
@@ -179,7 +179,7 @@ def check_moved(layer: Layer, moved: Mapping[str, str]) -> None:
 
 
 def _check_depth(values: Mapping[str, Any], origin: str) -> None:
-    """ConfigError for values that are nested too deeply for a recursive reader, which this is not."""
+    """ConfigError for values that are nested too deeply for a recursive reader; this function is iterative."""
     level: list[Any] = [values]
     for _ in range(MAX_DEPTH):
         sections = [child for value in level if isinstance(value, Mapping) for child in value.values()]
@@ -190,10 +190,9 @@ def _check_depth(values: Mapping[str, Any], origin: str) -> None:
 
 
 def check_safe(value: Any, key: str, origin: str) -> None:
-    """ConfigError for what no configuration may hold, at any depth.
-
-    Refused are interpolations but `${a.b}` and `${oc.env:NAME}`, the key `_target_`, keys that are not text, and
-    secrets written out, which would be saved with the run.
+    """ConfigError for content that no configuration may have, at any depth: interpolations other than `${a.b}` and
+    `${oc.env:NAME}`, the key `_target_`, keys that are not text, and literal secrets, which would be saved with the
+    run.
     """
     if isinstance(value, Mapping):
         for name, child in value.items():
@@ -229,7 +228,7 @@ def _check_interpolations(text: str, key: str, origin: str) -> None:
 
 
 def _setting(value: Any) -> Any:
-    """A default as OmegaConf takes it: enums by name, paths as text."""
+    """A default in the form for OmegaConf: enums by name, paths as text."""
     if isinstance(value, Enum):
         return value.name
     return str(value) if isinstance(value, Path) else value

@@ -53,9 +53,9 @@ class LoadedConfig:
 
     config: RunConfig
     origins: Mapping[str, str]
-    """Of every dotted key: 'default', 'preset grpo', 'plugin 'x'', the file's path, or 'override 'a.b=1''."""
+    """By dotted key: 'default', 'preset grpo', 'plugin 'x'', the file's path, or 'override 'a.b=1''."""
     values: Mapping[str, Any] = field(default_factory=FrozenDict)
-    """The value of every dotted key as it may be shown: interpolations are unresolved."""
+    """The value of every dotted key for display: interpolations are unresolved."""
     files: tuple[Path, ...] = ()
     """The files that were read, lowest first."""
     merged: Mapping[str, Any] = field(default_factory=FrozenDict, repr=False)
@@ -152,10 +152,10 @@ def check_section(section: "Offer[ConfigSection]") -> None:
 
 
 class _Merge:
-    """The merged values, unresolved, with what can be said of each."""
+    """The merged values, unresolved, with their origins."""
 
     tree: DictConfig | None = None
-    """The same values as OmegaConf has them; None: all are plain, and made without it."""
+    """The same values as an OmegaConf object; None if all are plain."""
 
     def __init__(self, layers: Sequence[Layer], types: Mapping[str, type[Any]]) -> None:
         self._layers, self._types = layers, types
@@ -188,7 +188,7 @@ class _Merge:
             self.origins[key] = origin
 
     def describe(self, key: str) -> str:
-        """The value as it was written, and where."""
+        """The value as written, and its origin."""
         return redact(f"{self.shown.get(key)!r} ({self.origins.get(key, 'default')})")
 
     def explicit(self) -> frozenset[str]:
@@ -271,7 +271,7 @@ def _preset(layers: Sequence[Layer]) -> Layer:
 
 
 def _fit(layer: Layer, types: Mapping[str, type[Any]]) -> Layer:
-    """The layer with its keys known and its sections sections."""
+    """The layer with valid keys and sections."""
     try:
         values = fit({key: value for key, value in layer.values.items() if key != "plugins"}, RunConfig, "", layer)
         plugins: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The sections `reward` and `algo`: what is rewarded, and how it is learned."""
+"""The sections `reward` and `algo`: the rewards and the algorithm."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,33 +18,34 @@ class RewardFunctionConfig:
     weight: float = 1.0
     """Factor of its score in the sum."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the function, of the class's constructor, or of a call that returns the function."""
+    """Extra arguments of the function, of the class's constructor, or of a call that returns the function."""
     scope: Literal["declared", "sample", "group", "batch"] = "declared"
-    """The samples that a call sees; declared: as its offer says, sample without one."""
+    """The samples that a call gets; declared: the scope of its offer, or sample."""
     isolation: Literal["main", "threads"] = "main"
-    """Of sync functions. main: one call at a time on a child's main thread; threads: many in a child, for I/O."""
+    """For sync functions. main: one call at a time on a child's main thread; threads: many calls per child, for I/O."""
     threads: int = option(64, used_when="isolation == 'threads'", at_least=1)
     """Calls at a time in one child."""
     children: int = option(2, at_least=1)
     """Child processes."""
     concurrency: int = option(4096, at_least=1)
-    """Calls of an async function at a time: it runs on the run's own loop, without children or threads."""
+    """Calls of an async function at a time; it runs on the run's event loop, without children or threads."""
     deadline_s: float = option(60.0, above=0)
     """Seconds a call may take, its retries included."""
     start_s: float = option(120.0, above=0)
     """Seconds that importing the function and setting it up may take."""
     memory_gib: float = option(0.0, at_least=0)
-    """Private memory that a child may hold; 0: any. A call beyond it is a failed sample. Not of async functions."""
+    """Limit of a child's private memory; 0: none. A call beyond it is a failed sample. Not for async functions."""
     env: tuple[str, ...] = ()
-    """Environment variables that its children get, such as OPENAI_API_KEY, beside PATH, HOME and the like."""
+    """Environment variables that its children get, such as OPENAI_API_KEY, in addition to basic ones such as PATH and
+    HOME."""
     post_process: str = ""
-    """A function, named as `fn`, that turns the scores of a group into others; empty: none."""
+    """A function, named like `fn`, that transforms the scores of a group; empty: none."""
     log_calls: bool = False
     """Keep every call in the run directory, in reward_calls.jsonl: query, response, score, latency."""
     on_failure: Literal["retry", "drop_sample", "drop_group", "value", "abort"] = "drop_sample"
     """The policy for samples without a score: docs/rewards.md."""
     tries: int = option(3, used_when="on_failure == 'retry'", at_least=1)
-    """Calls at most, within the deadline; a sample that still failed is dropped."""
+    """The most calls within the deadline; a sample that still fails is dropped."""
     failure_value: float = option(0.0, used_when="on_failure == 'value'")
     """The score of a failed call."""
 
@@ -78,7 +79,7 @@ class KlConfig:
     controller: Literal["fixed", "adaptive"] = option("fixed", used_when="placement == 'reward'")
     """adaptive: Ziegler et al., arXiv 1909.08593, section 2.2."""
     target: float = option(6.0, used_when="controller == 'adaptive'", above=0)
-    """KL in nats per sample that the adaptive controller aims at."""
+    """Target of the adaptive controller: KL in nats per sample."""
     horizon: int = option(10000, used_when="controller == 'adaptive'", at_least=1)
     """Samples over which the controller adapts."""
 
@@ -90,7 +91,7 @@ class ImportanceConfig:
     correction: Literal["truncate", "mask", "none"] = "truncate"
     """The loss is multiplied by rho = pi_old / mu. truncate: by cap at most; mask: by 0 outside floor to cap."""
     level: Literal["token", "sequence"] = option("token", used_when="correction != 'none'")
-    """token: each token has its own rho; sequence: the product over the response."""
+    """token: rho of each token; sequence: the product over the response."""
     cap: float = option(2.0, used_when="correction != 'none'", at_least=1)
     """The largest rho."""
     floor: float = option(0.0, used_when="correction == 'mask'", at_least=0, at_most=1)
@@ -138,15 +139,15 @@ class AlgoConfig:
     clip_cov_frac: float = option(2e-4, used_when="policy_loss == 'clip_cov'", above=0, at_most=1)
     """Share of a mini-batch's tokens that lose their gradient."""
     clip_cov_low: float = option(1.0, used_when="policy_loss == 'clip_cov'")
-    """They are drawn from tokens whose covariance of log-prob and advantage is above this."""
+    """They are drawn from tokens whose covariance of log-prob and advantage is above this bound."""
     clip_cov_high: float = option(5.0, used_when="policy_loss == 'clip_cov'")
-    """And below this."""
+    """They are drawn from tokens whose covariance is below this bound."""
     kl_cov_frac: float = option(2e-3, used_when="policy_loss == 'kl_cov'", above=0, at_most=1)
-    """Share of a mini-batch's tokens, those of the highest covariances, that get a KL penalty."""
+    """Share of a mini-batch's tokens, those with the highest covariances, that get a KL penalty."""
     kl_cov_coef: float = option(1.0, used_when="policy_loss == 'kl_cov'", at_least=0)
     """Factor of that penalty."""
     importance: ImportanceConfig = field(default_factory=ImportanceConfig)
-    """Correction for tokens that another policy than the trainer's drew."""
+    """Correction for tokens that were sampled from a policy other than the trainer's."""
     entropy_coef: float = 0.0
     """Factor of the entropy bonus in the loss; 0: off."""
     gamma: float = option(1.0, used_when=f"advantage not in {UNDISCOUNTED}", at_least=0, at_most=1)
@@ -170,4 +171,4 @@ class AlgoConfig:
     max_resample_rounds: int = option(3, used_when="dynamic_sampling == True", at_least=1)
     """The most rounds of replacement per step."""
     equal_rewards_warn_steps: int = option(3, at_least=1)
-    """Warn loudly after this many steps in which every group's rewards were equal."""
+    """Warn after this many steps in which every group's rewards were equal."""

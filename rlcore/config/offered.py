@@ -76,7 +76,7 @@ def _check_type(section: type[Any], who: str) -> None:
 
 
 def check_made(merged: DictConfig, sections: "Sequence[Offer[ConfigSection]]") -> None:
-    """ConfigError naming the plugin whose settings cannot be made of the merged values: its own code refuses them."""
+    """ConfigError naming the plugin whose code refuses the merged values of its settings."""
     for offer in _of_plugins(sections):
         key = f"plugins.{offer.value.name}"
         if offer.value.name not in merged.plugins:
@@ -87,7 +87,7 @@ def check_made(merged: DictConfig, sections: "Sequence[Offer[ConfigSection]]") -
 
 
 def check_conditions(config: RunConfig, sections: "Sequence[Offer[ConfigSection]]") -> None:
-    """PluginError naming the plugin one of whose settings has a `used_when` that cannot be told."""
+    """PluginError naming the plugin that has a setting with an invalid `used_when`."""
     for offer in _of_plugins(sections):
         key = f"plugins.{offer.value.name}"
         for node in walk(config.plugins[offer.value.name], key) if offer.value.name in config.plugins else ():

@@ -1,6 +1,6 @@
-"""`option()`: a field of a configuration dataclass that says when it has an effect and which values it takes.
+"""`option()`: a field of a configuration dataclass with its condition and its bounds.
 
-The sections of the core and of plugins alike may use it; `rlcore.config.load` enforces what it says.
+Sections of the core and of plugins use it; `rlcore.config.load` enforces both.
 
 The language of `used_when` is one comparison, '<key> == <literal>', '<key> != <literal>', '<key> in <tuple>' or
 '<key> not in <tuple>'. A key with no dot is a field of the same section; a dotted key starts at the top of the
@@ -89,7 +89,7 @@ def needed(metadata: Mapping[str, Any]) -> str:
 
 
 def within(value: float, metadata: Mapping[str, Any]) -> bool:
-    """True if a number keeps the bounds of its field."""
+    """True if a number is within the bounds of its field."""
     return (
         value >= metadata.get("at_least", value)
         and value <= metadata.get("at_most", value)

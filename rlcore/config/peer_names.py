@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 PEERS = {"trl": "TRL", "verl": "verl"}
-"""Sections of the file, with their names in errors. Of a name that both have, the first one's meaning counts."""
+"""Sections of the file, with their names in errors. If both have a name, the first one's meaning counts."""
 
 
 def renamed_key(key: str) -> str:

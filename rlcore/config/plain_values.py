@@ -1,7 +1,8 @@
 """Merges and makes configurations whose values have exactly the types of their keys, without OmegaConf.
 
-OmegaConf needs ten times as long, and stays the judge: what it would convert, resolve or refuse raises `NotPlain` here,
-and so does a section whose class runs code when it is made. What is plain comes out the same both ways.
+OmegaConf takes ten times as long, but defines the result: values that it would convert, resolve or refuse raise
+`NotPlain` here, and so does a section whose class runs code when it is created. Plain values give the same result both
+ways.
 """
 
 import inspect
@@ -31,7 +32,7 @@ class NotPlain(Exception):
 
 @dataclass(frozen=True)
 class _Kind:
-    """Merging and making of the values of one type."""
+    """Merges and builds the values of one type."""
 
     lay: Callable[[Any, Any], Any]
     """(value below, value above) -> merged value; dicts below are changed in place. NotPlain for other types."""

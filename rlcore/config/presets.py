@@ -1,7 +1,7 @@
 """The presets of `algo.preset`: dotted defaults of the `algo` section, below plugins' defaults, files and overrides.
 
-Every preset leaves the KL term off, so that none of them loads a reference model by itself: rewards that can be
-verified do without. `algo.kl.placement` turns it on. Algorithms whose papers have it say so below.
+Every preset leaves the KL term off, so that none of them loads a reference model by itself; verifiable rewards do not
+need one. `algo.kl.placement` turns it on. Algorithms whose papers have it say so below.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _CLIP = {"policy_loss": "clip", "clip_low": 0.2, "clip_high": 0.2, "kl.placement
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     # Sets nothing: the defaults of the fields stand.
     "none": {},
-    # arXiv 2402.03300 with what is usual now: token-mean, a wider upper clip, no KL (the paper: k3 in the loss).
+    # arXiv 2402.03300 with current practice: token-mean, a wider upper clip, no KL (the paper: k3 in the loss).
     "grpo": {**_CLIP, "advantage": "grpo", "aggregation": "token_mean", "clip_high": 0.28},
     # arXiv 2503.20783: no division by the group's standard deviation nor by each sample's own length.
     "dr_grpo": {

@@ -1,4 +1,4 @@
-"""Offers and who made them, and the one that the configuration itself reads: a settings section."""
+"""Offers with their providers, and the offer that the configuration reads: a settings section."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ConfigSection:
     """A section of the configuration: a frozen dataclass, and defaults that its plugin sets elsewhere in the config."""
 
     name: str
-    """Of a plugin: the plugin's name, found at `plugins.<name>`. The core's own are at the top level."""
+    """For a plugin: its name; the section is `plugins.<name>`. The core's sections are at the top level."""
     type: type[Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys of the main config, below the user's files: {'reward.manager': 'judges'}."""

@@ -1,4 +1,4 @@
-"""Fits a layer to the dataclasses: unknown keys, sections and text; and says in words what a type takes.
+"""Fits a layer to the dataclasses: unknown keys, sections and text; and describes the values of a type.
 
 The types of the remaining leaves are checked by OmegaConf when `rlcore.config.load` merges.
 """
@@ -27,11 +27,11 @@ _WORDS = {
 }
 
 RENAMED: Mapping[str, str] = {"weights": "weight_sync", "ranks": "data_parallel", "union_of": "colocates"}
-"""Names that keys had, and have now in the same section."""
+"""Old and new names of keys in the same section."""
 
 
 def cached_by_type(function: Callable[P, T]) -> Callable[P, T]:
-    """Keeps what a function returned for the last 256 section types; errors are not kept."""
+    """Caches a function's results for the last 256 section types; errors are not cached."""
     return cast(Callable[P, T], lru_cache(maxsize=256)(function))
 
 
@@ -143,7 +143,7 @@ def _mapping(value: Any, key: str, layer: Layer) -> Mapping[str, Any]:
 
 
 def _text(value: Any, key: str, layer: Layer) -> str:
-    """The text of an override as it was typed. A file's `12e4567` is a number to YAML, whose text is lost."""
+    """The text of an override as typed. YAML reads `12e4567` in a file as a number, and its text is lost."""
     if layer.key == key:
         return layer.text
     raise ConfigError(

@@ -1,7 +1,7 @@
 """Every key of the configuration, with its default. The sections are data; `rlcore.config.load` merges and checks them.
 
-A field whose value matters only under a condition carries `used_when`; setting it where it has no effect is an error.
-Bounds of numbers are with their fields too: `rlcore.config.options`.
+A field whose value matters only under a condition has `used_when`; setting it where it has no effect is an error.
+Fields also have the bounds of numbers: `rlcore.config.options`.
 """
 
 from dataclasses import dataclass, field
@@ -24,8 +24,8 @@ class ModelConfig:
     tokenizer: str = ""
     """Directory or hub name of the tokenizer; empty: that of `model.path`."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    """The attention implementation of transformers. The embedded rollout decodes with another, and so do updates
-    with a shared prompt (`actor.shared_prefix=tree`), which the planner chooses with sdpa only."""
+    """The attention implementation of transformers. The embedded rollout decodes with another one. So do updates with a
+    shared prompt (`actor.shared_prefix=tree`), which the planner chooses only with sdpa."""
     chat_template: str = ""
     """A Jinja file that replaces the tokenizer's chat template; empty: the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class SourceConfig:
     task: str = ""
     """A `reasoning_gym` task such as chain_sum, instead of `path`."""
     split: str = "train"
-    """The split of a dataset. Of a reasoning_gym task: train or heldout, disjoint by question text."""
+    """The split of a dataset. For a reasoning_gym task: train or heldout, disjoint by question text."""
     subset: str = option("", used_when="path != ''")
     """The dataset's configuration name."""
     weight: float = option(1.0, at_least=0)
@@ -53,15 +53,15 @@ class SourceConfig:
     heldout_frac: float = option(0.2, used_when="task != ''", above=0, below=1)
     """Share of the distinct questions that belongs to the heldout split."""
     keep: str = ""
-    """A regular expression: only rows in whose question it is found are used, before any split; empty: all rows."""
+    """A regular expression: only rows whose question matches are used, before any split; empty: all rows."""
     limit: int = option(0, at_least=0)
-    """Use the first N rows only; 0: all."""
+    """Use only the first N rows; 0: all."""
     prompt_column: str = ""
-    """Column of the prompt, a string or messages; empty: prompt, messages or question, whichever exists. A dotted name
-    is a path into a column of objects."""
+    """Column of the prompt, a string or messages; empty: the first of prompt, messages and question. A dotted name is a
+    path into a column of objects."""
     answer_column: str = ""
-    """Column of the answer, such as reward_model.ground_truth; empty: answer, solution, ground_truth or verl's
-    reward_model.ground_truth, whichever exists."""
+    """Column of the answer, such as reward_model.ground_truth; empty: the first of answer, solution, ground_truth and
+    verl's reward_model.ground_truth."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the reasoning_gym task or of `load_dataset`."""
 
@@ -73,16 +73,16 @@ class DataConfig:
     sources: dict[str, SourceConfig] = field(default_factory=dict)
     """Named sources, mixed by weight; at least one."""
     system_prompt: str = ""
-    """Put before every conversation without a system message; empty: none."""
+    """System message of conversations that have none; empty: none."""
     order: str = "seeded"
-    """The order of the training prompts, by name. seeded: sources mixed by weight, each in epochs as `shuffle` says;
-    others, such as curricula, are those of plugins."""
+    """The order of the training prompts, by name. seeded: sources mixed by weight, each in epochs as `shuffle` says.
+    Plugins offer others, such as curricula."""
     shuffle: bool = True
-    """Draw a new seeded order in each epoch; orders of plugins may read it."""
+    """Draw a new seeded order in each epoch; orders of plugins may use it, too."""
     solved_at: float = option(1.0, used_when="order != 'seeded'")
-    """Reward from which a sample counts as solved in the results that the order is told."""
+    """Least reward of a sample that counts as solved, for orders that use results."""
     max_prompt_tokens: int = option(1024, at_least=1)
-    """Longer prompts are left out and counted."""
+    """Longer prompts are dropped and counted."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ReferenceConfig:
     backend: str = option("hf", used_when="algo.kl.placement != 'none'")
     """The engine that computes its log-probs."""
     path: str = option("", used_when="algo.kl.placement != 'none'")
-    """Model directory or hub name; empty: `model.path`, of a LoRA actor its own weights with the adapter off."""
+    """Model directory or hub name; empty: `model.path`; for a LoRA actor its weights with the adapter off."""
     micro_batch_tokens: int = option(
         8192, used_when="algo.kl.placement != 'none'", at_least=1, on_cuda="actor.micro_batch_tokens"
     )
@@ -112,11 +112,12 @@ class ScheduleConfig:
     """Overlap of sampling, rewards and updates: docs/schedules.md."""
 
     max_staleness: int = option(0, at_least=0)
-    """The most versions that a sample may be old when it is trained on; 0: on-policy."""
+    """The most versions between a sample's oldest token and the update that trains on it; 0: on-policy."""
     stream_minibatches: bool = False
-    """Update on groups whose rewards are in while others are pending; else when all of the step's are."""
+    """Update on groups whose rewards are in while others are pending; otherwise updates wait for all rewards of the
+    step."""
     on_stale: Literal["wait", "drop"] = option("wait", used_when="max_staleness != 0")
-    """Rewards that are too late. wait: the step waits for them; drop: it goes on, their prompts are discarded."""
+    """Policy for late rewards. wait: the step waits for them; drop: it continues, and their prompts are discarded."""
     old_logprobs: Literal["recompute", "behaviour"] = "recompute"
     """pi_old of the loss. recompute: the weights at the start of the step; behaviour: the policy that sampled."""
 
@@ -126,9 +127,9 @@ class PoolConfig:
     """A pool of devices."""
 
     gpus_per_node: int = option(0, at_least=0)
-    """0: as many as its roles ask for."""
+    """Devices per node; 0: as many as its roles request."""
     nodes: int = option(1, at_least=1)
-    """Above 1: nodes over which the ranks of each role are laid out, evenly and in order; see `placement`."""
+    """Above 1: the ranks of each role are distributed over this many nodes, evenly and in order; see `placement`."""
     colocates: tuple[str, ...] = ()
     """Pools whose devices this one has: servers there sleep while its roles train. Its size is then theirs."""
     placement: Literal["pack", "spread", "strict_spread", "one_node"] = option(
@@ -139,8 +140,7 @@ class PoolConfig:
     labels: dict[str, str] = field(default_factory=dict, metadata={"used_when": "cluster.backend != 'local'"})
     """Labels of the nodes that the pool may take, such as {accelerator-type: H100}; or '!H100', 'in(H100, H200)'."""
     resources: dict[str, float] = field(default_factory=dict, metadata={"used_when": "cluster.backend != 'local'"})
-    """Custom resources that the place of each rank (with `nodes` above 1: of each node) reserves, such as
-    {fast_network: 1}."""
+    """Custom resources that each rank (with `nodes` above 1: each node) reserves, such as {fast_network: 1}."""
 
 
 @dataclass(frozen=True)
@@ -151,26 +151,27 @@ class ClusterConfig:
     """The cluster, by name. local: workers are threads and child processes of this machine; those of plugins: `rlcore
     plugins`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """The device that workers compute on. auto: cuda where this machine has a GPU and a torch that is built for CUDA,
-    else cpu. On cuda other defaults hold, which `rlcore plan` shows with their reasons: docs/gpu.md."""
+    """The device of workers. auto: cuda if this machine has a GPU and torch is built for CUDA, else cpu. On cuda other
+    defaults apply, which `rlcore plan` shows with their reasons: docs/gpu.md."""
     threads: int = option(0, at_least=0)
     """Compute threads per worker; 0: one per core, and on cuda an equal share of the cores for each process."""
     peak_tflops: float = option(0.0, at_least=0)
-    """Peak TFLOP/s of a worker's device, by data sheet or a measured matrix product, for time/mfu; 0: not logged."""
+    """Peak TFLOP/s of a worker's device, from a data sheet or a measured matrix product, for time/mfu; 0: not
+    logged."""
     in_process: bool = option(False, used_when="backend == 'local'")
     """For debugging: isolated workers and those on GPUs run as threads, too."""
     max_restarts: int = option(3, at_least=0)
-    """The most restarts of an `isolated` replica; one that has served for ten minutes has them all again."""
+    """The most restarts of an `isolated` replica; the count is reset after ten minutes of service."""
     start_s: float = option(1800.0, above=0)
-    """Seconds for the set-up of a worker, for building a component and for starting it."""
+    """Timeout in seconds of a worker's set-up, of building a component and of starting it."""
     stuck_s: float = option(600.0, above=0)
-    """Seconds after which a call of a component that has not returned is reported, and again after as many more."""
+    """Seconds after which an unfinished call of a component is reported, and again after each such period."""
     pools: dict[str, PoolConfig] = field(default_factory=dict)
-    """Pools by name; they win over those that plugins offer."""
+    """Pools by name; they win over pools of plugins."""
     layout: Literal["planned", "colocated", "split"] = "planned"
-    """The devices of roles that serve (rollout, judges). colocated: those that the actor trains on; split: others, in
-    separate pools; planned: split where the machine has devices for all, else colocated, and as `pools`,
-    `train_pool` and `rollout.pool` say where they are set. `rlcore plan` shows it with its reason."""
+    """The devices of roles that serve (rollout, judges). colocated: those of the actor; split: others, in separate
+    pools; planned: split if the machine has devices for all, else colocated; `pools`, `train_pool` and `rollout.pool`
+    win if they are set. `rlcore plan` shows it with its reason."""
     train_pool: str = "main"
     """The pool of actor, reference and critic."""
 
@@ -182,7 +183,7 @@ class TrainConfig:
     name: str = ""
     """Directory of the run below `train.dir`; empty: the config's stem and the UTC time."""
     dir: str = "runs"
-    """Directory below which every run has its own."""
+    """Parent of all run directories."""
     seed: int = option(0, at_least=0)
     """Seed of data order, sampling and initialisation."""
     max_steps: int = option(0, at_least=0)
@@ -196,12 +197,12 @@ class TrainConfig:
     log_completions: int = option(2, used_when="log_completions_every != 0", at_least=1)
     """Rows of such a table."""
     record_tokens: Literal["all", "sampled", "none"] = "sampled"
-    """Tokens with log-probs and advantages that `<run>/tokens/` keeps: all, those that the policy sampled, or none."""
+    """Tokens that `<run>/tokens/` keeps with log-probs and advantages: all, those that the policy sampled, or none."""
     stop: StopConfig = field(default_factory=StopConfig)
-    """An early end of the run, by a metric that gets no better."""
+    """Early stopping by a metric."""
 
     record_trace: Literal["all", "steps", "none"] = "all"
-    """Work whose times `<run>/trace.json` keeps: all; phases and calls of workers, without samples; or none."""
+    """Contents of `<run>/trace.json`. all; steps: phases and calls of workers, without samples; none."""
 
 
 @dataclass(frozen=True)
@@ -221,11 +222,11 @@ class EvalConfig:
     temperature: float = option(0.0, used_when="sources != {}", at_least=0)
     """0: greedy."""
     top_p: float = option(1.0, used_when="sources != {}", above=0, at_most=1)
-    """Sample from the smallest set of tokens that holds this much probability."""
+    """Sample from the smallest set of tokens with this total probability."""
     top_k: int = option(0, used_when="sources != {}", at_least=0)
-    """Sample from this many of the likeliest tokens; 0: all."""
+    """Sample from this many of the most probable tokens; 0: all."""
     min_p: float = option(0.0, used_when="sources != {}", at_least=0, below=1)
-    """Leave out tokens less likely than this share of the likeliest one's probability."""
+    """Leave out tokens with less than this share of the highest probability."""
     max_tokens: int = option(0, used_when="sources != {}", at_least=0)
     """0: `rollout.max_tokens`."""
     pass_threshold: float = option(1.0, used_when="sources != {}")
@@ -239,30 +240,30 @@ class CheckpointConfig:
     every_steps: int = option(50, at_least=0)
     """Steps between checkpoints; 0: only at the end and on a signal."""
     keep: int = option(2, at_least=0)
-    """Newest checkpoints that are kept; 0: all."""
+    """Number of newest checkpoints to keep; 0: all."""
     at_end: bool = True
     """Save after the last step."""
     best: str = ""
-    """A metric of evaluations, such as eval/heldout/mean: the checkpoint with the best value is kept beside the newest
-    ones, and named in checkpoints/best; empty: only the newest are kept."""
+    """A metric of evaluations, such as eval/heldout/mean: the checkpoint with the best value is kept in addition to the
+    newest ones, and named in checkpoints/best; empty: only the newest are kept."""
     best_mode: Literal["max", "min"] = option("max", used_when="best != ''")
     """max: higher is better; min: lower is."""
     on_signal: Literal["now", "finish_step"] = "now"
     """Reaction to SIGTERM and Ctrl-C. now: end on the last published step; finish_step: end after the current step."""
     shutdown_s: float = option(8.0, at_least=0)
-    """Seconds that a save on a signal may take; a slower one is not begun."""
+    """Seconds that a save on a signal may take; a save that is expected to take longer is not started."""
 
 
 @dataclass(frozen=True)
 class TrackConfig:
-    """Trackers beside metrics.jsonl, which is always written."""
+    """Trackers in addition to metrics.jsonl, which is always written."""
 
     to: tuple[str, ...] = ()
-    """Trackers that get every metric too: tensorboard, wandb, mlflow, trackio, and those that plugins offer."""
+    """Trackers that also get every metric: tensorboard, wandb, mlflow, trackio, and those of plugins."""
     project: str = option("rlcore", used_when="to != ()")
     """Name of the project in the trackers."""
     open_telemetry: bool = False
-    """Send what `train.record_trace` keeps as spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names."""
+    """Send the spans of `train.record_trace` to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names."""
 
 
 @dataclass(frozen=True)
@@ -296,6 +297,6 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Contents and times of checkpoints."""
     track: TrackConfig = field(default_factory=TrackConfig)
-    """Trackers beside metrics.jsonl."""
+    """Trackers in addition to metrics.jsonl."""
     plugins: dict[str, Any] = field(default_factory=dict)
     """Settings of the enabled plugins; a section enables its plugin."""

@@ -1,6 +1,6 @@
-"""Work under way in a run: phases, workers' calls, rewards and tools, for `rlcore where` and the trace.
+"""Work in progress in a run: phases, workers' calls, rewards and tools, for `rlcore where` and the trace.
 
-A component that asks others says so around each call:
+A component reports each call to a service, tool or environment:
 
     activity = current_activity()
     key = activity.begin(TOOL, "search", sample=trajectory_id)
@@ -9,7 +9,7 @@ A component that asks others says so around each call:
     finally:
         activity.end(key)
 
-Code outside a run, such as a child process, has an activity that nothing reads. All times are `time.monotonic`.
+Outside a run, such as in a child process, the activity is not read. All times are `time.monotonic`.
 """
 
 import itertools
@@ -31,9 +31,9 @@ ENVIRONMENT = "environment"
 WAITED_FOR = frozenset({REWARD, TOOL, ENVIRONMENT})
 """Kinds that samples wait for."""
 PER_SAMPLE = frozenset({SAMPLE}) | WAITED_FOR
-"""Kinds of which a step has as many as samples, or more."""
+"""Kinds with at least one span per sample in a step."""
 MOST_SPANS = 100_000
-"""Spans that are kept until the step's trace is written; further ones are counted."""
+"""Spans that are kept until the step's trace is written; those beyond are only counted."""
 
 
 class BegunWork(NamedTuple):
@@ -43,7 +43,7 @@ class BegunWork(NamedTuple):
     who: str
     """The replica, scorer, tool or environment that works."""
     what: str
-    """The method; empty where `who` says it all."""
+    """The method; empty where `who` is enough."""
     sample: TrajectoryId | None
     """The sample, or the first of several."""
     num: int
@@ -52,7 +52,7 @@ class BegunWork(NamedTuple):
 
 
 _Begun = tuple[str, str, str, TrajectoryId | None, int, float]
-"""The fields of a `BegunWork`, which takes a call more to make."""
+"""The fields of a `BegunWork`, without the cost of its constructor."""
 
 
 class Span(NamedTuple):
@@ -68,16 +68,16 @@ class EndedWork(NamedTuple):
     ended: "list[tuple[_Begun, float]]"
     later: list[Callable[[], Iterable[Span]]]
     num_left_out: int
-    """Spans that were too many to be kept."""
+    """Spans beyond the limit, which were dropped."""
 
     def spans(self) -> list[Span]:
-        """In no order; for the thread that writes them."""
+        """Unordered; for the thread that writes them."""
         found = [Span(BegunWork(*work), at) for work, at in self.ended]
         return found + list(itertools.chain.from_iterable(listed() for listed in self.later))
 
 
 class SampleCounts(NamedTuple):
-    """Samples of the step under way, or of an evaluation."""
+    """Samples of the current step or evaluation."""
 
     issued: int = 0
     sampled: int = 0
@@ -85,9 +85,9 @@ class SampleCounts(NamedTuple):
 
 
 class Activity:
-    """Keeps the work under way, and what has ended since it was last taken.
+    """Records work in progress, and work that has ended since the last `take`.
 
-    Everything may be read from other threads. A per-sample call costs two calls of Python functions.
+    Everything may be read from other threads. A per-sample call costs two Python function calls.
     """
 
     def __init__(self, record: Record = "none") -> None:
@@ -95,7 +95,7 @@ class Activity:
         self.phase = ""
         self.phase_began = time.monotonic()
         self.step = 0
-        """The step under way; 0 before the first."""
+        """The current step; 0 before the first."""
         self.step_began = self.phase_began
         self.total_steps = 0
         self.updated = 0
@@ -108,7 +108,7 @@ class Activity:
         self.groups: dict[str, WorkerGroup[Any]] = {}
         """The run's workers by role."""
         self.num_left_out = 0
-        """Spans since the last `take` that were too many."""
+        """Spans since the last `take` that were dropped."""
         self._step_s: deque[float] = deque(maxlen=20)
         self._step_ended = 0.0
         self._keys = itertools.count()
@@ -118,17 +118,17 @@ class Activity:
         self._later: list[Callable[[], Iterable[Span]]] = []
 
     def new_key(self) -> int:
-        """A number that nothing else has."""
+        """A unique number."""
         return next(self._keys)
 
     def begin(self, kind: str, who: str, what: str = "", sample: TrajectoryId | None = None, num: int = 1) -> int:
-        """Work begins, for which `num` samples wait; returns the key that `end` needs."""
+        """Start work that `num` samples wait for; returns the key for `end`."""
         key = next(self._keys)
         self._open[key] = (kind, who, what, sample, num, time.monotonic())
         return key
 
     def end(self, key: int) -> None:
-        """The work has ended, well or not."""
+        """The work has ended, with or without an error."""
         work = self._open.pop(key)
         if self.record == "all" or (self.record == "steps" and work[0] not in PER_SAMPLE):
             if len(self._ended) < MOST_SPANS:
@@ -137,25 +137,25 @@ class Activity:
                 self.num_left_out += 1
 
     def end_later(self, spans: Callable[[], Iterable[Span]]) -> None:
-        """Add spans that the thread asks for that writes the trace."""
+        """Add spans lazily: the thread that writes the trace requests them."""
         if self.record == "all" and len(self._later) < MOST_SPANS:
             self._later.append(spans)
 
     def enter(self, phase: str) -> None:
-        """The run goes over to a phase; the one before has ended."""
+        """Start a phase; the previous one has ended."""
         now = time.monotonic()
         self._close(PHASE, self.phase, self.phase_began, now)
         self.phase, self.phase_began = phase, now
 
     def begin_step(self, step: int) -> None:
-        """The run goes over to a step, which begins with its sampling."""
+        """Start a step, in its sampling phase."""
         self.step, self.updated = step, 0
         self.enter("sampling")
         self.step_began = self.phase_began
         self._step_ended = self._step_ended or self.step_began
 
     def end_step(self) -> None:
-        """The step has been taken."""
+        """The step is complete."""
         self.enter("between steps")
         now = self.phase_began
         self._close(STEP, f"step {self.step}", self.step_began, now)
@@ -164,13 +164,13 @@ class Activity:
 
     @property
     def step_s(self) -> float:
-        """Mean seconds per step of the last 20, with what went on between them; 0 before the first has ended."""
+        """Mean seconds per step over the last 20, the time between them included; 0 before the first has ended."""
         seconds = list(self._step_s)
         return sum(seconds) / len(seconds) if seconds else 0.0
 
     @contextmanager
     def counting(self, counts: Callable[[], SampleCounts], phase: str) -> Iterator[None]:
-        """Inside, samples of something else are counted, and the run is in this phase."""
+        """Inside, the run is in this phase and counts these samples instead."""
         before, phase_before, self.counts = self.counts, self.phase, counts
         self.enter(phase)
         try:
@@ -185,7 +185,7 @@ class Activity:
         return [*here, *itertools.chain.from_iterable(list(self._elsewhere.values()))]
 
     def show_elsewhere(self, key: int, works: Sequence[BegunWork]) -> None:
-        """Show the work under way in another process, in place of what it showed under this key; () ends that.
+        """Show the work in progress in another process, and replace the earlier work under this key; () removes it.
 
         Its spans come with `end_later`.
         """
@@ -206,7 +206,7 @@ class Activity:
 
 
 def summed(works: Iterable[BegunWork]) -> list[BegunWork]:
-    """One work per reward, tool and environment: for all samples that wait for it, since the oldest began to."""
+    """One entry per reward, tool and environment: all samples that wait for it, since the start of the longest wait."""
     found: dict[tuple[str, str], BegunWork] = {}
     for work in works:
         if work.kind in WAITED_FOR:

@@ -20,20 +20,21 @@ class ActorWorker(Worker):
     def token_scores(self, batch: Batch) -> TokenScores:
         """Log-probs as `logprobs` returns them, with the entropy of each token if the same pass can compute it.
 
-        A run that records tokens calls this instead of `logprobs`. The entropy is recorded, and never trained on.
+        A run that records tokens calls this instead of `logprobs`. The entropy is recorded but not used in training.
         """
         return TokenScores(self.logprobs(batch))
 
     def expect(self, num_updates: int) -> None:
-        """Told once before the first update how many optimizer steps the whole run makes; schedules of lr end there."""
+        """Called once before the first update, with the number of optimizer steps of the whole run; schedules of lr end
+        there."""
 
     def begin_updates(self) -> None:
-        """Called before the first update of a step: the time to bring what an update needs to the device."""
+        """Called before the first update of a step, to move the state of updates to the device."""
 
     def end_updates(self) -> None:
-        """Called after the last update of a step, and after an error: the time to free what only an update needs.
+        """Called after the last update of a step, and after an error, to free memory that only updates need.
 
-        Comes before `publish`, so servers that wake up for the new weights find the device free.
+        `publish` comes later, so servers that wake up for the new weights find the device free.
         """
 
     @abstractmethod
@@ -42,17 +43,16 @@ class ActorWorker(Worker):
 
     @abstractmethod
     def publish(self, version: int) -> None:
-        """Give the current weights their version, which every token sampled from now on carries."""
+        """Set the version of the current weights; every token sampled from now on carries it."""
 
     def weights(self, version: int, directory: Path) -> WeightsHandle:
         """Write the current weights, named `version`, into the new `directory`, in the form that
         `WorkerContext.weights_kind` names: an adapter is merged unless it is 'adapter'.
 
-        Rollout replicas that hold a copy of the weights read them. One rank writes. With 'tcp', 'shm' and
-        'nccl' the weights are copied in memory instead, and this process sends them to each replica that asks, until
-        the next call. Replicas that
-        share the actor's devices sleep meanwhile, so what this call needs there, such as gathered weights, is freed
-        when it returns.
+        Rollout replicas that hold a copy of the weights read them. One rank writes. With 'tcp', 'shm' and 'nccl' the
+        weights are copied in memory instead, and this process sends them to each replica that asks, until the next
+        call. Replicas that share the actor's devices sleep meanwhile. Memory that this call takes there, such as
+        gathered weights, must be freed when it returns.
         """
         raise WorkerError(
             f"{self.context}: {type(self).__name__} cannot hand its weights to another process; choose a rollout that "
@@ -65,7 +65,7 @@ class ActorWorker(Worker):
 
     @abstractmethod
     def restore(self, directory: Path) -> None:
-        """Load what `save` wrote, bit for bit."""
+        """Load the files of `save`, bit for bit."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

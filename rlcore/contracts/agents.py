@@ -28,14 +28,14 @@ class AgentLoop(ABC):
         """Release everything."""
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Called once of a training, before its first request, with every prompt it may ask about.
+        """Called once before the first request of a training, with every prompt that may be requested.
 
-        ConfigError naming what cannot be served.
+        ConfigError naming prompts that cannot be served.
         """
 
     @abstractmethod
     def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
-        """Every trajectory of every task, each as it finishes; a sample's parts all come, in any order."""
+        """Every trajectory of every task, each as it finishes. All segments of a sample come, in any order."""
 
     def metrics(self) -> Metrics:
         return {}
@@ -44,4 +44,4 @@ class AgentLoop(ABC):
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from a result of `state`."""

@@ -27,14 +27,14 @@ class CallLog:
         """Bytes of the lines that are not written yet."""
 
     def wants(self, status: str) -> bool:
-        """True if a call that ended like this is kept."""
+        """True if a call with this ending is kept."""
         return self._which == "all" or (self._which == "failures" and status != "ok")
 
     def record(self, *, reward: str, id: str, target: str, query: Any, response: Any, status: str, **more: Any) -> None:
-        """One call; `query` and `response` are kept up to so many characters of their JSON."""
+        """One call; the JSON of `query` and `response` is truncated."""
         if not self.wants(status):
             return
-        # A line a call: put together by hand, which takes a fifth of the time of encoding a dict.
+        # One line per call, built by hand: this takes a fifth of the time of encoding a dict.
         line = (
             f'{{"time": {time.time():.3f}, "reward": {encode_basestring(reward)}, "id": {encode_basestring(id)}, '
             f'"target": {encode_basestring(target)}, "status": {encode_basestring(status)}, '
@@ -48,7 +48,7 @@ class CallLog:
             self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the operating system, in whole lines: another log may append to the same file."""
+        """Write everything to the operating system, in whole lines: another log may append to the same file."""
         if not self._lines:
             return
         if self._file is None:
@@ -59,7 +59,7 @@ class CallLog:
             lines = lines[self._file.write(lines) :]
 
     def close(self) -> None:
-        """End the file; also more than once."""
+        """Close the file. May be called more than once."""
         self.flush()
         file, self._file = self._file, None
         if file is not None:

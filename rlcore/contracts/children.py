@@ -33,7 +33,7 @@ class Child(Protocol):
 
 
 class Children(Protocol):
-    """Starts child processes; the run ends those that are left."""
+    """Starts child processes; the run ends the remaining ones."""
 
     async def start(
         self,
@@ -48,8 +48,8 @@ class Children(Protocol):
 
         The result is the object whose methods the child serves; `threads` calls run at a time, on the child's main
         thread when it is 1. Nothing of rlcore that imports torch is imported there. Results are built-in values, numpy
-        arrays of numbers, and frozen dataclasses or enums of rlcore or of the reference's own package. `env` names
-        the environment variables that it gets beside those that any Python process needs; None: all of them.
+        arrays of numbers, and frozen dataclasses or enums of rlcore or of the reference's own package. `env` names the
+        environment variables that it gets in addition to those that any Python process needs; None: all of them.
         """
         ...
 
@@ -71,7 +71,7 @@ class NoChildren:
 
 
 class LostProcess(WorkerError):
-    """Another call had the process killed that this call ran in, or that held the data it needs."""
+    """Another call caused the process to be killed that this call ran in, or that held its data."""
 
 
 class RestartError(WorkerError):
@@ -80,28 +80,28 @@ class RestartError(WorkerError):
 
 @dataclass(eq=False)
 class ChildSlot(Slot):
-    """The place of one child of a pool."""
+    """The slot of one child of a pool."""
 
     index: int = 0
     child: Child | None = None
     generation: int = 0
-    """The number of children that were replaced here; the data that they held is lost."""
+    """The number of children that were replaced here; their data is lost."""
     killed_by: str = ""
-    """The call that had this child killed, and the reason: '<who> took longer than 2 s'; empty: none."""
+    """The call that caused this child to be killed, and the reason: '<who> took longer than 2 s'; empty: none."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the child is started or replaced."""
 
     @property
     def alive(self) -> bool:
-        """True if a child serves here now; a call replaces one that does not."""
+        """True if a child serves here now; otherwise the next call replaces it."""
         return self.child is not None and self.child.alive
 
 
 class ChildPool:
     """A fixed number of children that calls share; one that has died is replaced when the next call needs it.
 
-    A call takes the first child with room; calls of an evaluation go before those of training. A call that needs data
-    in a certain child names its slot (`pick`), and the generation that the data was put into.
+    A call takes the first child with room; calls of an evaluation have priority over those of training. A call that
+    needs data in a certain child names its slot (`pick`), and the generation that holds the data.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ChildPool:
         calls: int = 1,
         queued: Stopwatch | None = None,
     ) -> None:
-        """`start_child` starts the child of an index, and `calls` go on in each at a time (`threads` of
+        """`start_child` starts the child of an index, and each runs `calls` at a time (`threads` of
         `Children.start`). `queued` runs while a call waits for room."""
         self._start_child = start_child
         self._slots = SlotQueue([ChildSlot(calls, index=index) for index in range(num)], queued or Stopwatch())
@@ -128,7 +128,7 @@ class ChildPool:
         await all_or_none([self._serving(slot) for slot in self._slots.slots])
 
     async def close(self) -> None:
-        """End the children; also more than once. Calls after it raise WorkerError."""
+        """End the children. May be called more than once. Later calls raise WorkerError."""
         self._closed = True
         children = [slot.child for slot in self._slots.slots if slot.child is not None]
         await asyncio.gather(*(child.close() for child in children))

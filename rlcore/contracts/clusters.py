@@ -2,8 +2,8 @@
 
 The planner reads the offer: it asks `abilities` what the cluster can do, and `problems` whether it can start this plan.
 The run builds the class from a `ClusterContext`, awaits `open()`, awaits `start()` once per role, and awaits `close()`
-at the end, also after a failure. `rlcore.cluster.kit` has the parts that clusters are built from: threads, replicas
-that are watched and restarted, and the host of the workers of a process.
+at the end, even after a failure. `rlcore.cluster.kit` has the parts that clusters are built from: threads, replicas
+that are watched and restarted, and the host of a process's workers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds that the controller waits for a worker before it fails the call, by what it waits for."""
+    """Timeouts of the controller's calls to workers in seconds, by kind of call."""
 
     setup_s: float = 1800.0
     call_s: float = 21600.0
@@ -72,7 +72,7 @@ class WorkerPlan:
     section: object = None
     """The settings section of the plugin that offered the class, or None."""
     shared_prefix: SharedPrefix = SharedPrefix.NONE
-    """The planned way to compute the prompt of a group once for all its samples."""
+    """The planned method of computing a group's prompt once for all its samples."""
     skips_rows: bool = False
     """The field of `WorkerContext`."""
     weight_sync: frozenset[str] = frozenset()
@@ -90,7 +90,7 @@ class WorkerPlan:
 
 @dataclass(frozen=True, eq=False)
 class ClusterContext:
-    """Everything that a cluster is told: the plan's pools and workers, and the run directory."""
+    """The input of a cluster: the plan's pools and workers, and the run directory."""
 
     config: RunConfig
     section: object
@@ -111,7 +111,7 @@ class ClusterContext:
     run_dir: Path
     deadlines: Deadlines
     memory: Mapping[str, MemoryPlan] = field(default_factory=dict)
-    """Of a rank of each role whose memory is known, with those embedded in it."""
+    """Memory of a rank of each role for which it is known, embedded workers included."""
 
     def settings(self, cls: type[S]) -> S:
         """The plugin's settings section; PluginError where it is not a `cls`."""
@@ -130,9 +130,9 @@ class ClusterContext:
 
 
 class Cluster(ABC):
-    """Starts the workers of a plan, and ends those it started.
+    """Starts the workers of a plan, and ends them.
 
-    A thin shell, as a worker class is: the module is imported when planning, so heavy libraries are imported in `open`.
+    A thin shell, like a worker class: the module is imported when planning, so heavy libraries are imported in `open`.
     """
 
     def __init__(self, context: ClusterContext) -> None:
@@ -140,7 +140,8 @@ class Cluster(ABC):
 
     @abstractmethod
     async def open(self) -> None:
-        """Acquire what the plan's pools need; WorkerError naming what is missing. Called once, before any `start`."""
+        """Acquire the resources of the plan's pools; WorkerError naming what is missing. Called once, before any
+        `start`."""
 
     @abstractmethod
     async def start(self, worker: WorkerPlan) -> WorkerGroup[Any]:
@@ -151,7 +152,7 @@ class Cluster(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close every worker and release what was acquired. Called once, also after a failed or missing `open`."""
+        """Close every worker and release all resources. Called once, even after a failed or missing `open`."""
 
 
 class ProcessUse(StrEnum):
@@ -181,15 +182,15 @@ class ClusterAbilities:
     """Workers run on machines that the planner cannot see, so it does not compare the plan with this machine's memory
     and devices."""
     several_nodes: bool = False
-    """A pool may say `nodes` above 1."""
+    """A pool may set `nodes` above 1."""
     placements: frozenset[str] = frozenset({"pack", "spread", "one_node"})
-    """Values of `PoolSpec.placement` that are obeyed. On one machine the three defaults are the same."""
+    """Supported values of `PoolSpec.placement`. On one machine the three defaults are equivalent."""
     labels: bool = False
-    """Labels of a pool are obeyed."""
+    """Labels of a pool are supported."""
     resources: bool = False
-    """Custom resources of a pool are reserved."""
+    """Custom resources of a pool are supported."""
     more_with: str = ""
-    """The setting that gives this cluster what it lacks here, as errors name it; '' if there is none."""
+    """The setting that would add a missing ability, for errors; '' if there is none."""
 
     def __post_init__(self) -> None:
         check_choice(self, "processes", ProcessUse)
@@ -217,9 +218,9 @@ class ClusterOffer:
 
     name: str
     cls: type[Cluster]
-    """Held against `Cluster` when planning; built as `cls(context)`."""
+    """Checked against `Cluster` when planning; built as `cls(context)`."""
     abilities: Callable[[RunConfig, Any], ClusterAbilities] = this_machine
-    """(config, section of the offer's plugin) -> what the cluster can do with these settings. Pure."""
+    """(config, section of the offer's plugin) -> the cluster's abilities with these settings. Pure."""
     problems: Callable[[RunConfig, Any, Sequence[PoolPlan], Sequence[WorkerPlan]], Sequence[str]] = no_problems
     """(config, section, pools, workers) -> reasons why the cluster cannot start the plan, one clause each; empty when
     it can. Pure."""
@@ -271,17 +272,17 @@ class ReplicaBody(Protocol):
     ) -> Any:
         """The method's result on rank 0, after all ranks have returned; WorkerError that begins with `where`.
 
-        Arrays of the arguments and of the result are read-only at the other end. Results of other ranks are discarded
-        where they were made.
+        Arrays of the arguments and of the result are read-only on the other side. Results of other ranks are discarded
+        there.
         """
         ...
 
     def stream(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadlines: Deadlines
     ) -> AsyncGenerator[Any, None]:
-        """The items of an async-generator method, those of all ranks as they come.
+        """The items of an async-generator method, from all ranks in order of arrival.
 
-        Reading an item that has come may take `call_s`; the worker's generator may take `close_s` to end.
+        Reading an item may take `call_s`; the worker's generator may take `close_s` to end.
         """
         ...
 

@@ -73,9 +73,9 @@ class Component(Generic[T_co]):
     build: Callable[[BuildContext], T_co]
     requests: Callable[[RunConfig, Any], Sequence[WorkerRequest]] = no_requests
     reward_components: Callable[[RunConfig, Any], Sequence[RewardComponent]] = no_components
-    """Of a reward manager: the parts of the reward that it adds, which the plan lists."""
+    """For a reward manager: the components of the reward that it adds; the plan lists them."""
     uses_reward_functions: bool = False
-    """Of a reward manager: it computes `reward.functions`. A run that configures them needs one that does."""
+    """For a reward manager: it computes `reward.functions`. A run that configures functions needs such a manager."""
 
     def __post_init__(self) -> None:
         check_texts(self, "name")
@@ -87,15 +87,15 @@ class Component(Generic[T_co]):
 
 @dataclass(frozen=True)
 class BuildContext:
-    """Everything that a component is built with. It reaches its own workers only."""
+    """The input of a component's `build`. It gives access only to the component's workers."""
 
     config: RunConfig
     section: object
     """The settings section of the plugin that offered the component, or None; `settings` reads it as its class."""
     workers: Callable[[Role[Any]], WorkerGroup[Any]]
-    """The workers of one of the component's own roles; PlanError for any other."""
+    """The workers of one of the component's roles; PlanError for any other."""
     generator: Generator | None
-    """The rollout service; None while the rollout's own component is built."""
+    """The rollout service; None while the rollout's component is built."""
     reward_functions: Mapping[str, ResolvedReward]
     """`reward.functions` by name, each matched with its offer, file or module."""
     tokens: Tokens
@@ -107,7 +107,7 @@ class BuildContext:
     metrics: Callable[[str, float], None]
     """Records a metric of the current step."""
     context_length: int | None = None
-    """The most tokens of a prompt with its response, as the rollout says; None when it does not."""
+    """The most tokens of a prompt with its response, from the rollout; None if unknown."""
 
     def settings(self, cls: type[S]) -> S:
         """The plugin's settings section; PluginError where it is not a `cls`."""
@@ -129,6 +129,6 @@ class ResolvedReward:
     settings: object = None
     """The settings section of the plugin that offers it, for a function that takes `settings`; None without one."""
     is_factory: bool = False
-    """True if its source shows that a call with `kwargs` returns the function; False also while that is unknown."""
+    """True if its source shows that a call with `kwargs` returns the function; False while that is unknown."""
     post_process: str = ""
     """The import string of the function that turns a group's scores into others; empty: none."""

@@ -16,17 +16,18 @@ class CriticWorker(Worker):
         """(B, T) value of the state before token t is sampled, where the loss mask is True, else 0."""
 
     def expect(self, num_updates: int) -> None:
-        """Told once, before the first update, how many updates the whole run makes; schedules of lr end there."""
+        """Called once before the first update, with the number of updates of the whole run; schedules of lr end
+        there."""
 
     def facts(self) -> dict[str, Any]:
         """Facts of the loaded model; 'head', if present, names the source of its value head's first weights."""
         return {}
 
     def begin_updates(self) -> None:
-        """Called before the first update of a step: the time to bring what an update needs to the device."""
+        """Called before the first update of a step, to move the state of updates to the device."""
 
     def end_updates(self) -> None:
-        """Called after the last update of a step, and after an error: the time to free what only an update needs."""
+        """Called after the last update of a step, and after an error, to free memory that only updates need."""
 
     @abstractmethod
     def update(self, minibatch: Batch) -> Metrics:
@@ -38,7 +39,7 @@ class CriticWorker(Worker):
 
     @abstractmethod
     def restore(self, directory: Path) -> None:
-        """Load what `save` wrote, bit for bit."""
+        """Load the files of `save`, bit for bit."""
 
 
 class CriticEngine(ABC):
@@ -51,7 +52,8 @@ class CriticEngine(ABC):
         """Release everything."""
 
     async def expect(self, num_updates: int) -> int:
-        """Told once before the first update how many the whole run makes; in how many of them the actor updates too."""
+        """Called once before the first update, with the number of updates of the whole run and of the actor's among
+        them."""
         return num_updates
 
     async def begin_updates(self) -> None:
@@ -76,7 +78,7 @@ class CriticEngine(ABC):
         """Write the critic into `directory`, the critic's part of the checkpoint, which exists and is empty."""
 
     async def restore(self, directory: Path) -> None:
-        """Load what `save` wrote; of an engine that wrote nothing the directory does not exist."""
+        """Load the files of `save`; if the engine wrote none, the directory does not exist."""
 
     def metrics(self) -> Metrics:
         return {}
@@ -85,7 +87,7 @@ class CriticEngine(ABC):
         return {}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from a result of `state`."""
 
 
 class NoCritic(CriticEngine):

@@ -9,11 +9,11 @@ from rlcore.contracts.workers import ReplicaEvent, WorkerGroup
 from rlcore.errors import RlcoreError, WorkerError
 
 REMEMBERED_HOMES = 65536
-"""Keys whose replica is remembered; with more, the one that was used least recently is forgotten."""
+"""Keys whose replica is remembered; beyond that, the least recently used one is forgotten."""
 
 
 class ReplicaDispatcher:
-    """Counts the units that each replica of a group owes, and assigns new ones to the replica that owes the fewest.
+    """Counts the pending units of each replica of a group, and assigns new ones to the replica with the fewest.
 
     Replicas are named by their index in `WorkerGroup.replicas`.
     """
@@ -24,16 +24,16 @@ class ReplicaDispatcher:
         self._workers = workers
         self._losses = [0] * len(workers.replicas)
         self._is_gone = [False] * len(workers.replicas)
-        """True of replicas that do not come back."""
+        """True for replicas that will not be restarted."""
         self._last_loss: ReplicaEvent | None = None
         self._homes: OrderedDict[Hashable, int] = OrderedDict()
         self._dispatcher = Dispatcher(range(len(workers.replicas)), self._serves)
         workers.on_event(self._record_event)
 
     def assign(self, num: int, home: Hashable = None) -> int:
-        """The replica for `num` units, which it owes from now on: the one that serves and owes the fewest.
+        """Assign `num` units to the serving replica with the fewest pending ones.
 
-        Work of the same `home` goes to the same replica while that serves. When no replica serves, the choice is among
+        Work of the same `home` goes to the same replica while that serves. If no replica serves, the choice is among
         all: the call will fail, and name its replica.
         """
         replica = None if home is None else self._homes.get(home)
@@ -47,7 +47,7 @@ class ReplicaDispatcher:
         return replica
 
     def finish(self, replica: int, num: int) -> None:
-        """The replica owes `num` units less: they are finished, given to another one, or not needed any more."""
+        """Remove `num` pending units of the replica: they are finished, reassigned, or no longer needed."""
         self.outstanding[replica] -= num
 
     def losses(self, replica: int) -> int:
@@ -55,12 +55,12 @@ class ReplicaDispatcher:
         return self._losses[replica]
 
     def excuse(self, replica: int) -> None:
-        """One death of the replica was the fault of a request: it does not count as a restart."""
+        """One death of the replica was caused by a request: it does not count as a restart."""
         if not self._is_gone[replica]:
             self._workers.replicas[replica].excuse()
 
     async def wait_for_one(self, error: RlcoreError) -> None:
-        """Return when a replica serves; raise `error` when none will, with the reason of the last loss."""
+        """Return when a replica serves; raise `error` with the reason of the last loss when none will."""
         while self._all_dead():
             if all(self._is_gone):
                 raise self._with_last_loss(error)
@@ -79,7 +79,7 @@ class ReplicaDispatcher:
             self._homes.popitem(last=False)
 
     def _with_last_loss(self, error: RlcoreError) -> RlcoreError:
-        """The error, with the reason for which no replica is back unless it says that itself."""
+        """The error, with the reason of the last loss unless it already contains it."""
         if self._last_loss is None or self._last_loss.reason in str(error):
             return error
         found = WorkerError(f"{error}; {self._last_loss.name}: {self._last_loss.reason}")

@@ -1,8 +1,8 @@
-"""Text from outside a run keeps its spelling: what spells a special token in it becomes tokens of text.
+"""Text from outside a run keeps its spelling: a special token spelled in it becomes tokens of text.
 
-Prompts, tools, environments and agents write what they like into a conversation, and a tokenizer takes `<|im_end|>`
-for the end of a turn wherever it stands. So such spellings are parted before a template renders them. Behind it they
-are joined again, and tokenised by a twin of the tokenizer that knows special tokens by names that no text can spell.
+Prompts, tools, environments and agents may write anything into a conversation, and a tokenizer reads `<|im_end|>` as
+the end of a turn anywhere. So such spellings are split before a template renders them. Afterwards they are joined
+again, and tokenised by a twin of the tokenizer that has other names for special tokens, which no text can spell.
 """
 
 import json
@@ -15,7 +15,8 @@ from typing import Any
 from rlcore.contracts.templates import TemplateRefused, render
 
 GUARD = "\ufdd0"
-"""Parts a spelling. Unicode promises that this code point is never a character, so other text does not hold it."""
+"""Splits a spelling. Unicode guarantees that this code point is never a character, so other text does not contain
+it."""
 _ANSWER = "rlcore0answer"
 _USER, _ASSISTANT = {"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}
 _SYSTEM, _TOOL = {"role": "system", "content": "x"}, {"role": "tool", "name": "x", "content": "y"}
@@ -24,9 +25,9 @@ _SYSTEM, _TOOL = {"role": "system", "content": "x"}, {"role": "tool", "name": "x
 class ForeignText:
     """Keeps the markers of a tokenizer out of foreign text.
 
-    Markers are its special tokens, and of its other added tokens those with which the chat template marks messages of
-    users, the system and tools, and opens an answer. Tokens within an answer, such as `<think>`, are not markers: a
-    conversation that quotes an answer is tokenised as the answer was.
+    Markers are its special tokens, and the other added tokens with which the chat template marks messages of users, the
+    system and tools, and opens an answer. Tokens within an answer, such as `<think>`, are not markers: a conversation
+    that quotes an answer is tokenised as the answer was.
     """
 
     def __init__(self, tokenizer: Any, arguments: Mapping[str, Any] | None = None, *, ways_out: str = "") -> None:
@@ -36,9 +37,9 @@ class ForeignText:
         """Names the template in errors."""
 
     def guarded(self, value: Any) -> Any:
-        """The messages or tool schemas with every spelling of a marker parted.
+        """The messages or tool schemas with every spelling of a marker split.
 
-        Beginnings and ends of a text that could be half a marker are parted from what stands next to them.
+        The start or end of a text that could be half a marker is separated from its neighbour.
         """
         if isinstance(value, str):
             return self._parted(value)
@@ -47,13 +48,13 @@ class ForeignText:
         return [self.guarded(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The ids of a rendered text; for a text of which nothing was parted, those of the tokenizer itself."""
+        """The ids of a rendered text; if nothing was split in it, those of the tokenizer itself."""
         if GUARD in text:
             ids = self._twin.encode(text) if self._twin is not None and self._twin.exact else None
             if ids is not None:
                 before, behind = self._around if add_special_tokens else ([], [])
                 return [*before, *ids, *behind]
-            text = text.replace(GUARD, " ")  # no twin: the parts stay apart
+            text = text.replace(GUARD, " ")  # no twin: the parts stay split
         return [int(id_) for id_ in self.tokenizer.encode(text, add_special_tokens=add_special_tokens)]
 
     def _parted(self, text: str) -> str:
@@ -78,7 +79,7 @@ class ForeignText:
         return {text: id_ for text, (id_, special) in added.items() if len(text) > 1 and (special or text in written)}
 
     def _written(self, plain: Iterable[str], added: Iterable[str]) -> set[str]:
-        """Those plain ones of the added tokens with which the template marks messages or begins to open an answer."""
+        """The plain added tokens with which the template marks messages or begins to open an answer."""
         closed, opened = self._rendered(_USER), self._rendered(_USER, add_generation_prompt=True)
         behind_answer = self._rendered(_USER, _ASSISTANT, _TOOL).partition(_ANSWER)[2]
         marked = (closed, self._rendered(_SYSTEM, _USER), behind_answer)
@@ -92,11 +93,11 @@ class ForeignText:
         try:
             return render(self.tokenizer, list(messages), self.whose, **{**self._arguments, **arguments})
         except TemplateRefused:
-            return ""  # a template that refuses these messages marks none of them
+            return ""  # a template that refuses these messages has no markers for them
 
     @cached_property
     def _spelled(self) -> re.Pattern[str]:
-        """Matches nothing, in front of each marker: of two that overlap both are found."""
+        """Matches the empty string before each marker, so overlapping markers are both found."""
         return re.compile(f"(?=(?:{_any_of(self._markers)}))")
 
     @cached_property
@@ -113,7 +114,7 @@ class ForeignText:
 
     @cached_property
     def _normalises(self) -> bool:
-        """True if the tokenizer normalises other spellings to a marker."""
+        """True if the tokenizer normalises another spelling to a marker."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         known = self.tokenizer.added_tokens_decoder
         return getattr(backend, "normalizer", None) is not None and any(
@@ -122,7 +123,7 @@ class ForeignText:
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
-        """The ids that the tokenizer itself puts before and behind a text."""
+        """The ids that the tokenizer adds before and after a text."""
         bare, whole = (list(self.tokenizer.encode("x", add_special_tokens=add)) for add in (False, True))
         start = next(place for place in range(len(whole)) if whole[place : place + len(bare)] == bare)
         return whole[:start], whole[start + len(bare) :]
@@ -148,18 +149,18 @@ class _Twin:
         self._tokenizer: Any = Tokenizer.from_str(json.dumps(state))
         self._markers = markers
         self._own = re.compile(f"({_any_of(markers)})")
-        # those added tokens that the vocabulary does not hold get other numbers
+        # added tokens outside the vocabulary get other numbers
         number_of = {name: self._tokenizer.token_to_id(name) for name in id_of}
         self._id_of = {number_of[name]: id_ for name, id_ in id_of.items()}
         self._from_text = set(markers.values()) - self._id_of.keys()
         renumbered = {number for name, number in number_of.items() if number != id_of[name]}
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=False).values()
         self.exact = len(self._id_of) == len(id_of) and renumbered.isdisjoint(vocabulary)
-        """True if each of its ids stands for one of the tokenizer's."""
+        """True if each of its ids corresponds to one of the tokenizer's."""
 
     def encode(self, text: str) -> list[int] | None:
-        """The ids of a text whose own markers are whole and whose foreign ones are parted; None where the latter became
-        markers all the same, as words of the vocabulary."""
+        """The ids of a text whose real markers are whole and whose foreign ones are split; None if a foreign one still
+        became a marker, as a word of the vocabulary."""
         pieces = self._own.split(text)
         named = [
             _name(self._markers[piece]) if place % 2 else piece.replace(GUARD, "") for place, piece in enumerate(pieces)
@@ -174,5 +175,5 @@ def _any_of(texts: Iterable[str]) -> str:
 
 
 def _name(id_: int) -> str:
-    """The name of a marker to the twin: no text holds it, since guards are taken out of texts."""
+    """The twin's name for a marker: no text contains it, since guards are removed from texts."""
     return f"{GUARD}{id_}{GUARD}"

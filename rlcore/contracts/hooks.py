@@ -1,8 +1,7 @@
-"""Every hook of rlcore.
+"""All hooks of rlcore.
 
-All are declaring: each returns a list of offers, every enabled plugin's list counts, and the order of plugins has no
-meaning. They run once, before any process starts. A plugin is a module with functions of these names, marked
-`hookimpl`.
+All of them declare: each returns a list of offers, every enabled plugin's list counts, and the order of plugins has no
+effect. They run once, before any process starts. A plugin is a module with functions of these names, marked `hookimpl`.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 hookspec = pluggy.HookspecMarker("rlcore")
 hookimpl = pluggy.HookimplMarker("rlcore")
-"""Decorates the functions of a plugin that are hooks of rlcore."""
+"""Decorates functions of a plugin that implement hooks of rlcore."""
 
 
 @hookspec
@@ -38,55 +37,55 @@ def rlcore_config_sections() -> "Sequence[ConfigSection]":  # type: ignore[empty
 
 @hookspec
 def rlcore_reward_functions() -> "Sequence[RewardFunction]":  # type: ignore[empty-body]
-    """Reward functions by reference; `reward.functions.<x>.fn` names and weighs them."""
+    """Reward functions by target; `reward.functions.<x>.fn` names and weights them."""
 
 
 @hookspec
 def rlcore_reward_managers() -> "Sequence[Component[RewardManager]]":  # type: ignore[empty-body]
-    """Reward managers; `reward.manager` picks one."""
+    """Reward managers; `reward.manager` names one."""
 
 
 @hookspec
 def rlcore_critic_engines() -> "Sequence[Component[CriticEngine]]":  # type: ignore[empty-body]
-    """Critic engines; `critic.engine` picks one."""
+    """Critic engines; `critic.engine` names one."""
 
 
 @hookspec
 def rlcore_agent_loops() -> "Sequence[Component[AgentLoop]]":  # type: ignore[empty-body]
-    """Agent loops; `rollout.agent` picks one."""
+    """Agent loops; `rollout.agent` names one."""
 
 
 @hookspec
 def rlcore_algorithms() -> "Sequence[Algorithm]":  # type: ignore[empty-body]
-    """Advantage estimators and policy losses; `algo.advantage` and `algo.policy_loss` pick them."""
+    """Advantage estimators and policy losses; `algo.advantage` and `algo.policy_loss` name them."""
 
 
 @hookspec
 def rlcore_resource_pools(config: "RunConfig", requests: "tuple[WorkerRequest, ...]") -> "Sequence[PoolSpec]":  # type: ignore[empty-body]
-    """Device pools for the roles of this run; sees the requests of all components.
+    """Device pools for the roles of this run, given the requests of all components.
 
-    Offer a pool only for a role of your own: a pool that no role uses is an error.
+    Offer a pool only for your plugin's roles: a pool that no role uses is an error.
     """
 
 
 @hookspec
 def rlcore_worker_classes() -> "Sequence[WorkerClass]":  # type: ignore[empty-body]
-    """Worker classes, each for one (interface, backend) pair; the planner picks the one that was asked for."""
+    """Worker classes, each for one (interface, backend) pair; the planner picks the requested one."""
 
 
 @hookspec
 def rlcore_clusters() -> "Sequence[ClusterOffer]":  # type: ignore[empty-body]
-    """Clusters, which start the workers of a run; `cluster.backend` picks one."""
+    """Clusters, which start the workers of a run; `cluster.backend` names one."""
 
 
 @hookspec
 def rlcore_trackers() -> "Sequence[TrackerOffer]":  # type: ignore[empty-body]
-    """Trackers, which get the numbers of a run beside its own files; `track.to` names some."""
+    """Trackers, which get the metrics of a run in addition to its files; `track.to` names some."""
 
 
 @hookspec
 def rlcore_prompt_orders() -> "Sequence[PromptOrderOffer]":  # type: ignore[empty-body]
-    """Orders of the training prompts; `data.order` picks one."""
+    """Orders of the training prompts; `data.order` names one."""
 
 
 HOOK_NAMES: tuple[str, ...] = tuple(name for name in dict(globals()) if name.startswith("rlcore_"))

@@ -1,6 +1,6 @@
 """The files of a model on this machine: their directory, and the facts in their headers and config.json.
 
-No tensor is read and torch is not imported, so that a plan can ask before anything starts.
+No tensor is read and torch is not imported, so a plan can use this before anything starts.
 """
 
 import json
@@ -23,19 +23,19 @@ OTHER_NAMES = {
 """Common names in config.json, with the names that GPT-2, GPT-J, CodeGen, GPT-Neo and OPT use instead."""
 
 ODD = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
-"""Errors of reading files in which anything may stand."""
+"""Errors of reading files with arbitrary content."""
 MAX_JSON = 64 << 20
 """Bytes of config.json or of an index; those of the largest models have 10 MB."""
 MAX_HEADER = 100_000_000
-"""Bytes of the header of a safetensors file, as its library has it."""
+"""Limit of the header of a safetensors file in bytes, as in its library."""
 MAX_SIZE = 1 << 50
-"""A size of a model, or a number of parameters, above this is not one."""
+"""The largest plausible size or number of parameters of a model."""
 
 
 def model_directory(name: str, revision: str = "main") -> Path:
-    """The directory of a model: the one of that name, else its snapshot in this machine's cache of the Hub.
+    """The directory of a model: a local one of that name, else its snapshot in this machine's cache of the Hub.
 
-    Nothing is downloaded; the result does not exist when neither does. The cache is laid out as in
+    Nothing is downloaded; if neither exists, the returned path does not exist. The cache is laid out as in
     https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
     """
     directory = Path(name).expanduser()
@@ -57,7 +57,7 @@ def _hub_cache() -> Path:
 
 
 def usual_answers(directory: Path) -> Answers:
-    """'instruct' for a local model with a chat template, 'thinking' where that speaks of thoughts, else empty."""
+    """'instruct' for a local model with a chat template, 'thinking' if that mentions thoughts, else empty."""
     try:
         file = directory / "chat_template.jinja"
         if file.is_file():
@@ -81,7 +81,7 @@ def num_parameters(directory: Path) -> int | None:
 
 
 def model_shape(directory: Path) -> ModelShape | None:
-    """The architecture of a local model, by its config.json; None when that does not say."""
+    """The architecture of a local model, from its config.json; None if unknown."""
     try:
         config = _decoder(directory)
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
@@ -124,7 +124,7 @@ def _json(path: Path) -> Any:
 
 
 def _decoder(directory: Path) -> dict[str, Any]:
-    """config.json of a model, of one that also sees images what it says of text, under the names most models use."""
+    """config.json of a model under the names that most models use; for one that also sees images, its text part."""
     config = _json(directory / "config.json")
     config = {**config, **config.get("text_config", {})}
     for name, others in OTHER_NAMES.items():
@@ -135,7 +135,7 @@ def _decoder(directory: Path) -> dict[str, Any]:
 
 
 def _weights_of(directory: Path) -> list[Path]:
-    """The files of the weights; none when a part of them is missing, as in a cache that is being filled."""
+    """The files of the weights; none if some are missing, as in a cache during a download."""
     index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
     if index.is_file():
         names = set(_json(index)["weight_map"].values())
@@ -148,7 +148,7 @@ def _weights_of(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor of a model's files, of which the header is known."""
+    """A tensor of a model's files, known from its header."""
 
     file: Path
     name: str
@@ -158,7 +158,7 @@ class SavedTensor:
 def saved_tensors(directory: Path) -> dict[str, SavedTensor]:
     """The tensors of a local model by name, from the headers of its safetensors files; empty when a file is missing.
 
-    One of `ODD` for files that are damaged.
+    One of `ODD` for damaged files.
     """
     files = _weights_of(directory)
     return {
@@ -189,7 +189,7 @@ def _header(path: Path) -> dict[str, Any]:
 def _reckon(config: dict[str, Any]) -> int:
     """Matrices of a decoder; norms and biases, under 0.1 %, are left out.
 
-    Feed-forward layers are gated, three matrices, but those of models that still say `n_embd`: two.
+    Feed-forward layers have three matrices (gated); those of models that still use `n_embd` have two.
     """
     hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
     heads = config["num_attention_heads"]
@@ -203,7 +203,7 @@ def _reckon(config: dict[str, Any]) -> int:
 def readable_as(like: Path, directory: Path) -> None:
     """Gives every file below `directory` the permissions of `like`, which was written with this process's umask.
 
-    Libraries write weights to a temporary file that its owner alone may read, and rename it.
+    Libraries write weights to a temporary file that only its owner may read, and rename it.
     """
     mode = like.stat().st_mode & 0o666
     for path in directory.rglob("*"):

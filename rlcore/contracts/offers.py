@@ -30,7 +30,7 @@ from rlcore.errors.checks.data import (
 
 
 class Scope(StrEnum):
-    """The samples of a step that a function must see at once."""
+    """The samples of a step that a function must see together."""
 
     SAMPLE = "sample"
     GROUP = "group"
@@ -45,11 +45,11 @@ class Need(StrEnum):
     REFERENCE = "reference"
     MINIBATCH_STATISTICS = "minibatch_statistics"
     GROUP = "group"
-    """At least two samples of a prompt, because they are compared. `Scope.GROUP` implies it."""
+    """At least two samples per prompt, because they are compared. `Scope.GROUP` implies it."""
 
 
 class AlgorithmKind(StrEnum):
-    """The two sorts of algorithm that plugins offer."""
+    """The two kinds of algorithm that plugins offer."""
 
     ADVANTAGE = "advantage"
     POLICY_LOSS = "policy_loss"
@@ -72,23 +72,23 @@ class WorkerClass:
     backend: str
     cls: type[Worker]
     embedded_in: Role[Any] | None = None
-    """The class is served inside this role's worker and needs it as `WorkerContext.host`: an embedded rollout says
-    ACTOR. The host has the same backend. The planner copies the role into the request's `embedded_in`."""
+    """The class is served inside this role's worker, which it gets as `WorkerContext.host`: ACTOR for an embedded
+    rollout. The host has the same backend. The planner copies the role into the request's `embedded_in`."""
     on_every_rank: bool = False
-    """Inside a host of several ranks, every rank has one, which does its share (`WorkerContext.rank`)."""
+    """Inside a host of several ranks, every rank has a worker, which does its share (`WorkerContext.rank`)."""
     isolated: bool = False
     """Its workers may die and be restarted: every request that it fills becomes `isolated`."""
     complete: Callable[[RunConfig, Any, WorkerRequest], WorkerRequest] = as_asked
-    """(config, section of the offer's plugin, request) -> the request with what the class needs: replicas, ranks, gpus,
-    cpus, threads, pool, memory (`device_frac`, `asleep_bytes`, `bytes_per_parameter`, `cached_tokens`, `engine`,
-    `model`) and `spec`. Pure; the same for every role. A pool other than `main` that was asked for stays, and so do
-    role, backend, `targets` and `isolated`; `embedded_in` may be set where it is None."""
+    """(config, section of the offer's plugin, request) -> the request with the resources of the class: replicas, ranks,
+    gpus, cpus, threads, pool, memory (`device_frac`, `asleep_bytes`, `bytes_per_parameter`, `cached_tokens`, `engine`,
+    `model`) and `spec`. Pure; called for every role alike. A requested pool other than `main` is kept, and so are role,
+    backend, `targets` and `isolated`; `embedded_in` may be set if it is None."""
     weight_sync: frozenset[str] = frozenset({"disk"})
-    """Of a rollout that is not served inside the actor: the values of `rollout.weight_sync` that it can take."""
+    """For a rollout that is not served inside the actor: the supported values of `rollout.weight_sync`."""
     keeps_cache: bool = False
-    """Of a rollout: it can serve `rollout.on_new_weights=continue`."""
+    """For a rollout: it supports `rollout.on_new_weights=continue`."""
     context_parallel: bool = False
-    """Of a class that trains: its ranks can hold slices of each sequence (`EngineConfig.context_parallel`)."""
+    """For a class that trains: its ranks can hold slices of each sequence (`EngineConfig.context_parallel`)."""
 
     def __post_init__(self) -> None:
         check_subclass(self, "interface", Worker)
@@ -118,8 +118,8 @@ class PoolSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the nodes that the pool may take: {'accelerator-type': 'H100'}, '!H100' or 'in(H100, H200)'."""
     resources: Mapping[str, float] = field(default_factory=dict)
-    """Custom resources that each bundle reserves: {'fast_network': 1}. A bundle is the place of one rank; of a pool
-    with `nodes` above 1, its part of a node."""
+    """Custom resources that each bundle reserves: {'fast_network': 1}. A bundle holds one rank; in a pool with `nodes`
+    above 1, one node's share of the pool."""
 
     def __post_init__(self) -> None:
         check_names(self, "name")
@@ -164,11 +164,11 @@ class Algorithm:
     per_token: bool = False
     """An estimator that returns (B, T) advantages instead of (B,)."""
     selection: str = ""
-    """Reference of a function that picks tokens out of a whole mini-batch for a policy loss that treats them
-    differently: `rlcore.algo.covariance`. Such a loss needs MINIBATCH_STATISTICS."""
+    """Target of a function that selects tokens of a whole mini-batch for a policy loss that treats them differently:
+    `rlcore.algo.covariance`. Such a loss needs MINIBATCH_STATISTICS."""
     ignores_zero_advantages: bool = False
-    """Of a policy loss: a row whose advantages are all 0 has loss 0 and gradient 0, whatever its ratios are. Updates
-    then leave such rows out."""
+    """For a policy loss: a row whose advantages are all 0 has loss 0 and gradient 0 for any ratios. Updates then skip
+    such rows."""
 
     def __post_init__(self) -> None:
         check_texts(self, "name")

@@ -1,4 +1,4 @@
-"""The settings of a plugin, as the class that its author declared."""
+"""The settings of a plugin, typed as the class that its author declared."""
 
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ S = TypeVar("S")
 def settings_as(who: str, section: object, cls: type[S]) -> S:
     """The section, which must be a `cls`; PluginError naming `who` where it is of another class, or None.
 
-    A plugin without `ConfigSection` has None. `who` reads its settings as a class that a type checker knows.
+    A plugin without `ConfigSection` has None. `who` gets its settings as a class that a type checker knows.
     """
     if isinstance(section, cls):
         return section

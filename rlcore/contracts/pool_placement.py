@@ -1,4 +1,4 @@
-"""Checks the settings of a pool about the nodes that it is placed on."""
+"""Checks the settings that place a pool on nodes."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from rlcore.errors.checks.data import is_finite
 
 PLACEMENTS: tuple[str, ...] = get_args(get_type_hints(PoolConfig)["placement"])
 RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
-"""Resources that every cluster has: what a pool takes of them follows from its roles."""
+"""Resources that every cluster has: a pool's amount follows from its roles."""
 
 _NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
 _KEY = re.compile(rf"(?:[a-zA-Z0-9][a-zA-Z0-9_.-]{{0,252}}/)?{_NAME}")

@@ -1,10 +1,9 @@
-"""Orders of prompts: which training prompts come next. A plugin offers one by the hook `rlcore_prompt_orders`.
+"""Orders of prompts, which choose the next training prompts. A plugin offers one by the hook `rlcore_prompt_orders`.
 
-`data.order` names the order of a run. It is made from an `OrderContext` and asked for rows by `next`, whenever the
-schedule issues prompts. What it is told of past rows are the results of *published* steps, never of samples in flight.
-The rows depend on seed, data and those results alone, so a resumed run issues what an uninterrupted one does, bit for
-bit without staleness. Where samples are in flight at a checkpoint, each prompt is trained on once, and samples that
-were not scored yet are drawn again.
+`data.order` names the order of a run. It is created from an `OrderContext`, and `next` is called whenever the schedule
+issues prompts. It gets the results of *published* steps, never of samples in flight. The rows depend only on seed, data
+and those results, so a resumed run issues the same prompts as an uninterrupted one, bit for bit without staleness. If
+samples are in flight at a checkpoint, each prompt is trained on once, and unscored samples are sampled again.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class RowResults:
-    """The results of a row so far: of its groups that published steps used up, replaced ones included.
+    """The results of a row so far, over its groups in published steps, replaced groups included.
 
     The reward of a sample is its weighted score. Failed samples do not count, nor do groups without any other. With
-    `schedule.on_stale=drop` groups that were given up are missing.
+    `schedule.on_stale=drop` discarded groups are missing.
     """
 
     groups: int
-    """Times that the row was seen; at least 1."""
+    """Number of groups of the row; at least 1."""
     samples: int
     reward_sum: float
     num_solved: int
     """Samples with a reward of at least `data.solved_at`."""
     equal_groups: int
-    """Groups whose rewards were all equal: group estimators learn nothing of them."""
+    """Groups whose rewards were all equal: group estimators learn nothing from them."""
     last_mean: float
     """Mean reward of the last group."""
     last_solved_frac: float
-    """Share of the last group's samples that solved it."""
+    """Share of the last group's samples that were solved."""
     version: int
-    """Of the weights when the last group began to be sampled; the step that published them."""
+    """Version of the weights when sampling of the last group began: the step that published them."""
 
     @property
     def mean_reward(self) -> float:
@@ -52,13 +51,13 @@ class RowResults:
 
     @property
     def solved_frac(self) -> float:
-        """Share of all samples that solved it."""
+        """Share of all samples that were solved."""
         return self.num_solved / self.samples
 
 
 @dataclass(frozen=True, eq=False)
 class OrderContext:
-    """Everything that an order is told when it is made."""
+    """The input of an order's constructor."""
 
     name: str
     """The name in `data.order`."""
@@ -79,8 +78,8 @@ class OrderContext:
 class PromptOrder(ABC):
     """Chooses the next training prompts.
 
-    It is called between the tasks of the run's event loop, so `next` holds up sampling: it may take 30 seconds at most
-    (`RLCORE_PLUGIN_LIMIT_S`), and should take milliseconds. The module is imported when planning.
+    `next` runs on the run's event loop and blocks sampling: it may take 30 seconds at most (`RLCORE_PLUGIN_LIMIT_S`),
+    and should take milliseconds. The module is imported when planning.
     """
 
     def __init__(self, context: OrderContext) -> None:
@@ -90,23 +89,23 @@ class PromptOrder(ABC):
     def next(self, n: int, results: Mapping[str, RowResults]) -> Sequence[str]:
         """The ids of the next `n` rows, which are issued in this order.
 
-        `results` has the rows with results, by id; it is read-only, and never changes. A row may come again in
-        any later call, also while it is in flight: each time counts as another group. Within one call it may come once,
-        unless the offer `repeats` or `n` is greater than the number of rows. Whatever is random here must be drawn from
+        `results` maps ids to the rows with results; it is read-only. A row may be repeated in any
+        later call, even while it is in flight: each time counts as another group. Within one call it may come once,
+        unless the offer sets `repeats` or `n` is greater than the number of rows. Random choices must be derived from
         the seed and the state.
         """
 
     @abstractmethod
     def state(self) -> Mapping[str, Any]:
-        """The exact position, as JSON. Called after every step; results need not be in it, the run keeps them."""
+        """The exact position, as JSON, without results, which the run keeps. Called after every step."""
 
     @abstractmethod
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken: the same calls of `next` then return the same rows."""
+        """Continue from a result of `state`: the same calls of `next` then return the same rows."""
 
-    # Not abstract: the run counts, and its checkpoints keep the counts, where an order does not know them.
+    # Not abstract: if an order does not know the counts, the run counts and keeps them in its checkpoints.
     def times_issued(self) -> Mapping[str, int] | None:
-        """Times that each row was issued, for an order whose state tells; None: the run counts."""
+        """Number of times each row was issued, if the order's state has it; None: the run counts."""
         return None
 
 
@@ -116,7 +115,7 @@ class PromptOrderOffer:
 
     name: str
     cls: type[PromptOrder]
-    """Held against `PromptOrder` when planning; made as `cls(context)`."""
+    """Checked against `PromptOrder` when planning; created as `cls(context)`."""
     repeats: bool = False
     """A row may come more than once within one call of `next`."""
     uses_results: bool = True

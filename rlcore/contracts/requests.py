@@ -28,7 +28,7 @@ W = TypeVar("W", bound=Worker)
 
 @dataclass(frozen=True)
 class Role(Generic[W]):
-    """A job that needs workers, and the interface through which it is called."""
+    """A kind of work that needs workers, and the interface through which they are called."""
 
     name: str
     interface: type[W]
@@ -63,8 +63,8 @@ class WorkerRequest:
     device_frac: float = 0.0
     """Share of its device's memory that a rank reserves while it is awake; 0: the planner estimates its memory."""
     asleep_bytes: int = 0
-    """Memory of each of its devices that a rank keeps in its sleep, such as CUDA graphs; the context of its process is
-    counted beside it."""
+    """Memory that a rank keeps on each of its devices while asleep, such as CUDA graphs; the context of its process is
+    counted separately."""
     bytes_per_parameter: float = 0.0
     """Memory of a rank in bytes per parameter of its model, without activations; 0: unknown, and the plan says so."""
     model: ModelFacts | None = None
@@ -74,14 +74,14 @@ class WorkerRequest:
     settings: str = ""
     """The configuration key of these settings, for errors: 'plugins.mine'; empty: the role's name."""
     shared_prefix: str = "none"
-    """Sharing of a group's prompt: 'planned' leaves the choice to the planner, else a value of `SharedPrefix`."""
+    """Sharing of a group's prompt: a value of `SharedPrefix`; 'planned' leaves the choice to the planner."""
     cached_tokens: int = 0
     """Tokens whose keys and values a rank holds at most."""
     takes_adapter: bool = False
-    """Of a rollout with a copy of the weights: a LoRA actor hands it the adapter alone, as files."""
+    """For a rollout with a copy of the weights: a LoRA actor syncs only the adapter, as files."""
     spec: object = None
-    """Frozen data that says what the workers serve; the role's interface defines its type: `RewardModel` for
-    RewardReplica."""
+    """Frozen data that describes what the workers serve. The role's interface defines its type, such as `RewardModel`
+    for RewardReplica."""
     note: str = ""
     """A fact about this role that `rlcore plan` shows among its notes."""
 
@@ -114,12 +114,12 @@ class ModelShape:
     layers: int
     hidden_size: int
     inner_size: int
-    """Of the feed-forward layers."""
+    """Inner size of the feed-forward layers."""
     kv_size: int
     """Heads of keys times the size of a head."""
     vocabulary: int
     full_attention: bool
-    """Every layer sees all tokens before: no sliding window, no recurrent state, no soft cap in attention."""
+    """Every layer attends to all earlier tokens: no sliding window, no recurrent state, no soft cap."""
     query_size: int = 0
     """Heads of queries times the size of a head; 0: as the hidden size."""
     heads: int = 0
@@ -131,6 +131,6 @@ class ModelFacts:
     """Facts about a model, read before it is loaded."""
 
     parameters: int | None = None
-    """Their number; None: unknown."""
+    """Number of parameters; None: unknown."""
     shape: ModelShape | None = None
     """Its architecture; None: unknown."""

@@ -10,7 +10,7 @@ from rlcore.types import Lane, Metrics, ScoredTrajectory, Trajectory
 BOUND_BY = "time/bound_by/"
 """Prefix of metrics whose names end in the key of a setting that reward calls waited for."""
 BOUND_FRAC = 0.5
-"""A setting is the bound when calls waited for it in at least this share of the time."""
+"""A setting bounds the run if calls waited for it in at least this share of the time."""
 NOTED_FRAC = 0.05
 
 
@@ -27,29 +27,29 @@ def bound_by(waits_s: Mapping[str, float], asked_s: float) -> Metrics:
 class RewardManager(ABC):
     """Turns a stream of trajectories into a stream of scored ones, matched by id, in the order rewards arrive.
 
-    Several streams may run at a time: one per batch that the schedule has in flight, and an evaluation's.
+    Several streams may run at a time: one per batch in flight, and one for an evaluation.
     """
 
     @property
     def scope(self) -> Scope:
-        """The unit that is scored together. Only with SAMPLE does a checkpoint keep rewards of half-scored groups."""
+        """The unit that is scored together. Checkpoints keep rewards of half-scored groups only with SAMPLE."""
         return Scope.SAMPLE
 
     async def start(self) -> None:
         """Make ready: start children, connect. RewardError or ConfigError if that fails."""
 
     async def close(self) -> None:
-        """Release everything. Called also after a failure, and more than once."""
+        """Release everything. May be called after a failure, and more than once."""
 
     @abstractmethod
     def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         """Each trajectory with its reward, exactly once; a failure is `Reward(status=FAILED)`.
 
-        All parts of a sample get the sample's reward. RewardError under the failure policy 'abort'.
+        All segments of a sample get the sample's reward. RewardError under the failure policy 'abort'.
         """
 
     def metrics(self) -> Metrics:
-        """Numbers of the manager itself since the last call, such as 'time/service_bound'."""
+        """Metrics of the manager since the last call, such as 'time/service_bound'."""
         return {}
 
     def state(self) -> dict[str, Any]:
@@ -57,4 +57,4 @@ class RewardManager(ABC):
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from a result of `state`."""

@@ -1,6 +1,6 @@
 """Reward models, the same on every backend: the tokens of a conversation, and the output that is its score.
 
-`RewardModel` describes the model that a `RewardReplica` serves. Importing this imports nothing heavy.
+`RewardModel` describes the model that a `RewardReplica` serves. Importing this module imports no heavy library.
 """
 
 import json
@@ -23,8 +23,8 @@ ARCHITECTURE = "ForSequenceClassification"
 HEADS = ("score.", "classifier.")
 """Prefixes of the names of those heads' weights."""
 GUIDES = ("json", "json_object", "regex", "choice")
-"""`ScoreRequest.options` that bind a judge's answer to a JSON schema, any JSON object, a regular expression, or one of
-several texts."""
+"""`ScoreRequest.options` that constrain a judge's answer to a JSON schema, any JSON object, a regular expression, or
+one of several texts."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class RewardModel:
     label: int = 0
     """Index of the output that is the score."""
     activation: Literal["none", "sigmoid", "softmax"] = "none"
-    """Function that the outputs go through."""
+    """Activation function of the outputs."""
     max_tokens: int = 4096
-    """A longer conversation is an error of its request. The answer of a judge counts."""
+    """A longer conversation is an error of its request. The answer of a judge counts toward it."""
     kinds: frozenset[str] = frozenset()
-    """Kinds of rewards that ask it: `model` reads scores, `judge` reads text."""
+    """Kinds of rewards that use it: `model` reads scores, `judge` reads text."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the backend's engine."""
+    """Extra arguments of the backend's engine."""
 
     def __post_init__(self) -> None:
         check_texts(self, "path", "dtype")
@@ -68,14 +68,14 @@ def model_of(context: WorkerContext) -> RewardModel:
 
 
 class Unreadable(RlcoreError):
-    """One request, and no other, cannot be answered; the message says why."""
+    """A single request cannot be answered; the message gives the reason."""
 
 
 class Conversations:
     """The configuration and tokenizer of a reward model."""
 
     def __init__(self, model: RewardModel) -> None:
-        """WorkerError when they cannot be read, ConfigError when the model lacks the output that is asked for."""
+        """WorkerError when they cannot be read, ConfigError when the model lacks the requested output."""
         from transformers import AutoConfig, AutoTokenizer
 
         self._model = model
@@ -91,7 +91,7 @@ class Conversations:
         self.max_tokens = min(model.max_tokens, getattr(text, "max_position_embeddings", model.max_tokens))
         self._num_ids = getattr(text, "vocab_size", 1 << 62)
         self.pad_id = self._padding(text)
-        """The id that fills rows up; a conversation is scored at its last token that is another. None: unknown."""
+        """The padding id; a conversation is scored at its last other token. None: unknown."""
 
     def _padding(self, text_config: Any) -> int | None:
         found = text_config.pad_token_id
@@ -123,8 +123,8 @@ class Conversations:
 
 def conversation_ids(foreign: ForeignText, messages: Sequence[Message], *, opening: bool = False) -> list[int]:
     """The token ids of a conversation, with `opening` and the beginning of an answer: by the chat template if there is
-    one, else 'role: content' lines. What spells a special token in a message stays text. Unreadable when the template
-    raises or exceeds its bounds.
+    one, else 'role: content' lines. Special tokens spelled in a message stay text. Unreadable when the template raises
+    or exceeds its limits.
     """
     plain = foreign.guarded([dict(message) for message in messages])
     tokenizer = foreign.tokenizer
@@ -139,7 +139,7 @@ def conversation_ids(foreign: ForeignText, messages: Sequence[Message], *, openi
 
 
 def activated(logits: Sequence[float], model: RewardModel) -> float:
-    """Output `model.label` of these, after `model.activation`."""
+    """Output `model.label`, after `model.activation`."""
     chosen = logits[model.label]
     if model.activation == "sigmoid":
         return 1.0 / (1.0 + math.exp(-chosen)) if chosen >= 0 else math.exp(chosen) / (1.0 + math.exp(chosen))
@@ -150,7 +150,7 @@ def activated(logits: Sequence[float], model: RewardModel) -> float:
 
 
 def until_padding(ids: Sequence[int], pad_id: int | None) -> list[int]:
-    """The ids up to the last one that is not padding, at least one: where transformers' classifiers take the score."""
+    """The ids up to the last one that is not padding, at least one: transformers' classifiers take the score there."""
     end = len(ids)
     while end > 1 and ids[end - 1] == pad_id:
         end -= 1
@@ -166,9 +166,9 @@ def check_outputs(model: RewardModel, num_outputs: int) -> None:
 
 
 def serves_scores(path: str, architectures: Sequence[str], kinds: Iterable[str]) -> bool:
-    """True if a model of these architectures has a head for scores; else it writes text.
+    """True if a model of these architectures has a head for scores; otherwise it writes text.
 
-    ConfigError when rewards of one of these kinds, which ask it, need the other.
+    ConfigError when rewards of one of these kinds need the other.
     """
     scores = any(architecture.endswith(ARCHITECTURE) for architecture in architectures)
     found = ", ".join(architectures) or "of no known architecture"

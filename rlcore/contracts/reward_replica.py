@@ -27,22 +27,22 @@ class RawScore:
 
     id: str
     score: float | None = None
-    """Of a classifier or scalar head; None of a generative judge."""
+    """From a classifier or scalar head; None for a generative judge."""
     text: str = ""
-    """Of a generative judge: its answer, from which the caller takes the score."""
+    """From a generative judge: its answer, from which the caller takes the score."""
     error: str = ""
-    """The reason why this request alone failed, for instance its length; empty: it did not."""
+    """The reason why this request failed, such as its length; empty: it did not."""
 
 
 class RewardReplica(Worker):
-    """Serves a reward model; `score` is called many times at once, and the replica forms batches by itself."""
+    """Serves a reward model; calls of `score` overlap, and the replica forms batches by itself."""
 
     @abstractmethod
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         """An answer to each request, in their order.
 
-        Waits for no further requests: a batch is the queue at that moment. A problem of one request is its
-        `RawScore.error`. An exception means that the replica itself is broken, and the caller asks another.
+        Does not wait for more requests: a batch is the queue at that moment. A problem of one request is its
+        `RawScore.error`. An exception means that the replica is broken, and the caller retries on another.
         """
 
     @abstractmethod
@@ -54,7 +54,7 @@ class RewardReplica(Worker):
         return None
 
     async def sleep(self) -> None:
-        """Answer queued requests, admit no others, and free the device as far as the backend can."""
+        """Answer queued requests, stop admitting others, and free as much of the device as the backend can."""
 
     async def wake(self) -> None:
-        """Admit requests again. On a replica that is awake it changes nothing."""
+        """Admit requests again. No effect on a replica that is awake."""

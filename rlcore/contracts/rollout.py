@@ -21,14 +21,14 @@ class RolloutWorker(Worker):
         """
 
     def context_length(self) -> int | None:
-        """The most tokens of a prompt with its response; None when the backend does not say."""
+        """The most tokens of a prompt with its response; None if the backend does not know."""
         return None
 
     async def load_weights(self, handle: WeightsHandle) -> int:
-        """Sample with these weights from the next token on; returns their version once the old ones are out of use.
+        """Sample with these weights from the next token on; returns their version once the old ones are no longer used.
 
-        Discards what was computed with other weights, such as cached prefixes. Called after every step, on rollouts
-        that are not embedded in the actor. A replica that sleeps loads them, and sleeps on.
+        Discards results of other weights, such as cached prefixes. Called after every step, on rollouts that are not
+        embedded in the actor. A sleeping replica loads them, and stays asleep.
         """
         raise WorkerError(
             f"{self.context}: {type(self).__name__} takes no weights, so it would sample with those that the run began "
@@ -36,15 +36,15 @@ class RolloutWorker(Worker):
         )
 
     async def sleep(self) -> None:
-        """Finish running requests, begin no others, and free the device as far as the backend can.
+        """Finish running requests, start no others, and free as much of the device as the backend can.
 
         Called when the actor trains on the devices of this pool (`PoolSpec.colocates`). The weights may be discarded:
-        after the step `load_weights` brings the next ones before `wake`. Only a step that failed wakes without them.
+        after the step `load_weights` brings the next ones before `wake`. Only after a failed step there are none.
         """
         raise WorkerError(f"{self.context}: {type(self).__name__} cannot sleep; choose another rollout.backend")
 
     async def wake(self) -> None:
-        """Sample again, with the weights that were loaded last. On a replica that is awake it changes nothing."""
+        """Sample again, with the weights that were loaded last. No effect on a replica that is awake."""
         raise WorkerError(f"{self.context}: {type(self).__name__} cannot sleep; choose another rollout.backend")
 
     async def health(self) -> str:

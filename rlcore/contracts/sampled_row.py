@@ -1,4 +1,4 @@
-"""A sample while an engine samples it: tokens come one by one, and make a completion in the end."""
+"""A sample during generation: tokens come one by one and form a completion at the end."""
 
 import numpy as np
 
@@ -24,10 +24,10 @@ class SampledRow:
         self._stop = StopScan(request.sampling.stop, tokens.decode)
 
     def append(self, token: int, logprob: float, version: int, num_changes: int = 0) -> None:
-        """One more token and its log-prob, sampled with this version of the weights, after so many changes of them.
+        """Add a token and its log-prob, sampled with this version of the weights, after this many changes of them.
 
-        The row ends at a token that ends a turn, at one that completes a stop string, and at the last that it may
-        have. WorkerError when the log-prob is not a finite number.
+        The row ends at a token that ends a turn, at one that completes a stop string, and at the last allowed token.
+        WorkerError when the log-prob is not a finite number.
         """
         if not np.isfinite(logprob):
             raise WorkerError(

@@ -1,6 +1,6 @@
-"""The extension point of rewards: a scorer is one named part of the reward, asked for each sample, group or batch.
+"""The extension point of rewards: a scorer is a named component of the reward, called for each sample, group or batch.
 
-A reward manager of a plugin gives its scorers to `rlcore.FunctionRewards`, which weighs and sums them with
+A reward manager of a plugin gives its scorers to `rlcore.FunctionRewards`, which weights and sums them with
 `reward.functions`. For a sample that it cannot judge, a scorer returns a failed `Outcome` with the reason; it never
 raises.
 """
@@ -20,9 +20,9 @@ from rlcore.types import Float32s, Lane, RewardStatus, Trajectory
 
 LARGEST = float(np.finfo(np.float32).max)
 MAX_DEPTH = 32
-"""The deepest nesting of values beside a score; deeper values would overflow the stack of recursive code."""
+"""The deepest nesting of values returned with a score; deeper ones would overflow the stack of recursive code."""
 MAX_BYTES = 4 << 20
-"""The most bytes of values beside a score, which are held until the step ends and copied to its records."""
+"""The most bytes of values returned with a score, which are kept until the step ends and copied to its records."""
 MAX_BITS = 10_000
 """The longest integer that is logged; Python refuses to write one of more than 4300 digits."""
 _PLAIN = frozenset((bool, int, float, str))
@@ -32,9 +32,9 @@ SHOWN = (bool, int, float, complex, str, list, tuple, dict)
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A scorer's opinion of a sample: OK with a finite score, FAILED with an error, or SKIPPED without an opinion.
+    """A scorer's result for a sample: OK with a finite score, FAILED with an error, or SKIPPED without an opinion.
 
-    Plain values only: it may cross from a child process.
+    Holds only plain values, because it may come from a child process.
     """
 
     status: RewardStatus
@@ -44,7 +44,7 @@ class Outcome:
     """Scores within the function's own, for the metrics."""
     info: Mapping[str, Any] = field(default_factory=dict)
     token_scores: Float32s | None = None
-    """(T,) a further score for each token of the trajectory, prompt included; None without any."""
+    """(T,) an additional score for each token of the trajectory, prompt included; None without any."""
 
 
 SKIPPED = Outcome(RewardStatus.SKIPPED)
@@ -71,7 +71,7 @@ def number(value: Any) -> float | str:
 
 
 def beside_score(value: Any) -> str | None:
-    """The problem with a value beside a score, too deep or too large; None: none."""
+    """The problem with a value returned with a score, too deep or too large; None: none."""
     level = [value]
     num_bytes = 0
     for _ in range(MAX_DEPTH + 1):
@@ -85,7 +85,7 @@ def beside_score(value: Any) -> str | None:
 
 
 def memory_of(value: Any) -> int:
-    """About how many bytes a value of plain types holds; more than MAX_BYTES may be counted in part."""
+    """Approximate bytes of a value of plain types; beyond MAX_BYTES the count may be partial."""
     level, num_bytes = [value], 0
     for _ in range(MAX_DEPTH + 2):
         num_bytes += sum(map(_size, level))
@@ -116,7 +116,7 @@ def _inner(value: Any) -> Iterable[Any]:
 
 
 def exact_text(value: Any) -> str:
-    """The value's text as a str and no class derived from it, which `str` may return."""
+    """The value's text as a plain str, because `str` may return a subclass."""
     text = str(value)
     return text if type(text) is str else str.__str__(text)
 
@@ -124,8 +124,8 @@ def exact_text(value: Any) -> str:
 def as_plain(value: Any) -> Any:
     """A value that pickles without its library and can be logged: scalars as they are, arrays as lists.
 
-    A class derived from one of these types becomes that type: what it pickles to would run in the controller. Of an
-    integer of more than MAX_BITS its length remains.
+    A subclass of one of these types becomes that type, because its pickle would run code in the controller. An integer
+    of more than MAX_BITS is replaced by its length.
     """
     if isinstance(value, int) and int.bit_length(value) > MAX_BITS:
         return f"an integer of {int.bit_length(value)} bits"
@@ -159,17 +159,18 @@ def shown(value: Any) -> str:
 
 
 class Scorer(Protocol):
-    """One named part of the reward. Subclass it: `name` and `score` are abstract, the rest has defaults."""
+    """A named component of the reward. Subclass it: `name` and `score` are abstract, the rest has defaults."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Names the part in metrics, errors and `Reward.components`; no function of `reward.functions` has it."""
+        """Names the component in metrics, errors and `Reward.components`; no function of `reward.functions` may have
+        it."""
         ...
 
     @property
     def scope(self) -> str:
-        """'sample' (the default), 'group' or 'batch': the samples that `score` is given at once."""
+        """'sample' (the default), 'group' or 'batch': the samples that `score` gets together."""
         return "sample"
 
     @property
@@ -181,7 +182,7 @@ class Scorer(Protocol):
     def on_failure(self) -> str:
         """The policy for a sample without a score: 'drop_sample' (the default), 'drop_group' or 'abort'.
 
-        Empty for a function of `reward.functions`, whose settings say it.
+        Empty for a function of `reward.functions`, whose settings have it.
         """
         return "drop_sample"
 
@@ -192,15 +193,15 @@ class Scorer(Protocol):
 
     @abstractmethod
     async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
-        """An outcome for each trajectory, in their order. Calls overlap; a call whose scores are not needed any more
-        is cancelled."""
+        """An outcome for each trajectory, in their order. Calls overlap; a call whose scores are no longer needed is
+        cancelled."""
         ...
 
     async def post_process(
         self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
     ) -> list[Outcome]:
-        """New outcomes for a group's samples, in the order of their ids, once all of the group have come.
+        """New outcomes for a complete group's samples, in the order of their ids.
 
-        By default they stay unchanged. A failure stays a failure.
+        Unchanged by default. A failure stays a failure.
         """
         return list(outcomes)

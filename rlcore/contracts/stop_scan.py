@@ -1,16 +1,16 @@
-"""Stop strings, found as tokens come, without decoding what has been decoded."""
+"""Finds stop strings as tokens come, without decoding everything again."""
 
 from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""Decoders write it for a character whose last bytes are missing."""
+"""The decoder's replacement for a character whose last bytes are missing."""
 
 
 class StopScan:
     """Finds the first complete stop string in the text of a growing row.
 
-    The text is decoded in pieces that end between two characters. Each piece is decoded together with the piece before
-    it, whose tokens decide about spaces, so each token is decoded about three times in all.
+    The text is decoded in pieces that end between two characters. Each piece is decoded together with the previous one,
+    whose tokens decide about spaces, so each token is decoded about three times in total.
     """
 
     def __init__(self, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
@@ -18,7 +18,7 @@ class StopScan:
         self._decode = decode
         self._reach = max(map(len, self._stop), default=1) - 1
         self._tail = ""
-        """The end of the text that has been settled: where a stop string may have begun."""
+        """The end of the settled text, in which a stop string may have begun."""
         self._context = 0
         """The first token of the last settled piece."""
         self._settled = 0

@@ -1,7 +1,7 @@
 """The process in which chat templates run: `python -m rlcore.contracts.template_child MEMORY CPU_S`.
 
-A template is a program from a model's directory. Here it has a bound on memory and on processor time, and no secrets in
-its environment. transformers' own code renders it, so the text is the one that transformers gives.
+A template is a program from a model's directory. Here it has limits of memory and processor time, and no secrets in its
+environment. transformers renders it, so the text is the same as with transformers.
 """
 
 import pickle
@@ -39,7 +39,7 @@ def main(memory: int, cpu_s: float) -> None:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
     class Shell:
-        """All of a tokenizer that rendering needs."""
+        """The part of a tokenizer that rendering needs."""
 
         get_chat_template = PreTrainedTokenizerBase.get_chat_template
 
@@ -49,7 +49,7 @@ def main(memory: int, cpu_s: float) -> None:
     _limit_memory(memory)
     write_frame(answers, TEXT)
     while (request := read_frame(requests)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # of this process: it does not run on while nothing is asked
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # of this process, so it does not advance while the process is idle
         try:
             chat_template, specials, arguments = pickle.loads(request)
             render: Any = PreTrainedTokenizerBase.apply_chat_template

@@ -1,7 +1,7 @@
-"""Chat templates, rendered within bounds of time, memory and text.
+"""Chat templates, rendered within limits of time, memory and text.
 
 A template is a program that comes with a model. It may loop for hours or double a string thirty times, and a thread
-that renders it can neither be stopped nor handle a signal. So it runs in a child process, one per process of ours.
+that renders it can neither be stopped nor handle a signal. So it runs in a child process, one per process of rlcore.
 """
 
 import atexit
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 CPU_S = 5.0
 """Seconds of processor time that one conversation may take; real templates take milliseconds."""
 WALL_S = 60.0
-"""Timeout of one answer in seconds of wall-clock time, long because a process may be stopped or a machine swap."""
+"""Timeout of one answer in seconds of wall-clock time. It is long, because a process may be stopped and a machine may
+swap."""
 START_S = 120.0
 """Seconds that the child may take to import transformers."""
 MEMORY = 1 << 30
@@ -33,7 +34,7 @@ MEMORY = 1 << 30
 MAX_TEXT = 8 << 20
 """Bytes of text that a conversation may become: more than the longest context windows hold."""
 PASSED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "RLCORE_CHILD_OF", "TMPDIR", "TZ")
-"""Environment variables that the child gets; the mark of a killable child lets its owner end this one with it."""
+"""Environment variables that the child gets; the mark of a killable child lets its owner also end this process."""
 
 
 WAY_OUT = "needs a template that only writes out its messages; name another in model.chat_template"
@@ -53,11 +54,11 @@ class TemplateChild:
 
     @property
     def process(self) -> "subprocess.Popen[bytes] | None":
-        """The child, if this process has one."""
+        """The child process; None if there is none."""
         return self._process if self._owner == os.getpid() else None
 
     def request(self, message: bytes, whose: str) -> bytes:
-        """The child's answer. ConfigError when it exceeds a bound; then the child is ended, and the next request starts
+        """The child's answer. ConfigError when it exceeds a limit; the child is then ended, and the next request starts
         another."""
         with self._lock:
             process = self.process or self._start(whose)
@@ -71,7 +72,7 @@ class TemplateChild:
                     self._end()
 
     def close(self) -> None:
-        """End the child; also more than once."""
+        """End the child. May be called more than once."""
         with self._lock:
             self._end()
 
@@ -85,7 +86,7 @@ class TemplateChild:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for us
+            start_new_session=True,  # Ctrl-C is for the parent
         )
         self._owner = os.getpid()
         ready = False
@@ -127,7 +128,7 @@ def render(tokenizer: "PreTrainedTokenizerBase", messages: list[Any], whose: str
     """The text of a conversation, as the tokenizer's `apply_chat_template(..., tokenize=False)` gives it.
 
     `arguments` are those of `apply_chat_template`; `whose` names the template in errors. TemplateRefused when the
-    template raises, ConfigError when it exceeds a bound.
+    template raises, ConfigError when it exceeds a limit.
     """
     known: Any = tokenizer
     with boundary(whose, TemplateRefused):
@@ -145,7 +146,7 @@ def render(tokenizer: "PreTrainedTokenizerBase", messages: list[Any], whose: str
 
 
 def _exchange(process: "subprocess.Popen[bytes]", message: bytes, patience_s: float, whose: str) -> bytes:
-    """Send the message and wait for the answer; ConfigError when the process ends, is late or says too much."""
+    """Send the message and wait for the answer; ConfigError when the process ends, is late or answers too much."""
     deadline = time.monotonic() + patience_s
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the process was started without pipes")
@@ -167,7 +168,7 @@ def _exchange(process: "subprocess.Popen[bytes]", message: bytes, patience_s: fl
 
 
 def _read(pipe: IO[bytes], size: int, deadline: float) -> bytes:
-    """Exactly so many bytes. EOFError when the pipe ends before, TimeoutError at the deadline."""
+    """Exactly this many bytes. EOFError when the pipe ends earlier, TimeoutError at the deadline."""
     found, poll = bytearray(), select.poll()
     poll.register(pipe, select.POLLIN)
     while len(found) < size:

@@ -10,14 +10,14 @@ from rlcore.types import Message
 from rlcore.types import plain as plain_message
 
 END_PROBE = "rlcore0end0probe"
-"""A text that no chat template contains, put where a response stands to see what follows it."""
+"""A text that no chat template contains, used as a response to see what follows it."""
 
 
 _QUESTION = {"role": "user", "content": "x"}
 
 
 _THOUGHT = f"<think>\nx\n</think>\n\n{END_PROBE}"
-"""A response of the kind that some templates shorten once others follow it."""
+"""A response of the kind that some templates shorten when other messages follow."""
 
 
 class Tokens(ABC):
@@ -38,8 +38,7 @@ class Tokens(ABC):
         """The ids of the conversation and the opening of the next assistant turn.
 
         The system prompt is put first when the conversation lacks a system message. `tools` are schemas in the form of
-        OpenAI, for templates that tell the model about them. What spells a special token in a message or a schema stays
-        text.
+        OpenAI, for templates that show them to the model. Special tokens spelled in a message or a schema stay text.
         """
         plain = [plain_message(message) for message in messages]
         if self._system_prompt and not any(message.get("role") == "system" for message in plain):
@@ -47,12 +46,12 @@ class Tokens(ABC):
         return self._encode_text(self._render(plain, [plain_message(tool) for tool in tools], opening=True))
 
     def continuation(self, messages: Sequence[Message], last_id: int) -> tuple[int, ...]:
-        """The ids to put behind an assistant turn whose last sampled id is `last_id`.
+        """The ids to append to an assistant turn whose last sampled id is `last_id`.
 
         They are the end of that turn, unless `last_id` ended it, then `messages`, and the opening of the next assistant
-        turn, with the separators of the chat template. Nothing that was there before is tokenised: the template is
-        asked for a short conversation with the same messages, and what follows the response in it is what follows here.
-        ConfigError when the template leaves responses out; `check_continuation` finds the other ways to be wrong.
+        turn, with the separators of the chat template. Earlier text is not tokenised: the template renders a short
+        conversation with the same messages, and the text after its response is used here. ConfigError when the template
+        leaves responses out; `check_continuation` finds other problems.
         """
         answer = {"role": "assistant", "content": END_PROBE}
         text = self._render([_QUESTION, answer, *(plain_message(message) for message in messages)], (), opening=True)
@@ -69,13 +68,13 @@ class Tokens(ABC):
         return self._num_end
 
     def check_continuation(self, roles: Sequence[str], tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        """ConfigError naming the first role of `roles`, or `assistant`, that makes the template rewrite what was there.
+        """ConfigError naming the first role of `roles`, or `assistant`, that makes the template rewrite earlier text.
 
         A template is prefix-stable if a conversation with one more message begins with the conversation without it, and
-        an assistant's message with the opening of its turn. With any other, what the policy sees in training is not
-        what the template would show it elsewhere. With `tools`, schemas in the form of OpenAI, that must hold where the
-        template tells about them, and they must not change how a message is written: some templates put them before the
-        last message of a user.
+        an assistant's message with the opening of its turn. With any other template, the policy's context in training
+        differs from the template's text elsewhere. With `tools`, schemas in the form of OpenAI, this must hold if the
+        template shows them, and they must not change how a message is written: some templates put them before the last
+        user message.
         """
         schemas = [plain_message(tool) for tool in tools]
         way_out = "needs a chat template that only appends (model.chat_template names a file with one)"
@@ -112,13 +111,13 @@ class Tokens(ABC):
                     )
 
     def tells_tools(self) -> bool:
-        """True if the chat template tells the model about tools."""
+        """True if the chat template shows tools to the model."""
         tool = {"type": "function", "function": {"name": END_PROBE, "description": "", "parameters": {}}}
         return END_PROBE in self._render([_QUESTION], [tool], opening=True)
 
     def check_stop(self, stop: Sequence[str], who: str = "rollout.stop") -> None:
-        """ConfigError naming the first stop string that no response could be seen to hold: `decode` leaves out special
-        tokens, and what one of them spells is sampled as that token."""
+        """ConfigError naming the first stop string that cannot occur in a response: `decode` leaves out special tokens,
+        and their spelling is sampled as that token."""
         for text in stop:
             hidden = next((special for special in self._special_texts() if special in text), None)
             if hidden is None:
@@ -152,7 +151,7 @@ class Tokens(ABC):
         """The text of the ids, special tokens left out."""
 
     def piece(self, id_: int) -> bytes:
-        """The bytes that a token puts into a text, special tokens included; joined, those of a text's tokens are it.
+        """The bytes of a token in a text, special tokens included; the joined bytes of a text's tokens are the text.
 
         By default each token is decoded by itself, so a character that spans several tokens is lost.
         """
@@ -164,7 +163,7 @@ class Tokens(ABC):
 
 
 def _after_probe(text: str) -> str:
-    """The text that the template puts behind the response."""
+    """The text that the template appends to the response."""
     _, found, rest = text.partition(END_PROBE)
     if not found:
         raise ConfigError(

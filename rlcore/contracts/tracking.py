@@ -1,8 +1,8 @@
-"""Trackers: where a run's numbers go beside its own files. A plugin offers one by the hook `rlcore_trackers`.
+"""Trackers, which get a run's metrics in addition to its files. A plugin offers one by the hook `rlcore_trackers`.
 
 `track.to` names the trackers of a run. Each is made from a `TrackContext` and gets the configuration in `start()`, the
 metrics of every step in `log()`, samples as text in `log_samples()`, and `close()` at the end. All calls come one after
-another from one thread, which is not the thread that trains, so a slow tracker holds up no step.
+another from a separate thread, so a slow tracker does not delay a step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Setting = bool | int | float | str
 
 @dataclass(frozen=True)
 class TrackedSample:
-    """A sample as text, without secrets; long texts are cut."""
+    """A sample as text, without secrets; long texts are truncated."""
 
     prompt: str
     """The last message of the prompt."""
@@ -36,7 +36,7 @@ class TrackedSample:
 
 @dataclass(frozen=True, eq=False)
 class TrackContext:
-    """Everything that a tracker is told when it is made."""
+    """The input of a tracker's constructor."""
 
     name: str
     """The name in `track.to`."""
@@ -44,7 +44,7 @@ class TrackContext:
     """`track.project`."""
     run_name: str
     run_dir: Path
-    """A tracker that writes files writes them here. A resumed run has the same directory."""
+    """The directory for a tracker's files. A resumed run has the same one."""
     section: object = None
     """The settings section of the plugin that offers the tracker, or None; `settings` reads it as its class."""
 
@@ -56,11 +56,11 @@ class TrackContext:
 class Tracker(ABC):
     """Receives the numbers of a run.
 
-    An exception in the constructor or in `start` refuses the run before its first step. After that a tracker ends no
-    run: one that raises is named in a warning and gets nothing more but `close`.
+    An exception in the constructor or in `start` refuses the run before its first step. After that a tracker cannot end
+    a run: if it raises, a warning names it, and only `close` is still called.
 
-    A thin shell, as a worker class is: the module is imported when planning, so heavy libraries are imported in
-    `start`. The constructor starts nothing and writes nothing.
+    A thin shell, like a worker class: the module is imported when planning, so heavy libraries are imported in `start`.
+    The constructor starts nothing and writes nothing.
     """
 
     def __init__(self, context: TrackContext) -> None:
@@ -74,18 +74,18 @@ class Tracker(ABC):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a step. Called more than once for a step, such as with those of its evaluation.
 
-        Values may be NaN or infinite. A resumed run goes on after its checkpoint, so steps may come a second time.
+        Values may be NaN or infinite. A resumed run continues after its checkpoint, so steps may come a second time.
         """
 
-    # Not abstract: a tracker of numbers alone has nothing to do here, nor one without a connection in `close`.
+    # Not abstract: a tracker of metrics does nothing here, and one without a connection nothing in `close`.
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
         """Take some samples of a step, at least one; does nothing by default.
 
-        After an exception the tracker gets metrics alone.
+        After an exception the tracker gets only metrics.
         """
 
     def close(self) -> None:
-        """Write what is outstanding, and release files and connections. Called once, unless `start` has failed."""
+        """Flush, and release files and connections. Called once, unless `start` has failed."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class TrackerOffer:
 
     name: str
     cls: type[Tracker]
-    """Held against `Tracker` when planning; made as `cls(context)`."""
+    """Checked against `Tracker` when planning; created as `cls(context)`."""
     package: str = ""
-    """A package without which the run is refused, with the line that installs it; empty: none."""
+    """A required package; without it the run is refused with the line that installs it; empty: none."""
 
     def __post_init__(self) -> None:
         check_names(self, "name")

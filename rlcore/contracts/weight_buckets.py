@@ -1,10 +1,10 @@
 """Weights in buckets through shared memory, between processes of one machine: the protocol, and the side that receives.
 
-The receiver connects to a Unix socket and sends the secret of the version. It gets one block of shared memory, in which
-two buckets have room, and then per bucket a header that says what is in it. It copies and confirms each bucket. The
-sender fills one bucket while the other is read, and neither waits for other receivers.
+The receiver connects to a Unix socket and sends the secret of the version. It gets one block of shared memory for two
+buckets, and then a header per bucket that describes its content. It copies and confirms each bucket. The sender fills
+one bucket while the other is read, and neither waits for other receivers.
 
-Socket and memory have no name in a file system: they are gone with the processes, whatever end these come to.
+Socket and memory have no name in a file system, so they vanish with the processes, even after a crash.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Memory = npt.NDArray[np.uint8]
 def received_in_buckets(address: str) -> Generator[tuple[str, Tensor]]:
     """Yields names and tensors, in private memory, as they arrive from SOCKET/SECRET.
 
-    WorkerError when nothing is sent, or not all of it.
+    WorkerError when nothing is sent, or only a part.
     """
     name, _, secret = address.rpartition("/")
     with (
@@ -69,7 +69,8 @@ def _connect(connection: socket.socket, name: str) -> None:
 
 
 def _memory(connection: socket.socket) -> Memory:
-    """(NUM_BUCKETS, bytes of a bucket) what the sender fills; WorkerError with the sender's reason for not doing so."""
+    """(NUM_BUCKETS, bytes of a bucket) the memory that the sender fills; WorkerError with the sender's reason for a
+    refusal."""
     first, files, _, _ = socket.recv_fds(connection, 1, 1)
     if first == REFUSED:
         raise WorkerError(read_message(connection).decode())

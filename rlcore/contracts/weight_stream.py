@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EXCHANGE_S = 60.0
-"""Seconds after which either side ends a connection on which nothing arrives or leaves."""
+"""Idle timeout of a connection in seconds, for both sides."""
 LENGTH_BYTES = 8
 """Size of the number that precedes a message, which is JSON with names, types and shapes."""
 

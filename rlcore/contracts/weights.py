@@ -24,8 +24,8 @@ def weights_of(handle: WeightsHandle) -> Generator[tuple[str, Tensor]]:
     """Yields the name and the tensor of each weight, in host memory, one at a time.
 
     Names are those of the model directory's safetensors files, except for the kind `adapter`: they are those of peft's
-    files. WorkerError when they cannot be read, and of kinds that are sent when the version is not the current one any
-    more. Of kind `nccl` they come from the copy in host memory; `GroupReceiver` takes part in the broadcast.
+    files. WorkerError when they cannot be read, and for kinds that are sent when the version is no longer the current
+    one. For `nccl` they come from the copy in host memory; `GroupReceiver` takes part in the broadcast.
     Close the generator when you stop early.
     """
     if handle.kind == "tcp":
@@ -61,7 +61,7 @@ def check_readable(handle: WeightsHandle) -> None:
 def received(address: str) -> Generator[tuple[str, Tensor]]:
     """Yields names and tensors, in host memory, as they arrive from HOST:PORT/SECRET.
 
-    WorkerError when nothing is sent, or not all of it.
+    WorkerError when nothing is sent, or only a part.
     """
     place, _, secret = address.rpartition("/")
     host, _, port = place.rpartition(":")

@@ -28,12 +28,12 @@ class MemoryPlan:
 
     bytes: int
     remedy: str
-    """Advice that lowers it, as the rest of a sentence."""
+    """Advice for lowering it, as the rest of a sentence."""
 
 
 @dataclass(frozen=True, eq=False)
 class WorkerContext:
-    """Everything that a worker is told; it discovers nothing by itself."""
+    """The input of a worker; it discovers nothing by itself."""
 
     role: str
     replica: int
@@ -51,10 +51,10 @@ class WorkerContext:
     device: str
     """'cpu', or 'cuda:3'."""
     shared_prefix: SharedPrefix = SharedPrefix.NONE
-    """The planned way to compute the prompt of a group once for all its samples."""
+    """The planned method of computing a group's prompt once for all its samples."""
     skips_rows: bool = False
-    """Of an actor: rows whose advantages are all 0, or whose weight is 0, change no gradient, so an update need not
-    compute them; decided by the plan."""
+    """For an actor: rows whose advantages are all 0, or whose weight is 0, do not change a gradient, so an update may
+    skip them; decided by the plan."""
     host: "Worker | None" = None
     """The worker that this one is embedded in, after its `setup`; None: none."""
     rendezvous: str = ""
@@ -62,13 +62,13 @@ class WorkerContext:
     weights_kind: str = ""
     """The kind of weight sync, a `WeightsHandle.kind`; '' when the rollout samples from the actor's own weights."""
     spec: object = None
-    """`WorkerRequest.spec`, as the class's `complete` left it."""
+    """`WorkerRequest.spec` after the class's `complete`."""
     address: str = "127.0.0.1"
     """This node's address, as the run's other nodes reach it."""
     memory: MemoryPlan | None = None
     """The planned memory of this process; None: unknown."""
     children: Children = field(default_factory=NoChildren)
-    """Starts killable child processes of this worker, on the worker's own loop; the worker closes them."""
+    """Starts killable child processes of this worker, on the worker's loop; the worker closes them."""
 
     def __str__(self) -> str:
         return f"{self.role}[{self.replica}.{self.rank}]"
@@ -79,17 +79,17 @@ class WorkerContext:
 
 
 class Worker(ABC):
-    """A job of the run. `async def` methods run concurrently on the worker's loop, plain ones one at a time."""
+    """A worker of the run. `async def` methods run concurrently on its loop, plain ones one at a time."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context
 
     @abstractmethod
     def setup(self) -> None:
-        """Import what is heavy and build the engine; called once, in the worker's own thread or process."""
+        """Import heavy libraries and build the engine; called once, in the worker's thread or process."""
 
     def close(self) -> None:
-        """Release what `setup` acquired; called once, also after a failure."""
+        """Release the resources of `setup`; called once, even after a failure."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ class ReplicaEvent:
 
     kind: Literal["lost", "restored"]
     index: int
-    """Of the replica in `WorkerGroup.replicas`."""
+    """Index of the replica in `WorkerGroup.replicas`."""
     name: str
     reason: str = ""
     """The reason of the loss; empty when the replica serves again."""
     comes_back: bool = False
-    """Of a loss: the replica is being restarted."""
+    """True for a loss if the replica is being restarted."""
 
 
 class ReplicaHandle(Protocol[W_co]):
@@ -114,7 +114,7 @@ class ReplicaHandle(Protocol[W_co]):
 
     @property
     def alive(self) -> bool:
-        """False while a replica that died is not back; its calls raise WorkerError at once."""
+        """False from a replica's death until it is restarted; its calls raise WorkerError immediately."""
         ...
 
     @overload
@@ -132,11 +132,11 @@ class ReplicaHandle(Protocol[W_co]):
     def stream(
         self, method: Callable[Concatenate[W_co, P], AsyncIterator[R]], *args: P.args, **kwargs: P.kwargs
     ) -> AsyncGenerator[R, None]:
-        """The items of an async-generator method, as they come; `aclose()` ends the method, too."""
+        """The items of an async-generator method, as they come; `aclose()` also ends the method."""
         ...
 
     def excuse(self) -> None:
-        """One death was the fault of what was asked: it does not count toward `cluster.max_restarts`."""
+        """One death was caused by a request: it does not count toward `cluster.max_restarts`."""
         ...
 
     def restart(self, reason: str) -> None:
@@ -172,5 +172,5 @@ class WorkerGroup(Protocol[W_co]):
         ...
 
     def before_return(self, prepare: "Callable[[ReplicaHandle[Any]], Awaitable[None]]") -> None:
-        """Await this for a restarted replica before it is `alive` again: the place to give it the current weights."""
+        """Await this for a restarted replica before it is `alive` again, to give it the current weights."""
         ...

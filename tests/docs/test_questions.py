@@ -1,4 +1,4 @@
-"""Twenty questions of readers: the page of questions leads to the section that answers each, and it has the words."""
+"""Thirty questions of readers: the page of questions leads to the section that answers each, and it has the words."""
 
 import re
 from pathlib import Path
@@ -29,13 +29,23 @@ WORDS = {
     "How do I test my plugin?": "RewardFunctionSuite",
     "Is my run repeatable?": "schedule.max_staleness=0",
     "What is in the run directory?": "`metrics.jsonl`",
+    "How do I log to Weights & Biases?": "track.to=[wandb]",
+    "How do I evaluate during training?": "eval.every_steps=10",
+    "How do I start from the weights of another run?": "--resume-from",
+    "How do I sample with vLLM?": "backend: vllm",
+    "Where is TRL's `beta`, the weight of the KL term?": "`algo.kl.placement`",
+    "How do I read the samples while a run trains?": "--serve",
+    "What do I lower when memory runs out?": "`actor.micro_batch_tokens`",
+    "How do I use a reward model?": "**A reward model**",
+    "How do I debug my reward function?": "`log.txt`",
+    "How do I turn thinking off?": "enable_thinking=false",
 }
 """Words of the answer to each question, as the section that the page links has them."""
 
 
 def answers(page: Path = PAGE) -> dict[str, str]:
     """The links of the table by question; '' for the page itself in front of '#'."""
-    table = page.read_text("utf-8").split("## Twenty questions")[1].split("\n## ")[0]
+    table = page.read_text("utf-8").split("## Thirty questions")[1].split("\n## ")[0]
     return dict(re.findall(r"^\| (.+?\?) \| .+ \| \[[^\]]+\]\(([^)]+)\) \|$", table, re.MULTILINE))
 
 
@@ -60,9 +70,9 @@ def _blanks(code: re.Match[str]) -> str:
     return " " * len(code[0])
 
 
-def test_the_page_has_the_twenty_questions() -> None:
+def test_the_page_has_the_thirty_questions() -> None:
     assert list(answers()) == list(WORDS)
-    assert len(WORDS) == 20
+    assert len(WORDS) == 30
 
 
 @pytest.mark.parametrize("question", WORDS)
