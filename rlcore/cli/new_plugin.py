@@ -46,8 +46,8 @@ def run(arguments: Sequence[str]) -> int:
     texts = package_texts(package)
     write_texts(package, texts)
     write_record(package, texts)
-    try_package(package)
-    show_commands(package.directory, package.commands, 3)
+    took_s = try_package(package)
+    show_commands(package.directory, package.commands, 3, took_s)
     return 0
 
 

@@ -14,22 +14,23 @@ from rlcore.cli.arguments import Parser
 from rlcore.cli.file_offers import used_offers
 from rlcore.cli.late_imports import is_heavy, with_late_imports
 from rlcore.cli.plugin_package import (
+    TRIAL_ENVIRONMENT,
     TRY,
     Offers,
     PluginPackage,
     check_name,
-    common_texts,
     declared_hooks,
     filled_texts,
     free_place,
     new_directory,
     plugins_of,
-    run_command,
     show_commands,
     template,
     try_package,
     write_texts,
 )
+from rlcore.cli.plugin_trial import run_trial
+from rlcore.cli.plugin_update import template_texts, write_record
 from rlcore.errors import ConfigError
 
 API_LINE = re.compile(r"^RLCORE_API\b.*\n+", re.MULTILINE)
@@ -43,9 +44,9 @@ def write_file(name: str, into: Path, offers: Offers) -> None:
     enabled = [word for plugin in (*plugins_of(offers), f"{name}.py") for word in ("--plugin", plugin)]
     train = ["rlcore", "train", *enabled, *_overrides(name, offers)]
     with TemporaryDirectory(prefix="rlcore-new-") as runs:
-        for command in (check, [*train, f"train.dir={runs}"]):
-            run_command(path, into, command, {"PYTHONDONTWRITEBYTECODE": "1"})
-    show_commands(path, [shlex.join(check), shlex.join(train), f"rlcore plugins package {name}.py"], 2)
+        commands = [check, [*train, f"train.dir={runs}"]]
+        took_s = run_trial(str(path), str(into), commands, TRIAL_ENVIRONMENT)
+    show_commands(path, [shlex.join(check), shlex.join(train), f"rlcore plugins package {name}.py"], 2, took_s)
 
 
 def file_text(name: str, offers: Offers) -> str:
@@ -112,13 +113,15 @@ def run(arguments: Sequence[str]) -> int:
     offers, tests = used_offers(file)
     package = PluginPackage(file.stem, directory, offers)
     module = f"rlcore_{file.stem}"
-    texts = common_texts(package) | {
+    own = {
         f"{module}/__init__.py": packaged(file.read_text("utf-8"), file.stem),
         f"tests/test_{file.stem}.py": tests,
     }
-    write_texts(package, filled_texts(package, texts))
-    try_package(package)
-    show_commands(package.directory, package.commands, 3)
+    texts = template_texts(package)
+    write_texts(package, texts | filled_texts(package, own))
+    write_record(package, texts)
+    took_s = try_package(package)
+    show_commands(package.directory, package.commands, 3, took_s)
     return 0
 
 

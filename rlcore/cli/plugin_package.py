@@ -14,12 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rlcore.cli.console import answer
-from rlcore.cluster.interpreter import run_in_new_interpreter
+from rlcore.cli.plugin_trial import run_trial
 from rlcore.errors import ConfigError, nearest
 
 RANGE = "rlcore>=0.1,<0.2"
-CHECK_S = 180.0
-"""Seconds that each of the three commands may take."""
+TRIAL_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
 TRY: Mapping[str, Any] = {
     "model.path": "none",
     "model.tokenizer": "bytes",
@@ -234,8 +233,8 @@ def trial_settings(package: PluginPackage) -> dict[str, Any]:
     return nested
 
 
-def try_package(package: PluginPackage) -> None:
-    """Runs the tests, the check and the training; ConfigError with the last line of the one that fails."""
+def try_package(package: PluginPackage) -> float:
+    """Run the tests, the check and the training; returns seconds, or ConfigError as `run_trial`."""
     with TemporaryDirectory(prefix="rlcore-new-") as site:
         info = Path(site) / f"rlcore_{package.name}-0.1.0.dist-info"
         info.mkdir()
@@ -244,46 +243,25 @@ def try_package(package: PluginPackage) -> None:
         )
         (info / "entry_points.txt").write_text(f"[rlcore]\n{package.name} = rlcore_{package.name}\n", "utf-8")
         paths = [site, str(package.directory.absolute()), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-        run_dir = f"train.dir={site}/run"
-        enable = enabling(package).split()
-        for command in (
+        commands = [
             ["pytest", "-q", "-p", "no:cacheprovider", "tests"],
             ["rlcore", "plugins", "--check", package.name],
-            ["rlcore", "train", "try.yaml", *enable, run_dir],
-        ):
-            run_command(package.directory, package.directory, command, environment)
+            ["rlcore", "train", "try.yaml", *enabling(package).split(), f"train.dir={site}/run"],
+        ]
+        directory = str(package.directory)
+        environment = TRIAL_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(paths)}
+        return run_trial(directory, directory, commands, environment)
 
 
-def run_command(wrote: Path, where: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run a module's command in a directory; ConfigError naming what was written, with the last line if it fails."""
-    who = f"plugins: wrote '{wrote}', where '{' '.join(command[:3])}'"
-    if command[0] == "pytest" and find_spec("pytest") is None:
-        raise ConfigError(f"{who} was not run: pytest is not installed; pip install pytest, then run it there")
-    code = (
-        f"import os, runpy, sys; os.chdir({str(where)!r}); os.environ |= {dict(environment)!r}\n"
-        f"sys.path[:0] = [path for path in os.environ.get('PYTHONPATH', '').split(os.pathsep) if path]\n"
-        f"sys.argv = {list(command)!r}\n"
-        f"runpy.run_module({command[0]!r}, run_name='__main__', alter_sys=True)"
-    )
-    done = run_in_new_interpreter(code, CHECK_S)
-    if done is None:
-        raise ConfigError(f"{who} was not done after {CHECK_S:g} s")
-    if done.code:
-        lines = (done.errors.strip() or done.output.strip()).splitlines() or ["it said nothing"]
-        named = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-        raise ConfigError(f"{who} ended with {done.code}: {(named or lines)[-1]}")
-
-
-def show_commands(wrote: Path, commands: Sequence[str], num_run: int) -> None:
-    """Print what was written and the commands, of which the first `num_run` were run."""
+def show_commands(wrote: Path, commands: Sequence[str], num_run: int, took_s: float) -> None:
+    """Print what was written and the commands, of which the first `num_run` were run in `took_s` seconds."""
     names = f": {', '.join(sorted(path.name for path in wrote.iterdir()))}" if wrote.is_dir() else ""
     answer(f"wrote {wrote}{names}")
     where = ""
     if wrote.is_dir():
         answer(f"first: cd {wrote} && pip install -e '.[test]'")
-        where = ", with the package on PYTHONPATH instead of installed"
-    answer(f"next (these were run just now{where}):")
+        where = " together, with the package on PYTHONPATH instead of installed"
+    answer(f"next (run just now, in {took_s:.1f} s{where}):")
     for command in commands[:num_run]:
         answer(f"  {command}")
     for command in commands[num_run:]:

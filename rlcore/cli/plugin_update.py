@@ -1,4 +1,4 @@
-"""`rlcore plugins new NAME --update`: a newer template for a package that an older one made."""
+"""`rlcore plugins new NAME --update`: a newer template for a package that an older rlcore made."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from rlcore import __version__
-from rlcore.cli.plugin_package import Offers, PluginPackage, package_texts
+from rlcore.cli.plugin_package import Offers, PluginPackage, common_texts, filled_texts, package_texts
 from rlcore.errors import ConfigError, shown
 
 RECORD = ".rlcore-template.json"
-"""File of a package: the kinds of its offers, and the SHA-256 of every file as the template last had it."""
+"""File of a package: the kinds of its offers, and the SHA-256 of every file as the template last had it.
+
+That of a package that was made of one file also has the summary and the settings of the file's offers. The module and
+its tests are the author's from the beginning, and are not in it.
+"""
+FROM_FILE = "file"
+"""The kind of the offers of a package that was made of one file."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,13 @@ class FileUpdate:
 
 def write_record(package: PluginPackage, texts: Mapping[str, str]) -> None:
     """Write the record of the files that a template has written."""
-    record = {
+    record: dict[str, Any] = {
         "rlcore": __version__,
         "offers": list(package.offers),
         "files": {name: _digest(text) for name, text in sorted(texts.items())},
     }
+    if FROM_FILE in package.offers:
+        record[FROM_FILE] = package.offers[FROM_FILE]
     (package.directory / RECORD).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
@@ -44,8 +52,8 @@ def update_package(name: str, directory: Path, known: Offers, dry_run: bool) -> 
     FILE.new, unless the template has not changed it. ConfigError without a record.
     """
     record = _record(directory, known)
-    package = PluginPackage(name, directory, {kind: known[kind] for kind in record["offers"]})
-    texts = package_texts(package)
+    package = PluginPackage(name, directory, record["offers"])
+    texts = template_texts(package)
     updates = list(_updates(directory, record["files"], texts))
     if not dry_run:
         for path, text in [update.write for update in updates if update.write is not None]:
@@ -53,6 +61,12 @@ def update_package(name: str, directory: Path, known: Offers, dry_run: bool) -> 
             (directory / path).write_text(text, "utf-8")
         write_record(package, texts)
     return updates
+
+
+def template_texts(package: PluginPackage) -> dict[str, str]:
+    """The files that a template has for the package, by path."""
+    from_file = FROM_FILE in package.offers
+    return filled_texts(package, common_texts(package)) if from_file else package_texts(package)
 
 
 def _updates(directory: Path, written: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[FileUpdate]:
@@ -77,20 +91,26 @@ def _updates(directory: Path, written: Mapping[str, str], texts: Mapping[str, st
 
 
 def _record(directory: Path, known: Offers) -> dict[str, Any]:
+    """The offers by kind and the digests of a package."""
     path = directory / RECORD
     if not path.is_file():
         raise ConfigError(
-            f"plugins new --update: '{directory}' has no {RECORD}; needs a package that `rlcore plugins new` wrote"
+            f"plugins new --update: '{directory}' has no {RECORD}; needs a package that `rlcore plugins new` or "
+            "`rlcore plugins package` wrote"
         )
     try:
         record = json.loads(path.read_text("utf-8"))
         kinds, digests = record["offers"], dict(record["files"])
+        if FROM_FILE in kinds:
+            summary, settings = str(record[FROM_FILE]["summary"]), dict(record[FROM_FILE]["settings"])
+            theirs = {kind: {**offer, "settings": {}} for kind, offer in known.items()}
+            known = {FROM_FILE: {"summary": summary, "settings": settings}, **theirs}
         sound = set(kinds) <= set(known) and all(isinstance(digest, str) for digest in digests.values())
     except (ValueError, TypeError, KeyError) as cause:
         raise ConfigError(f"plugins new --update: '{path}' is damaged: {shown(cause)}; restore it") from cause
     if not sound:
         raise ConfigError(f"plugins new --update: '{path}' is damaged: offers {shown(kinds)}; restore it")
-    return {"offers": kinds, "files": digests}
+    return {"offers": {kind: known[kind] for kind in kinds}, "files": digests}
 
 
 def _digest(text: str) -> str:

@@ -14,11 +14,17 @@ from rlcore.types import FinishReason, Lane, Prompt, RewardStatus, ScoredTraject
 if TYPE_CHECKING:
     from rlcore.contracts.tokens import Tokens
 
+NUM_EXAMPLES = 4
+"""Prompts of each source that a canary is made of."""
+
 
 async def check_canary(
     manager: RewardManager, prompts: Sequence[Prompt], config: RewardConfig, tokens: "Tokens"
-) -> None:
-    """RewardError, naming prompt, response and score, when a canary fails or scores below `reward.canary_min`."""
+) -> tuple[float, int]:
+    """The least score of the canaries and their number.
+
+    RewardError, naming prompt, response and score, when one fails or scores below `reward.canary_min`.
+    """
     known = [prompt for prompt in prompts if prompt.answer is not None]
     if not known:
         raise ConfigError("reward.canary: none of the first prompts has an answer; set data.sources.<x>.answer_column")
@@ -28,9 +34,12 @@ async def check_canary(
         for canary in canaries:
             yield canary
 
+    least = float("inf")
     async with aclosing(manager.score(stream(), Lane.EVAL)) as results:  # type: ignore[type-var]
         async for scored in results:
             _judge(scored, config.canary_min)
+            least = min(least, scored.reward.score)
+    return least, len(canaries)
 
 
 def canary(prompt: Prompt, template: str, tokens: "Tokens") -> Trajectory:

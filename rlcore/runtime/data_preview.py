@@ -14,6 +14,8 @@ from rlcore.data.tokenizer import BYTES, require_directory
 from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.plan.catalog import install_hint, library_of
+from rlcore.reward.canary import NUM_EXAMPLES
+from rlcore.runtime.canary_preview import preview_canary
 from rlcore.runtime.data_check import check_data, question_start
 from rlcore.runtime.reward_imports import missing_imports
 from rlcore.types import Prompt
@@ -65,7 +67,7 @@ def preview_data(plan: RunPlan) -> DataPreview:
     """Reads what is quick to read, and checks it as training does.
 
     ConfigError for a file, column or model directory that does not exist, for held-out questions that occur in
-    training, and for data that a reward function cannot take.
+    training, and for data that a reward function cannot take. RewardError where the canary scores too little.
     """
     config = plan.config
     if config.model.tokenizer != BYTES:
@@ -85,12 +87,16 @@ def preview_data(plan: RunPlan) -> DataPreview:
             key, lengths = f"{section}.{name}", _lengths(plan, rows)
             previews.append(_preview(key, rows, lengths, config.data.max_prompt_tokens))
             notes += _left_out(key, rows, lengths, config.data.max_prompt_tokens)
+    if whole:
+        notes += check_data(plan, prompts, heldout)
+        examples = [prompt for rows in prompts.values() for prompt in rows[:NUM_EXAMPLES]]
+        notes += filter(None, [preview_canary(plan, examples)])
     num_prompts = sum(found.rows - found.too_long for found in previews if found.key.startswith("data."))
     return DataPreview(
         sources=tuple(previews),
         unread=tuple(unread),
         steps_per_epoch=num_prompts // config.train.prompts_per_step if whole else None,
-        notes=(*notes, *(check_data(plan, prompts, heldout) if whole else ())),
+        notes=tuple(notes),
     )
 
 

@@ -23,7 +23,7 @@ from rlcore.report.terminal import Terminal
 from rlcore.report.token_log import TokenLog
 from rlcore.report.trace import TraceLog
 from rlcore.report.trackers import Trackers, require_installed
-from rlcore.reward.canary import check_canary
+from rlcore.reward.canary import NUM_EXAMPLES, check_canary
 from rlcore.runtime.data_check import check_data
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.train.best import StopRule, check_named
@@ -306,7 +306,7 @@ class Session:
             return
         if self._run.check is not None:
             await self._run.check.sample(0)
-        examples = [prompt for prompts in self._prompts.values() for prompt in prompts[:4]]
+        examples = [prompt for prompts in self._prompts.values() for prompt in prompts[:NUM_EXAMPLES]]
         if self._config.reward.canary:
             await check_canary(self._run.reward, examples, self._config.reward, self._run.tokens)
             self._run.take_metrics()

@@ -84,6 +84,10 @@ def test_the_third_command_is_run_for_a_step_and_leaves_nothing(project: Path) -
     assert {path.name for path in project.parent.iterdir()} == {"spelling", "out.txt"}
     config = project / "config.yaml"
     config.write_text(config.read_text().replace('canary: "{answer}"', 'canary: "not {answer}"'))
+    with pytest.raises(ConfigError, match=r"whose plan is refused: reward\.canary: the known-good response 'not"):
+        _try(Path("spelling"))
+    reward = project / "reward.py"
+    reward.write_text(reward.read_text() + "import http\n")  # so the plan does not call it
     with pytest.raises(
         ConfigError, match=r"whose first step fails without its model, too: rlcore: reward\.canary: the known-"
     ):

@@ -4,13 +4,15 @@ import os
 import re
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import yaml
 
-from rlcore.cli import main, new_plugin, plugin_package
+from rlcore.cli import main, new_plugin, plugin_package, plugin_trial
+from rlcore.cluster.forks import CommandEnd, ForkedCommands, run_in_forks
 from rlcore.errors import ConfigError
 from rlcore.testing.packages import importable
 
@@ -19,6 +21,16 @@ PUBLIC = re.compile(
     r"rlcore|rlcore\.(contracts|algo|testing)(\.\w+)*|rlcore\.(types|errors|config|cluster\.kit)|"
     r"rlcore_@name@(\.\w+)?|rlcore_agent_loop(\.suites)?"
 )
+
+IMPORT_PROBE = """import os, sys
+class Probe:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torch._C":
+            with open({seen!r}, "a") as file:
+                file.write(str(os.getpid()) + "\\n")
+sys.meta_path.insert(0, Probe)
+"""
 
 
 @pytest.fixture
@@ -29,13 +41,27 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def written(kinds: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package, whose commands were not run."""
-    monkeypatch.setattr(new_plugin, "try_package", lambda package: None)
+    monkeypatch.setattr(new_plugin, "try_package", lambda package: 0.0)
     assert main(["plugins", "new", "mine", "--offers", kinds]) == 0
     return Path("rlcore-mine")
 
 
-def test_a_reward_passes_its_tests_and_the_check_and_trains(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plugins", "new", "mine"]) == 0
+@pytest.fixture
+def torch_imports(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """The number of processes that have imported torch since, this one aside."""
+    directory = tmp_path_factory.mktemp("probe")
+    seen = directory / "seen"
+    seen.touch()
+    (directory / "sitecustomize.py").write_text(IMPORT_PROBE.format(seen=str(seen)))
+    monkeypatch.setenv("PYTHONPATH", str(directory))
+    return lambda: len(set(seen.read_text().split()))
+
+
+def test_two_offers_pass_their_tests_and_the_check_and_train_and_torch_is_imported_once(
+    place: Path, capsys: pytest.CaptureFixture[str], torch_imports: Callable[[], int]
+) -> None:
+    assert main(["plugins", "new", "mine", "--offers", "reward,critic"]) == 0
+    assert torch_imports() == 1
     assert [line.strip() for line in capsys.readouterr().out.splitlines()[-3:]] == [
         "python -m pytest -q tests",
         "rlcore plugins --check mine",
@@ -45,9 +71,16 @@ def test_a_reward_passes_its_tests_and_the_check_and_trains(place: Path, capsys:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind != "reward"), "tool,critic,loss"])
-def test_every_kind_passes_its_tests_and_the_check_and_trains(place: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, "tool,critic,loss"])
+def test_every_kind_passes_its_tests_and_the_check_and_trains(
+    place: Path, kind: str, torch_imports: Callable[[], int], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plugins", "new", "mine", "--offers", kind, "--into", str(place)]) == 0
+    # Tests and training share one import; the check probes algorithms in a process that may be killed.
+    assert torch_imports() == (2 if {"estimator", "loss"} & set(kind.split(",")) else 1)
+    took = re.search(r"next \(run just now, in ([\d.]+) s together", capsys.readouterr().out)
+    assert took
+    print(f"{kind}: {took[1]} s")
 
 
 def test_every_kind_has_a_file_a_test_and_a_key_that_uses_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +109,7 @@ def test_every_kind_that_an_author_may_ask_for_has_a_template() -> None:
 
 
 def test_names_of_package_distribution_and_entry_point(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(new_plugin, "try_package", lambda package: None)
+    monkeypatch.setattr(new_plugin, "try_package", lambda package: 0.0)
     assert main(["plugins", "new", "two_words", "--offers", "tool"]) == 0
     project = tomllib.loads((place / "rlcore-two-words" / "pyproject.toml").read_text())["project"]
     assert project["name"] == "rlcore-two-words"
@@ -161,9 +194,28 @@ def test_a_tool_without_the_plugin_of_tools_is_refused(
     )
 
 
-def test_a_command_that_does_not_end_is_stopped(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_command_that_does_not_end_is_stopped(place: Path) -> None:
+    (place / "sleeps.py").write_text("import time\ntime.sleep(60)\n")
+    where, environment = str(place), {"PYTHONPATH": str(place)}
+    endings = run_in_forks(ForkedCommands([["sleeps"], ["json.tool"]], where, environment, (), 0.9))
+    assert endings == [CommandEnd(None, "it wrote nothing")]
+
+
+@pytest.mark.parametrize(
+    ("endings", "words"),
+    [
+        ([CommandEnd(None, "")], "where 'pytest -q -p' was not done after 180 s"),
+        ([CommandEnd(0, ""), CommandEnd(2, "no")], "'rlcore plugins --check' ended with 2: no"),
+        ("ImportError: torch", "where no command was run: ImportError: torch"),
+    ],
+)
+def test_the_first_command_that_fails_is_named(
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    endings: list[CommandEnd] | str,
+    words: str,
 ) -> None:
-    monkeypatch.setattr(plugin_package, "run_in_new_interpreter", lambda code, deadline_s: None)
+    monkeypatch.setattr(plugin_trial, "run_in_forks", lambda commands: endings)
     assert main(["plugins", "new", "mine"]) == 2
-    assert "'pytest -q -p' was not done after 180 s" in capsys.readouterr().err
+    assert words in capsys.readouterr().err

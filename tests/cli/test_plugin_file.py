@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.cli import main, plugin_file, plugin_package
+from rlcore.cli import main, plugin_file, plugin_package, plugin_trial
 from rlcore.cli.late_imports import is_heavy, with_late_imports
+from rlcore.cluster.forks import CommandEnd
 from rlcore.cluster.interpreter import run_in_new_interpreter
 from rlcore.testing.packages import importable
 
@@ -48,8 +49,8 @@ def text_of(kinds: str) -> str:
 @pytest.fixture
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands are not run."""
-    monkeypatch.setattr(plugin_file, "try_package", lambda package: None)
-    monkeypatch.setattr(plugin_file, "run_command", lambda *arguments: None)
+    monkeypatch.setattr(plugin_file, "try_package", lambda package: 0.0)
+    monkeypatch.setattr(plugin_file, "run_trial", lambda *arguments: 0.0)
 
 
 @pytest.mark.fault
@@ -57,7 +58,9 @@ def test_a_file_is_written_checked_and_trained_with(place: Path, capsys: pytest.
     assert main(["plugins", "new", "mine", "--file", "--offers", "reward,tracker"]) == 0
     assert {path.name for path in place.iterdir()} - {"__pycache__"} == {"mine.py"}
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[:3] == ["wrote mine.py", "next (these were run just now):", "rlcore plugins --check mine.py"]
+    assert lines[0] == "wrote mine.py"
+    assert re.fullmatch(r"next \(run just now, in [\d.]+ s\):", lines[1])
+    assert lines[2] == "rlcore plugins --check mine.py"
     assert lines[3].startswith("rlcore train --plugin null --plugin mine.py ")
     assert lines[4] == "later: rlcore plugins package mine.py"
 
@@ -175,6 +178,6 @@ def test_bad_input_is_refused_and_nothing_is_written(
 def test_a_file_whose_command_fails_is_named(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plugin_package, "run_in_new_interpreter", lambda code, deadline_s: None)
+    monkeypatch.setattr(plugin_trial, "run_in_forks", lambda commands: [CommandEnd(2, "why")])
     assert main(["plugins", "new", "mine", "--file"]) == 2
-    assert "wrote 'mine.py', where 'rlcore plugins --check' was not done" in capsys.readouterr().err
+    assert "wrote 'mine.py', where 'rlcore plugins --check' ended with 2: why" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.cli import main, new_plugin, plugin_package
+from rlcore.cli import main, new_plugin, plugin_file, plugin_package
 from rlcore.cli.plugin_update import RECORD
 
 
@@ -13,7 +13,7 @@ from rlcore.cli.plugin_update import RECORD
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package whose commands were not run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(new_plugin, "try_package", lambda package: None)
+    monkeypatch.setattr(new_plugin, "try_package", lambda package: 0.0)
     assert main(["plugins", "new", "mine", "--offers", "reward,order"]) == 0
     return tmp_path / "rlcore-mine"
 
@@ -106,12 +106,43 @@ def test_files_that_joined_or_left_the_template_are_named(package: Path, capsys:
     assert (package / "Makefile").is_file()
 
 
+def test_a_package_made_of_one_file_takes_a_newer_template_and_keeps_its_module(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(package.parent)
+    monkeypatch.setattr(plugin_file, "try_package", lambda package: 0.0)
+    offers = plugin_package.chosen_offers("judge,tracker", plugin_package.known_offers())
+    Path("other.py").write_text(plugin_file.file_text("other", offers))
+    assert main(["plugins", "package", "other.py"]) == 0
+    made = Path("rlcore-other")
+    before = texts(made)
+    capsys.readouterr()
+    assert main(["plugins", "new", "other", "--update"]) == 0
+    assert set(actions_of(capsys).values()) == {"up to date"}
+    assert texts(made) == before
+    request.getfixturevalue("newer")
+    assert main(["plugins", "new", "other", "--update"]) == 0
+    actions, after = actions_of(capsys), texts(made)
+    assert {name for name, action in actions.items() if action == "replaced"} == {"Makefile", "AGENTS.md"}
+    assert after["Makefile"] == before["Makefile"] + "# newer other\n"
+    changed = {"Makefile", "AGENTS.md", RECORD}
+    assert {name: text for name, text in after.items() if name not in changed} == {
+        name: text for name, text in before.items() if name not in changed
+    }
+    assert "rlcore-reward-loop>=0.1,<0.2" in after["pyproject.toml"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "record", "words"),
     [
-        (["other", "--update"], None, "'rlcore-other' has no .rlcore-template.json; needs a package that"),
+        (
+            ["other", "--update"],
+            None,
+            "'rlcore-other' has no .rlcore-template.json; needs a package that",
+        ),
         (["mine", "--update"], "{", ".rlcore-template.json' is damaged"),
         (["mine", "--update"], '{"offers": ["gone"], "files": {}}', "is damaged: offers ['gone']; restore it"),
+        (["mine", "--update"], '{"offers": ["file"], "files": {}}', "is damaged: KeyError('file'); restore it"),
         (["mine", "--dry-run"], None, "--dry-run has no effect; needs --update"),
     ],
 )
