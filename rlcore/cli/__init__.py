@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rlcore import __version__
-from rlcore.cli.console import answer, complain, drop_impossible_sizes, open_closed_streams
+from rlcore.cli.console import (
+    answer,
+    complain,
+    drop_impossible_sizes,
+    escape_unknown_characters,
+    open_closed_streams,
+)
 from rlcore.cli.endings import refuse_early_ends
 from rlcore.cli.inherited_signals import mend_inherited_signals
 from rlcore.errors import ConfigError, RlcoreError, boundary, describe, nearest
@@ -52,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _answered(arguments)
     mend_inherited_signals()
     open_closed_streams()
+    escape_unknown_characters()
     drop_impossible_sizes()
     endings = refuse_early_ends()
     endings.code = _answered(sys.argv[1:])
