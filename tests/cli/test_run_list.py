@@ -15,7 +15,7 @@ from rlcore.testing.runs import run_settings
 from rlcore.train import train
 from rlcore.train.run_dir import locked
 
-NOBODY = 65534
+ANOTHER_USER = 65534
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_run_with_damaged_metrics_is_listed_and_hides_no_other(
 
 
 def of_another_user(command: Sequence[str]) -> tuple[int, str]:
-    """(exit code, output) of a command in a child process that runs as `nobody`."""
+    """(exit code, output) of a command in a child process that runs as another user."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -103,8 +103,8 @@ def of_another_user(command: Sequence[str]) -> tuple[int, str]:
             os.dup2(writer, 2)
             sys.stdout = sys.stderr = open(writer, "w")  # noqa: SIM115 (for the life of the child)
             os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(ANOTHER_USER)
+            os.setuid(ANOTHER_USER)
             code = main(command)
             sys.stdout.flush()
         finally:
