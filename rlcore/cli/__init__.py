@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rlcore import __version__
-from rlcore.cli.console import answer, complain, drop_impossible_sizes, open_closed_streams
+from rlcore.cli.console import (
+    answer,
+    complain,
+    drop_impossible_sizes,
+    escape_unknown_characters,
+    open_closed_streams,
+)
 from rlcore.cli.endings import refuse_early_ends
 from rlcore.cli.inherited_signals import mend_inherited_signals
 from rlcore.errors import ConfigError, RlcoreError, boundary, describe, nearest
@@ -52,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _answered(arguments)
     mend_inherited_signals()
     open_closed_streams()
+    escape_unknown_characters()
     drop_impossible_sizes()
     endings = refuse_early_ends()
     endings.code = _answered(sys.argv[1:])
@@ -81,7 +88,10 @@ def _answered(arguments: Sequence[str]) -> int:
 
 
 def _explained(bug: BaseException | None) -> int:
-    """The exit code of a bug, whose traceback is shown, or of memory that ran out, which is one line."""
+    """The exit code of a bug, whose traceback is shown, or of a lack of memory or permission, which is one line."""
+    if isinstance(bug, PermissionError):
+        complain(f"rlcore: {describe(bug)}; needs a user who may, or other permissions")
+        return ERROR
     try:
         from rlcore.cli.lack_of_memory import lack_of_memory
 

@@ -1,6 +1,7 @@
 """All that commands print goes through here: as wide as it needs to be in a pipe, and only what may be shown."""
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -80,3 +81,13 @@ def open_closed_streams() -> None:
             stream = open(number, mode, closefd=False)  # noqa: SIM115 (for the life of the process)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
+
+
+def escape_unknown_characters() -> None:
+    """Let standard streams write what their encoding lacks, such as one of LC_ALL=C, as escapes.
+
+    An error of the encoding would end a command, and everything that a run prints after it.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

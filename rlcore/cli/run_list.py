@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlcore.cli.arguments import Parser
-from rlcore.cli.console import answer
-from rlcore.errors import ConfigError, RlcoreError
+from rlcore.cli.console import answer, complain
+from rlcore.errors import ConfigError, RlcoreError, describe
 from rlcore.report.metrics import METRICS, TRAJECTORIES, read
 from rlcore.report.status import LOCK, RUNNING, is_held, read_status
 
@@ -72,8 +72,14 @@ def list_runs(directory: Path) -> list[RunRow]:
     """The runs in the directory, the one that changed last at the end; ConfigError where there is no such directory."""
     if not directory.is_dir():
         raise ConfigError(f"runs: found no directory '{directory}'; name the train.dir of your runs")
-    found = [path for path in directory.iterdir() if not path.is_symlink() and _is_run(path)]
-    return sorted((_row(path) for path in found), key=lambda row: row.changed)
+    rows = []
+    for path in directory.iterdir():
+        try:
+            if not path.is_symlink() and _is_run(path):
+                rows.append(_row(path))
+        except PermissionError as cause:  # a run of another user
+            complain(f"rlcore: runs: '{path}' is left out: {describe(cause)}")
+    return sorted(rows, key=lambda row: row.changed)
 
 
 def _is_run(path: Path) -> bool:

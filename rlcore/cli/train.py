@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rlcore.cli.arguments import Parser, Settings, settings_of
 from rlcore.cli.console import complain
+from rlcore.errors import ConfigError, describe
 
 if TYPE_CHECKING:
     from rlcore.plan import RunPlan
@@ -44,6 +46,14 @@ def run(arguments: Sequence[str]) -> int:
         return _train(parsed, settings)
 
 
+def _check_temporary_files() -> None:
+    """ConfigError without a directory for them, where torch cannot be imported."""
+    try:
+        tempfile.gettempdir()
+    except OSError as cause:
+        raise ConfigError(f"train: {describe(cause)}; make room in one, or set TMPDIR") from cause
+
+
 def _train(parsed: argparse.Namespace, settings: Settings) -> int:
     from rlcore.plugins.planning import plan_run
 
@@ -55,6 +65,7 @@ def _train(parsed: argparse.Namespace, settings: Settings) -> int:
         return 0
 
     _note_slow_steps(plan)
+    _check_temporary_files()
 
     from rlcore.train import Start
 

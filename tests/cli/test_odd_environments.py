@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from rlcore.cli import console, main
+from rlcore.testing.runs import run_settings
 
 
 def test_a_working_directory_that_is_gone_is_one_line(
@@ -46,3 +48,32 @@ def test_files_do_not_get_the_numbers_of_streams_that_are_closed(tmp_path: Path)
     number, _, streams = (tmp_path / "file").read_text().partition(" ")
     assert int(number) > 2
     assert streams == str(["/dev/null"] * 3)
+
+
+@pytest.mark.parametrize("encoding", ["ascii:strict", "latin-1:strict", "utf-8:strict"])
+def test_what_the_encoding_of_the_terminal_lacks_is_escaped_and_the_rest_is_printed(encoding: str) -> None:
+    """An error of the encoding passed for a reader that had gone: a run went on and printed nothing more."""
+    program = (
+        "import sys; from rlcore.cli import main, console; sys.argv[1:] = ['--version']; main()\n"
+        "console.answer('first \\u4f60 \\ud800'); console.complain('\\u4f60'); console.answer('last')"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    *_, first, last = done.stdout.splitlines()
+    assert first.startswith(b"first ")
+    assert last == b"last"
+
+
+def test_without_a_directory_for_temporary_files_training_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    settings = run_settings(tmp_path, 8)
+    assert main(["train", "--plugin", "null", *(f"{key}={value}" for key, value in settings.items())]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("rlcore: train: FileNotFoundError: ")
+    assert last.endswith("set TMPDIR")

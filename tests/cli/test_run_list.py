@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from rlcore.cli import main
 from rlcore.testing.runs import run_settings
 from rlcore.train import train
 from rlcore.train.run_dir import locked
+
+ANOTHER_USER = 65534
 
 
 @pytest.fixture
@@ -86,3 +90,52 @@ def test_a_run_with_damaged_metrics_is_listed_and_hides_no_other(
     assert rows.keys() == {"done", "refused", "odd"}
     assert rows["done"]["step"] == 2
     assert (rows["odd"]["state"], rows["odd"]["step"], rows["odd"]["metrics"]) == ("finished", 0, {})
+
+
+def of_another_user(command: Sequence[str]) -> tuple[int, str]:
+    """(exit code, output) of a command in a child process that runs as another user."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        code = 99
+        try:
+            os.dup2(writer, 1)
+            os.dup2(writer, 2)
+            sys.stdout = sys.stderr = open(writer, "w")  # noqa: SIM115 (for the life of the child)
+            os.setgroups([])
+            os.setgid(ANOTHER_USER)
+            os.setuid(ANOTHER_USER)
+            code = main(command)
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with open(reader) as output:
+        text = output.read()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
+def test_a_run_of_another_user_is_left_out_or_refused_in_one_line(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(runs / "done", runs / "private").chmod(0o700)
+    monkeypatch.chdir(runs)
+    main(["where", "done"])  # imports what the child may not be able to read
+    main(["view", "diagnose", "done"])
+    parents = [path for path in (runs, *runs.parents) if path.owner() == "root" and not path.stat().st_mode & 1]
+    modes = [path.stat().st_mode for path in parents]
+    try:
+        for path in parents:
+            path.chmod(path.stat().st_mode | 0o5)
+        code, text = of_another_user(["runs", "."])
+        assert code == 0, text
+        assert "rlcore: runs: 'private' is left out: PermissionError" in text
+        assert "finished" in text
+        for command in (["where", "private"], ["view", "diagnose", "private"], ["export", "private", "out"]):
+            code, text = of_another_user(command)
+            assert code == 2, text
+            assert text.count("\n") == 1, text
+    finally:
+        for path, mode in zip(parents, modes, strict=True):
+            path.chmod(mode)

@@ -35,6 +35,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "rlcore-view") -> i
     except ViewError as error:
         _say(f"rlcore-view: {error}", sys.stderr)
         return 2
+    except PermissionError as error:
+        _say(f"rlcore-view: '{error.filename}': it may not be read by this user", sys.stderr)
+        return 2
     except BrokenPipeError:  # a reader such as `head` has what it wants
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
