@@ -89,6 +89,8 @@ def step_size(plan: RunPlan, lengths: Lengths) -> StepSize:
         prompt=lengths.prompt or max(1, config.data.max_prompt_tokens // 2),
         response=lengths.response or max(1, config.rollout.max_tokens // 2),
         longest=config.rollout.max_tokens,
+        inner_size=shape.inner_size,
+        vocabulary=shape.vocabulary,
         bytes_per_weight=BYTES[config.actor.dtype],
         shares_prompts=way != "none",
     )
