@@ -83,7 +83,14 @@ def facts_of(machine: Machine) -> Facts:
     """The facts of such a machine, with nothing else on it."""
     size = int(USABLE * machine.card.memory_gb * GIB)
     cores, host = machine.gpus * CORES_PER_GPU, machine.gpus_per_node * HOST_GIB_PER_GPU * GIB
-    return Facts(cpus=cores, gpus=machine.gpus, memory_bytes=host, gpu_memory_bytes=size, gpu_free_bytes=size)
+    return Facts(
+        cpus=cores,
+        gpus=machine.gpus,
+        memory_bytes=host,
+        gpu_memory_bytes=size,
+        gpu_free_bytes=size,
+        of_workers=True,
+    )
 
 
 def _card(name: str) -> Card:
