@@ -4,10 +4,12 @@
 
 The engine itself runs, on fake tensors and a fake process group: each operation is made without data, and the storages
 that are alive are added up. Rank 0 is measured, which has the most: it also gathers what is written. Micro-batches
-are short, so the numbers are those of weights, gradients and optimizer state.
+are short, so the numbers are those of weights, gradients and optimizer state. Rows of OUT.json that are not measured
+again stay, with the commit that they were measured at.
 """
 
 import argparse
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,10 +21,11 @@ from without_data import FakeFile, LiveBytes, OneRank, without_data
 
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, ModelConfig
+from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.engines.hf.train.engine import TrainEngine
 from rlcore.engines.hf.train.gather import gathered_weights
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
-from rlcore.plan.memory import training_bytes_per_parameter
+from rlcore.plan.sharded_memory import sharded_bytes
 from rlcore.testing.tiny import random_batch
 
 HEADS = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 152064, "max_position_embeddings": 4096}
@@ -45,10 +48,14 @@ BEFORE = {("7B", 8): (47.9, 28.6), ("14B", 8): (92.9, 54.5), ("32B", 8): (206, 1
 """GiB at the start, and with whole weights, of the same measurement where each rank loaded the whole model."""
 EXPLAINED = (
     "Peak GiB of rank 0 in each phase, bfloat16 with float32 masters and moments. `held`: between two steps, shared",
-    "out. `plan`: weights, gradients and optimizer state as the plan counts them, with the whole weights once more",
-    "for the embedded sampler. `on the host`: the copy that the first rank hands over. `before`: the largest phase",
-    "where each rank loaded the whole model and made masters of it, which kept 14B off cards of 80 GB. Activations",
-    "come on top, and are planned by themselves.",
+    "out. `plan`: the largest phase as the plan counts it, without activations and the CUDA context, which come on",
+    "top; ranks with an embedded sampler have the whole weights once more while they sample. `on the host`: the copy",
+    "that the first rank hands over. `before`: the largest phase where each rank loaded the whole model and made",
+    "masters of it, which kept 14B off cards of 80 GB. `commit`: of the tree that was measured.",
+    "",
+    "An update here is one micro-batch. With several, the float32 sums of the gradients are there beside gathered",
+    "layers: 4 bytes per parameter over the number of ranks, 15.3 GiB for 32B on 8. The plan counts them, unless a",
+    "step is one micro-batch, so it refuses 32B on 8 cards of 80 GB where there are several.",
 )
 
 
@@ -66,18 +73,23 @@ def write_model(directory: Path, shape: Mapping[str, int]) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def settings(num: int) -> EngineConfig:
+    """The settings of the engine that is measured."""
+    return EngineConfig(
+        dtype="bfloat16",
+        data_parallel=num,
+        sharding="fsdp2",
+        micro_batch_tokens=16,
+        gradient_checkpointing=True,
+    )
+
+
 def measured(shape: Mapping[str, int], num: int) -> dict[str, int]:
     """Bytes by phase, those of the plan, and the number of parameters."""
     live = LiveBytes()
     with tempfile.TemporaryDirectory(prefix="sharding-") as scratch:
         found = {"parameters": write_model(Path(scratch), shape)}
-        config = EngineConfig(
-            dtype="bfloat16",
-            data_parallel=num,
-            sharding="fsdp2",
-            micro_batch_tokens=16,
-            gradient_checkpointing=True,
-        )
+        config = settings(num)
         with without_data(num, live):
             loss = PolicyLoss(clip, AlgoConfig())
             engine = TrainEngine("causal_lm", ModelConfig(path=scratch), config, loss, ranks=OneRank(num))
@@ -94,20 +106,36 @@ def measured(shape: Mapping[str, int], num: int) -> dict[str, int]:
             peak, _ = live.phase()
             found["on the host"] = sum(tensor.nbytes for tensor in weights.values())
             found["hand-over"] = peak - found["on the host"]  # at its end the host has all of it
-    found["plan"] = int(training_bytes_per_parameter(config) * found["parameters"])
+    found["plan"] = planned(found["parameters"], shape, config)
     return found
+
+
+def planned(parameters: int, shape: Mapping[str, int], config: EngineConfig) -> int:
+    """The plan's bytes without activations and context."""
+    sizes = (shape[name] for name in ("num_hidden_layers", "hidden_size", "intermediate_size"))
+    kv_size = shape["num_key_value_heads"] * shape["head_dim"]
+    model = ModelFacts(parameters, ModelShape("qwen2", *sizes, kv_size, shape["vocab_size"], full_attention=True))
+    return max(sharded_bytes(config, model).values())
 
 
 def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
     """The page."""
     columns = (*PHASES, "held", "plan", "on the host")
     lines = ["# Memory of sharded ranks", "", made_by("sharding.py", facts), ""]
-    lines += ["| model | ranks | " + " | ".join(columns) + " | before |", "|---" * (len(columns) + 3) + "|"]
+    lines += ["| model | ranks | " + " | ".join(columns) + " | before | commit |", "|---" * (len(columns) + 4) + "|"]
     for row in rows:
         sizes = " | ".join(f"{row[column] / 2**30:.1f}" for column in columns)
         before = max(BEFORE.get((row["model"], row["ranks"]), (0.0,)))
-        lines.append(f"| {row['model']} | {row['ranks']} | {sizes} | {before or '-'} |")
+        lines.append(f"| {row['model']} | {row['ranks']} | {sizes} | {before or '-'} | {row['commit']} |")
     return "\n".join([*lines, "", *EXPLAINED]) + "\n"
+
+
+def kept(file: Path) -> list[dict[str, Any]]:
+    """The rows of an earlier result, with today's plan."""
+    if not file.is_file():
+        return []
+    rows = json.loads(file.read_text("utf-8"))["rows"]
+    return [{**row, "plan": planned(row["parameters"], SHAPES[row["model"]], settings(row["ranks"]))} for row in rows]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -119,12 +147,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
     chosen = parser.parse_args(arguments)
     shapes = {"small": SMALL} if chosen.smoke else {name: SHAPES[name] for name in chosen.models}
-    rows = []
+    facts, rows = machine(), [] if chosen.out is None else kept(chosen.out.with_suffix(".json"))
     for name, shape in shapes.items():
         for num in chosen.ranks:
-            rows.append({"model": name, "ranks": num, **measured(shape, num)})
+            rows = [row for row in rows if (row["model"], row["ranks"]) != (name, num)]
+            rows.append({"model": name, "ranks": num, **measured(shape, num), "commit": facts["commit"]})
             say(f"{name} on {num} ranks: {rows[-1]}")
-    facts = machine()
+    rows.sort(key=lambda row: ([*SHAPES, "small"].index(row["model"]), row["ranks"]))
     conclude("sharding", {"rows": rows}, facts, chosen.out, report(rows, facts))
 
 

@@ -1,5 +1,6 @@
 """Memory that is exhausted during a run: one line with the plan's estimate, the peak, and what lowers it."""
 
+import os
 import re
 import resource
 import sys
@@ -8,6 +9,9 @@ from typing import Any
 from rlcore.contracts.workers import WorkerContext
 
 GIB = 2**30
+PIECES_SHARE = 0.05
+"""Share of a device below which reserved memory without tensors in it is not worth a word."""
+SEGMENTS = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 OTHERS_SHARE = 0.01
 """Share of a device below which memory of other processes is not worth a word."""
 MARKS = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
@@ -28,6 +32,10 @@ def in_words(cause: BaseException, context: WorkerContext) -> str:
         parts, remedy = [f"the plan estimated {context.memory.bytes / GIB:.1f} GiB"], context.memory.remedy
     wanted = re.search(r"[Tt]ried to allocate ([\d.]+ [KMG]iB)", str(cause))
     parts += _measured(context.device)
+    in_pieces = _in_pieces(context.device)
+    if in_pieces:
+        parts.append(in_pieces)
+        remedy = f"set {SEGMENTS} in the environment, or {remedy}"
     if wanted:
         parts.append(f"{wanted[1]} more were asked for")
     return f"memory of {context.device} is exhausted: {', '.join(parts)}; {remedy}"
@@ -59,3 +67,18 @@ def _measured(device: str) -> list[str]:
     if others > OTHERS_SHARE * total:
         parts.append(f"{others / GIB:.1f} GiB are held by other processes and contexts")
     return parts
+
+
+def _in_pieces(device: str) -> str:
+    """The memory that torch's allocator holds and could not use, where that is worth a word.
+
+    Empty where pieces of memory can grow already.
+    """
+    torch: Any = sys.modules.get("torch")
+    settings = ",".join(os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    if not device.startswith("cuda") or torch is None or "expandable_segments:True" in settings:
+        return ""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if unused <= PIECES_SHARE * torch.cuda.mem_get_info(device)[1]:
+        return ""
+    return f"{unused / GIB:.1f} GiB are reserved in pieces without tensors"

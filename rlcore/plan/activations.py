@@ -105,6 +105,15 @@ def last_layer_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSi
     return (numbers + shape.hidden_size * size.tokens + embedding) * BYTES[engine.dtype]
 
 
+def forward_bytes(config: RunConfig, engine: EngineConfig, way: SharedPrefix, shape: ModelShape | None) -> int:
+    """Bytes of a pass that keeps nothing: the states of one layer, and a chunk of logits; 0 where they are unknown."""
+    if shape is None:
+        return 0
+    size, device = largest_micro_batch(config, engine, way), config.cluster.device
+    states = size.tokens * (3 * shape.inner_size + 8 * shape.hidden_size) * BYTES[engine.dtype]
+    return states + logit_bytes(shape, engine, size.scored, device) - _head_gradient_bytes(shape, engine, device)
+
+
 def _backward_numbers(shape: ModelShape, size: MicroBatchSize) -> int:
     """Numbers that the backward pass of a layer needs beside what it keeps: of the feed-forward two gradients more than
     values are freed, and those of the residual stream and of a norm; with `cache` gradients of the copies."""

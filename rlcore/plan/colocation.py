@@ -8,7 +8,7 @@ from rlcore.errors import PlanError
 from rlcore.errors.checks.interfaces import defines
 from rlcore.plan.activations import BYTES
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import CONTEXT_BYTES, GRADIENT_BYTES
+from rlcore.plan.memory import CONTEXT_BYTES, GRADIENT_BYTES, resting_share
 from rlcore.plan.run_plan import SchedulePlan
 
 ACTOR, ROLLOUT = "actor", "rollout"
@@ -205,13 +205,16 @@ def bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_devic
 
 
 def resting_bytes(plan: WorkerPlan, workers: Sequence[WorkerPlan], held: int, facts: Facts) -> int:
-    """Bytes that a training rank holds while servers serve; with `offload` none, or weights for an embedded role.
+    """Bytes that a training rank holds while servers serve: no gradients; with `offload` nothing, or weights for an
+    embedded role.
 
     Those of several roles come to the device around the updates of a step, so in that phase all of them count.
     """
     request, engine = plan.request, plan.request.engine
-    if engine is None or not engine.offload:
+    if engine is None:
         return held
+    if not engine.offload:
+        return int(resting_share(engine) * held)
     hosts = any(worker.request.embedded_in == request.role for worker in workers)
     return min(held, BYTES[engine.dtype] * (facts.model_of(request).parameters or 0)) if hosts else 0
 

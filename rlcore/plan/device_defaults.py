@@ -11,11 +11,17 @@ from typing import Any
 from rlcore.config import RunConfig
 from rlcore.config.checks import has_effect, lookup, walk
 from rlcore.config.choices import AUTO, DEVICE, Choice
-from rlcore.contracts.requests import ModelShape
+from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.plan.activations import BYTES, MicroBatchSize, update_bytes
 from rlcore.plan.catalog import device_share_key, remedy
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import CONTEXT_BYTES, SAMPLED_LOGITS, training_bytes_per_parameter
+from rlcore.plan.memory import (
+    CONTEXT_BYTES,
+    SAMPLED_LOGITS,
+    gathered_for_update,
+    is_whole,
+    training_bytes_per_parameter,
+)
 from rlcore.plan.shared_device import (
     Fit,
     fit_replicas,
@@ -274,6 +280,7 @@ def _micro_batch_tokens(found: Situation) -> int:
         return 0
     shape = facts.shape
     held = CONTEXT_BYTES + training_bytes_per_parameter(engine) * facts.parameters
+    held += gathered_for_update(engine, ModelFacts(facts.parameters, shape))
     room = WORKING_SHARE * (size - held)
     budgets = range(MOST_TOKENS, 0, -TOKENS_STEP)
     sizes = (MicroBatchSize(budget, budget, alone=False) for budget in budgets)
@@ -287,7 +294,8 @@ def _rows(found: Situation) -> int:
     embedded = config.rollout.backend == config.actor.backend
     if not embedded or size is None or facts.parameters is None or facts.shape is None:
         return ROWS[0]
-    room = size - CONTEXT_BYTES - training_bytes_per_parameter(config.actor) * facts.parameters
+    held = training_bytes_per_parameter(config.actor) + (0 if is_whole(config.actor) else BYTES[config.actor.dtype])
+    room = size - CONTEXT_BYTES - held * facts.parameters
     return next((rows for rows in ROWS if _sampled_bytes(config, facts.shape, rows) <= room), 0)
 
 

@@ -33,6 +33,7 @@ _SHEETS = (
     Card("A100-40GB", 40, 312, 156, 1555, 300, "NVIDIA A100 data sheet, SXM"),
     Card("A100-80GB", 80, 312, 156, 2039, 300, "NVIDIA A100 data sheet, SXM"),
     Card("B200-180GB", 180, 2250, 1100, 7700, 900, "NVIDIA DGX B200 data sheet, an eighth"),
+    Card("GH200-96GB", 96, 989, 494, 4000, 450, "NVIDIA GH200 data sheet, HBM3"),
     Card("H100-80GB", 80, 989, 494, 3350, 450, "NVIDIA H100 data sheet, SXM"),
     Card("H100-NVL-94GB", 94, 835, 418, 3900, 300, "NVIDIA H100 NVL data sheet"),
     Card("H100-PCIE-80GB", 80, 756, 378, 2000, 64, "NVIDIA H100 data sheet, PCIe"),
@@ -82,7 +83,14 @@ def facts_of(machine: Machine) -> Facts:
     """The facts of such a machine, with nothing else on it."""
     size = int(USABLE * machine.card.memory_gb * GIB)
     cores, host = machine.gpus * CORES_PER_GPU, machine.gpus_per_node * HOST_GIB_PER_GPU * GIB
-    return Facts(cpus=cores, gpus=machine.gpus, memory_bytes=host, gpu_memory_bytes=size, gpu_free_bytes=size)
+    return Facts(
+        cpus=cores,
+        gpus=machine.gpus,
+        memory_bytes=host,
+        gpu_memory_bytes=size,
+        gpu_free_bytes=size,
+        of_workers=True,
+    )
 
 
 def _card(name: str) -> Card:

@@ -26,6 +26,9 @@ class Facts:
     """Of the device with the least memory that other processes have left; None: all of it."""
     gpu_problem: str = ""
     """Reason why this process cannot compute on a device, the end of a sentence; empty: none is known."""
+    of_workers: bool = False
+    """The devices are those of the workers, also where a cluster starts these on machines that this process does not
+    see."""
     parameters: int | None = None
     """Number of parameters of `model.path`; None is unknown and said so."""
     shape: ModelShape | None = None

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from rlcore.contracts.clusters import WorkerPlan
 from rlcore.errors import ConfigError, PlanError
-from rlcore.plan.activations import BYTES, largest_micro_batch, logit_bytes
+from rlcore.plan.activations import BYTES, forward_bytes
 from rlcore.plan.colocation import ACTOR, ROLLOUT, bytes_of, devices_of_ranks, resting_bytes, serves
+from rlcore.plan.gathered import gathered_bytes, largest_unit
 from rlcore.plan.machine_cards import Machine
 from rlcore.plan.machine_times import StepEstimate, StepLayout, StepSize, estimate_step
 from rlcore.plan.memory import CONTEXT_BYTES, is_whole, working_bytes
@@ -88,6 +89,8 @@ def step_size(plan: RunPlan, lengths: Lengths) -> StepSize:
         prompt=lengths.prompt or max(1, config.data.max_prompt_tokens // 2),
         response=lengths.response or max(1, config.rollout.max_tokens // 2),
         longest=config.rollout.max_tokens,
+        inner_size=shape.inner_size,
+        vocabulary=shape.vocabulary,
         bytes_per_weight=BYTES[config.actor.dtype],
         shares_prompts=way != "none",
     )
@@ -158,32 +161,38 @@ def _of_worker(plan: RunPlan, worker: WorkerPlan) -> dict[str, tuple[int, int]]:
         found["hand-over"] = (loading if request.role.name in plan.colocated_roles else held, 0)
         found["save"] = (held, 0)  # servers are awake then
     else:
-        served = any(serves(other) and other.request.gpus for other in plan.workers)
-        resting = resting_bytes(worker, plan.workers, held, facts)
-        sampled = [other for other in plan.workers if other.request.embedded_in == request.role]
-        sampling = max([0, *(working_bytes(plan.config, other, facts.model_of(other.request)) for other in sampled)])
-        found = {
-            "start": (resting if served else held, 0),
-            "sample": (resting, sampling),
-            "score": (held, min(working, _forward_bytes(plan, worker))),
-            "update": (held, working),
-            "hand-over": (held, 0),
-            "save": (held, 0),
-        }
-        if request.engine is not None and not is_whole(request.engine) and not sampled:
-            parts = sharded_bytes(request.engine, facts.model_of(request))
-            found = {phase: (parts[phase], work) for phase, (_, work) in found.items()}
+        found = _of_trainer(plan, worker, held, working)
     return {phase: (CONTEXT_BYTES + kept, work) for phase, (kept, work) in found.items()}
 
 
-def _forward_bytes(plan: RunPlan, worker: WorkerPlan) -> int:
-    """Bytes of a pass that keeps nothing: the states of one layer, and a chunk of logits."""
-    engine, shape = worker.request.engine or plan.config.actor, plan.facts.model_of(worker.request).shape
-    if shape is None:
-        return 0
-    size = largest_micro_batch(plan.config, engine, worker.shared_prefix)
-    states = size.tokens * (3 * shape.inner_size + 8 * shape.hidden_size) * BYTES[engine.dtype]
-    return states + logit_bytes(shape, engine, size.scored, plan.config.cluster.device)
+def _of_trainer(plan: RunPlan, worker: WorkerPlan, held: int, working: int) -> dict[str, tuple[int, int]]:
+    """`_of_worker`, without the context, of a role that computes in the passes and updates of a step."""
+    config, facts, engine, model = plan.config, plan.facts, worker.request.engine, plan.facts.model_of(worker.request)
+    if engine is None:
+        return dict.fromkeys(PHASES, (held, 0)) | {"score": (held, working)}
+    served = any(serves(other) and other.request.gpus for other in plan.workers)
+    resting = resting_bytes(worker, plan.workers, held, facts)
+    sampled = [other for other in plan.workers if other.request.embedded_in == worker.request.role]
+    sampling = max([0, *(working_bytes(config, other, facts.model_of(other.request)) for other in sampled)])
+    scoring = forward_bytes(config, engine, worker.shared_prefix, model.shape)
+    gathered = unit = 0
+    if not is_whole(engine):
+        whole = BYTES[engine.dtype] * (model.parameters or 0)  # ranks that sample have all weights between updates
+        gathered = whole if sampled else gathered_bytes(engine, model, backward=False)
+        unit = whole if sampled else largest_unit(engine, model)
+    found = {
+        "start": (resting if served else held, 0),
+        "sample": (resting, sampling),
+        "score": (held, min(working, gathered + scoring)),
+        "update": (held, working),
+        "hand-over": (held, unit),
+        "save": (held, unit),
+    }
+    if not is_whole(engine):
+        parts = sharded_bytes(engine, model)
+        found |= {"start": (parts["start"], 0), "score": (parts["sample"], gathered + scoring)}
+        found |= dict.fromkeys(("hand-over", "save"), (parts["sample"], unit))
+    return found
 
 
 def _cached_rows(plan: RunPlan, size: StepSize, share: float, tensor_parallel: int) -> int:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from rlcore.plan.machine_cards import Machine
 
 TRAIN_SHARE, FORWARD_SHARE = 0.4, 0.5
-"""Of the peak, reached by an update, and by a forward pass or a prefill of thousands of tokens."""
+"""Of the peak, reached by the products of an update, and by those of a forward pass or a prefill of thousands of
+tokens."""
 MEMORY_SHARE, LINK_SHARE = 0.7, 0.7
-"""Of the bandwidth of memory, reached by decoding, and of links, by collectives."""
+"""Of the bandwidth of memory, reached by decoding and by what stands between products, and of links, by collectives."""
 DECODE_STEP_S = 0.003
 """Of one decoded token of all rows beside what the device computes: scheduling, sampling, launches (CUDA graphs)."""
 EMBEDDED_LAYER_S = 77 * 10e-6
@@ -49,6 +50,8 @@ class StepSize:
     response: int
     longest: int
     """Response that is sampled, in tokens."""
+    inner_size: int
+    vocabulary: int
     bytes_per_weight: int = 2
     shares_prompts: bool = True
     """An update computes the prompt of a group once."""
@@ -135,6 +138,21 @@ def _forward_operations(size: StepSize) -> float:
     return 2.0 * size.parameters * update_tokens(size) + attention
 
 
+def _forward_bytes(size: StepSize) -> float:
+    """Bytes that one forward pass over the step writes and reads beside products: values of layers, and logits."""
+    values = 4 * size.inner_size + 8 * size.hidden_size + 2 * (size.query_size + size.kv_size)
+    rows = size.groups * size.samples * size.response
+    return 2.0 * (size.bytes_per_weight * size.layers * values * update_tokens(size) + 4 * size.vocabulary * rows)
+
+
+def _passes_s(size: StepSize, machine: Machine, forwards: float, share: float) -> tuple[float, float]:
+    """Seconds of one device for so many forward passes: of its products, at this share of the peak, and of values that
+    it writes and reads."""
+    card = machine.card
+    products_s = forwards * _forward_operations(size) / (share * card.tflops * 1e12)
+    return products_s, forwards * _forward_bytes(size) / (MEMORY_SHARE * card.memory_gb_s * 1e9)
+
+
 def _sample(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
     """Prefill of each group's prompt, then one token of all rows after another, the last rows up to the longest."""
     samples = size.groups * size.samples / layout.engines
@@ -152,7 +170,8 @@ def _decode_s(size: StepSize, layout: StepLayout, machine: Machine, rows: float)
     """Seconds of one token of `rows` rows, and what bounds it."""
     context = size.prompt + size.response / 2
     kv = size.layers * 2 * size.kv_size * size.bytes_per_weight * context
-    read = (size.bytes_per_weight * size.parameters + rows * kv) / layout.tensor_parallel
+    logits = 2 * 4 * size.vocabulary  # written, and read by the sampler
+    read = (size.bytes_per_weight * size.parameters + rows * (kv + logits)) / layout.tensor_parallel
     memory_s = read / (MEMORY_SHARE * machine.card.memory_gb_s * 1e9)
     products = 2.0 * size.parameters * rows / layout.tensor_parallel
     compute_s = products / (FORWARD_SHARE * machine.card.tflops * 1e12)
@@ -164,23 +183,24 @@ def _decode_s(size: StepSize, layout: StepLayout, machine: Machine, rows: float)
 def _score(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
     """Passes of old log-probs, references and values."""
     passes = layout.scoring_passes + int(layout.critic)
-    operations = passes * _forward_operations(size)
-    return operations / (FORWARD_SHARE * machine.card.tflops * 1e12 * layout.trainers), "operations" if passes else "-"
+    products_s, values_s = _passes_s(size, machine, passes, FORWARD_SHARE)
+    bound = "operations" if products_s >= values_s else "memory bandwidth"
+    return (products_s + values_s) / layout.trainers, bound if passes else "-"
 
 
 def _update(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
     """Forward and backward passes of all epochs, gradients between devices, and the optimizer."""
     card, models = machine.card, 1 + int(layout.critic)
     per_forward = 4 if layout.checkpointing else 3
-    operations = per_forward * layout.epochs * models * _forward_operations(size)
-    compute_s = operations / (TRAIN_SHARE * card.tflops * 1e12 * layout.trainers)
+    products_s, values_s = _passes_s(size, machine, per_forward * layout.epochs * models, TRAIN_SHARE)
+    compute_s = products_s / layout.trainers
     steps = layout.updates * layout.epochs * models
     link = LINK_SHARE * 1e9 * (card.link_gb_s if layout.trainers <= machine.gpus_per_node else NODE_GB_S)
     # Reduced and spread; of shards also weights, gathered forward and backward.
     sent = (8 + (4 if layout.sharded else 0)) * size.parameters * (layout.trainers - 1) / layout.trainers
     link_s = steps * sent / link
     held = size.parameters / (layout.trainers if layout.sharded else 1)
-    state_s = steps * OPTIMIZER_BYTES * held / (MEMORY_SHARE * card.memory_gb_s * 1e9)
+    state_s = steps * OPTIMIZER_BYTES * held / (MEMORY_SHARE * card.memory_gb_s * 1e9) + values_s / layout.trainers
     moved_s = (steps * 24 + 4) * held / (HOST_GB_S * 1e9) if layout.offload else 0.0
     bounds = {"operations": compute_s, "links": link_s, "memory bandwidth": state_s, "host link": moved_s}
     return sum(bounds.values()), max(bounds, key=lambda name: bounds[name])
@@ -206,8 +226,9 @@ def assumptions(machine: Machine) -> list[str]:
     return [
         f"{card.name}: {card.tflops:g} TFLOP/s in bfloat16 without sparsity, {card.memory_gb_s:g} GB/s of memory, "
         f"{card.link_gb_s:g} GB/s to the cards of its node ({card.source}); {NODE_GB_S:g} GB/s to other nodes",
-        f"of the peak an update reaches {TRAIN_SHARE:.0%}, a forward pass {FORWARD_SHARE:.0%}; decoding "
-        f"{MEMORY_SHARE:.0%} of the memory's bandwidth, {DECODE_STEP_S * 1e3:g} ms per token of all rows beside it",
+        f"of the peak products of an update reach {TRAIN_SHARE:.0%}, of a forward pass {FORWARD_SHARE:.0%}; decoding "
+        f"and values between products {MEMORY_SHARE:.0%} of the memory's bandwidth; {DECODE_STEP_S * 1e3:g} ms per "
+        "decoded token of all rows beside it",
         f"weights travel at {DISK_WRITE_GB_S:g} GB/s into files and {DISK_READ_GB_S:g} GB/s out of them, or "
         f"{TCP_GB_S:g} GB/s over tcp and {SHM_GB_S:g} GB/s through shared memory, and to be broadcast twice at "
         f"{PAGEABLE_GB_S:g} GB/s over the host link; rewards, tools and the controller take no time",

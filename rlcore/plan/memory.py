@@ -13,7 +13,15 @@ from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.requests import ModelFacts
 from rlcore.contracts.workers import MemoryPlan
 from rlcore.errors import PlanError
-from rlcore.plan.activations import BYTES, HALF, largest_micro_batch, last_layer_bytes, update_bytes
+from rlcore.plan.activations import (
+    BYTES,
+    HALF,
+    forward_bytes,
+    largest_micro_batch,
+    last_layer_bytes,
+    update_bytes,
+)
+from rlcore.plan.gathered import gathered_bytes
 from rlcore.plan.machine_facts import Facts
 
 TRAINING_BYTES = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0, "float16": 20.0}
@@ -32,37 +40,52 @@ PIECES = 1.2
 freed memory in pieces that the next tensor does not fit into (docs/results/performance.md, Memory of an update)."""
 SAMPLED_LOGITS = 2
 """Arrays of a number for each entry of the vocabulary and each row that is sampled: logits and probabilities."""
+REFERENCE = "reference"
 PREFILL_TOKENS = 8192
 """Tokens of prompts that generation computes at once: `rlcore.engines.hf.sample.decode.PASS_TOKENS`."""
 
 
 def training_bytes_per_parameter(engine: EngineConfig) -> float:
-    """Of one rank: weights, gradients, optimizer state and masters; of LoRA the frozen weights, adapters are small.
+    """Of one rank: its part of weights, gradients, optimizer state and masters; of LoRA the frozen weights.
 
-    A rank of a sharded engine has its part of these and, while it samples, scores or writes them, all weights.
+    Adapters are small. What ranks of a sharded engine gather comes on top: `gathered_bytes`.
     """
-    if engine.lora.enabled:
-        return frozen_bytes_per_parameter(engine)
-    everything = TRAINING_BYTES[engine.dtype]
-    return everything if is_whole(engine) else everything / engine.data_parallel + BYTES[engine.dtype]
+    return frozen_bytes_per_parameter(engine) if engine.lora.enabled else TRAINING_BYTES[engine.dtype] / _shards(engine)
+
+
+def resting_bytes_per_parameter(engine: EngineConfig) -> float:
+    """Of one rank: the part of these that is there between updates, when there are no gradients."""
+    return training_bytes_per_parameter(engine) - _gradient_bytes_per_parameter(engine)
+
+
+def resting_share(engine: EngineConfig) -> float:
+    """That part as a share."""
+    return resting_bytes_per_parameter(engine) / training_bytes_per_parameter(engine)
 
 
 def frozen_bytes_per_parameter(engine: EngineConfig) -> float:
-    """Of one rank: weights that are not trained, with this engine's ranks and sharding."""
-    whole = float(BYTES[engine.dtype])
-    return whole if is_whole(engine) else whole / engine.data_parallel + whole
+    """Of one rank: its part of weights that are not trained, with this engine's ranks and sharding."""
+    return BYTES[engine.dtype] / _shards(engine)
 
 
 def _gradient_bytes_per_parameter(engine: EngineConfig) -> float:
     """Of one rank, as counted in `training_bytes_per_parameter`."""
-    if engine.lora.enabled:
-        return 0.0
-    return GRADIENT_BYTES[engine.dtype] / (1 if is_whole(engine) else engine.data_parallel)
+    return 0.0 if engine.lora.enabled else GRADIENT_BYTES[engine.dtype] / _shards(engine)
+
+
+def _shards(engine: EngineConfig) -> int:
+    """Ranks that share weights, gradients and optimizer state out."""
+    return 1 if is_whole(engine) else engine.data_parallel
 
 
 def is_whole(engine: EngineConfig) -> bool:
     """True if a rank has all of the weights, gradients and optimizer state."""
     return engine.sharding == "none" or engine.data_parallel == 1
+
+
+def gathered_for_update(engine: EngineConfig, model: ModelFacts) -> int:
+    """Bytes that a rank gathers beside its parts during an update; 0 where it has all weights."""
+    return 0 if is_whole(engine) else gathered_bytes(engine, model, backward=True)
 
 
 def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Facts) -> dict[str, int]:
@@ -101,22 +124,30 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
 
     Of the embedded rollout less the actor's gradients, whose place it takes: negative when it needs less than they.
     """
-    engine, cached, shape = plan.request.engine, plan.request.cached_tokens, model.shape
-    if shape is None:
-        return 0
+    request, shape = plan.request, model.shape
+    engine, cached, embedded = request.engine, request.cached_tokens, request.embedded_in is not None
     if engine is not None:
         return _update_bytes(config, plan, engine, model)
+    if request.role.name == REFERENCE:
+        gathers = request.ranks > 1 and not is_whole(config.actor)
+        gathered = gathered_bytes(config.actor, model, backward=False) if gathers else 0
+        return gathered + forward_bytes(config, config.actor, plan.shared_prefix, shape)
+    # An embedded rollout has its copy where the actor's gradients are otherwise; that of another is counted as held.
+    # Ranks of a sharded actor have all weights while they sample, and while they score in between.
+    whole = 0.0 if is_whole(config.actor) or not embedded else float(BYTES[config.actor.dtype])
+    copied = whole + request.bytes_per_parameter - _gradient_bytes_per_parameter(config.actor) if embedded else 0.0
+    if shape is None:
+        return max(0, int(whole * (model.parameters or 0)))
     if not cached:
         return 0
-    # An embedded rollout has its copy where the actor's gradients are otherwise; that of another is counted as held.
-    embedded = plan.request.embedded_in is not None
-    copied = plan.request.bytes_per_parameter - _gradient_bytes_per_parameter(config.actor) if embedded else 0.0
     logits = SAMPLED_LOGITS * config.rollout.max_rows * shape.vocabulary * BYTES["float32"]
     # Of a layer's feed-forward, whose values are the most that is there at a time; rows whose weights have changed are
     # computed again as prompts are.
     prefill = 4 * shape.hidden_size + 3 * shape.inner_size
     prefilled = min(cached, PREFILL_TOKENS) * prefill * BYTES[config.actor.dtype]
-    return int(copied * (model.parameters or 0)) + _cache_bytes(config, plan, model) + prefilled + logits
+    sampling = _cache_bytes(config, plan, model) + prefilled + logits
+    scoring = forward_bytes(config, config.actor, plan.shared_prefix, shape) if whole else 0
+    return int(copied * (model.parameters or 0)) + max(sampling, scoring)
 
 
 def _cache_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
@@ -131,20 +162,22 @@ def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, mod
 
     Less than 0 where the gradients are not all there at the same time: half-precision ones are moved to the masters'
     after each micro-batch, and none is there when a step's only micro-batch begins its backward pass. Then that of the
-    output layer comes first, and that of a layer while the layer is computed. Sharded gradients are counted throughout.
+    output layer comes first, and that of a layer while the layer is computed. A sharded rank has its part of them, and
+    gathered layers beside all activations.
     """
     shape, device, parameters = model.shape, config.cluster.device, model.parameters or 0
     if shape is None:
-        return 0
+        return gathered_for_update(engine, model)
     size = largest_micro_batch(config, engine, plan.shared_prefix)
-    whole = is_whole(engine) and not engine.lora.enabled
-    moved = BYTES[engine.dtype] if engine.dtype in HALF and whole else 0
-    absent = int(_gradient_bytes_per_parameter(engine)) if size.alone and whole else moved
+    half = engine.dtype in HALF and not engine.lora.enabled
+    moved = BYTES[engine.dtype] / _shards(engine) if half else 0.0
+    absent = _gradient_bytes_per_parameter(engine) if size.alone else moved
     later = max(0, parameters - shape.vocabulary * shape.hidden_size) * (1 - 1 / shape.layers)
-    begin = update_bytes(shape, engine, size, device) - int(absent * later)
-    end = last_layer_bytes(shape, engine, size, device)
+    gathered = gathered_for_update(engine, model)
+    begin = gathered + update_bytes(shape, engine, size, device) - int(absent * later)
+    end = gathered + last_layer_bytes(shape, engine, size, device)
     if moved and size.alone:
-        end = max(end - (absent - moved) * parameters, -moved * parameters)
+        end = max(end - int((absent - moved) * parameters), -int(moved * parameters))
     return max(begin, end)
 
 

@@ -58,7 +58,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     memory = memory_estimate(config, workers, facts)
     colocated_roles, on_devices = plan_colocation(pools, workers, schedule, memory, facts), dict[str, dict[str, int]]()
     check_startable(config, cluster, pools, workers)
-    if not cluster.abilities.elsewhere:  # on other machines it is not this one's memory that counts
+    if facts.of_workers or not cluster.abilities.elsewhere:  # on others it is not this machine's memory that counts
         check_memory(config, workers, memory, facts)
         on_devices = memory_of_devices(pools, workers, colocated_roles, memory, facts)
     single = (cluster, prompt_order)

@@ -40,7 +40,7 @@ def make_pools(
     _check_unions(declared)
     _check_used(declared, roles)
     sizes = {name: _gpus_per_node(pool, workers, declared) for name, pool in declared.items()}
-    _check_total(config, declared, sizes, None if abilities.elsewhere else facts)
+    _check_total(config, declared, sizes, facts if facts.of_workers or not abilities.elsewhere else None)
     return tuple(_place(declared, roles, sizes))
 
 

@@ -1,42 +1,33 @@
 """Memory of ranks that share a model out, by phase, and what ranks keep in host memory.
 
-Between steps a rank has its part of weights, masters and moments. Layers are gathered one after the other for passes.
-What is in no layer, embeddings and head, is gathered for as long as a pass takes, and counts twice: torch copies what
-it gathers. Held against measurements of docs/results/sharding.md.
+Between steps a rank has its part of weights, masters and moments, and what `rlcore.plan.gathered` counts during passes.
+Held against measurements of docs/results/sharding.md.
 """
 
 from rlcore.config import EngineConfig
 from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.requests import ModelFacts
 from rlcore.plan.activations import BYTES, HALF
-from rlcore.plan.memory import GRADIENT_BYTES, TRAINING_BYTES
+from rlcore.plan.gathered import gathered_bytes, largest_unit
+from rlcore.plan.memory import resting_bytes_per_parameter, training_bytes_per_parameter
 from rlcore.plan.run_plan import RunPlan
 
-FORWARD_LAYERS, BACKWARD_LAYERS = 2, 4
-"""Layers that are there at a time: one computes, the next is on its way; backward their gradients, too."""
 MOMENT_BYTES = {"float64": 16.0, "float32": 8.0, "bfloat16": 12.0, "float16": 12.0}
 """Of a parameter: the optimizer's state, half precision's masters included."""
 
 
 def sharded_bytes(engine: EngineConfig, model: ModelFacts) -> dict[str, int]:
     """Bytes of one rank by phase, without activations and context; of LoRA the frozen weights alone."""
-    shape, parameters, ranks = model.shape, model.parameters or 0, engine.data_parallel
-    size = BYTES[engine.dtype]
-    outside, layer = 0, parameters
-    if shape is not None:
-        outside = min(parameters, 2 * shape.vocabulary * shape.hidden_size)
-        layer = (parameters - outside) // max(1, shape.layers)
-    trained = size if engine.lora.enabled else TRAINING_BYTES[engine.dtype]
-    kept = size if engine.lora.enabled else trained - GRADIENT_BYTES[engine.dtype]
+    parameters = model.parameters or 0
     masters = BYTES["float32"] if engine.dtype in HALF and not engine.lora.enabled else 0
-    held = int(kept * parameters / ranks)
-    forward = size * (2 * outside + FORWARD_LAYERS * layer)
-    largest = size * max(outside, layer)
+    held = int(resting_bytes_per_parameter(engine) * parameters)
+    forward = gathered_bytes(engine, model, backward=False)
+    largest = largest_unit(engine, model)
     return {
-        "start": int((size + masters) * parameters / ranks) + forward,
+        "start": int((BYTES[engine.dtype] + masters) * parameters / engine.data_parallel) + forward,
         "sample": held,
         "score": held + forward,
-        "update": int(trained * parameters / ranks) + size * (2 * outside + BACKWARD_LAYERS * layer),
+        "update": int(training_bytes_per_parameter(engine) * parameters) + gathered_bytes(engine, model, backward=True),
         "hand-over": held + largest,
         "save": held + largest,
     }
@@ -61,9 +52,3 @@ def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
         else state + weights,
     }
     return {purpose: size for purpose, size in found.items() if size}
-
-
-def largest_unit(engine: EngineConfig, model: ModelFacts) -> int:
-    """Bytes of the largest part of the weights that is gathered at a time."""
-    phases = sharded_bytes(engine, model)
-    return phases["save"] - phases["sample"]

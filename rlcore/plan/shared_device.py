@@ -8,10 +8,17 @@ beside what sleeps there. `rlcore.plan.colocation` checks both again, with all r
 from dataclasses import dataclass
 
 from rlcore.config import RunConfig
-from rlcore.contracts.requests import ModelShape
+from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.plan.activations import BYTES, MicroBatchSize, update_bytes
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import CONTEXT_BYTES, GRADIENT_BYTES, frozen_bytes_per_parameter, training_bytes_per_parameter
+from rlcore.plan.memory import (
+    CONTEXT_BYTES,
+    GRADIENT_BYTES,
+    frozen_bytes_per_parameter,
+    gathered_for_update,
+    resting_share,
+    training_bytes_per_parameter,
+)
 
 GIB = 2**30
 FILLED = 0.95
@@ -72,7 +79,7 @@ def room_for_replicas(config: RunConfig, facts: Facts, *, offload: bool) -> floa
     total, usable = facts.gpu_memory_bytes or 0, facts.usable_gpu_bytes or 0
     if not total:
         return 0.0
-    rests = 0 if offload else trained_bytes(config, facts)
+    rests = 0 if offload else int(resting_share(config.actor) * trained_bytes(config, facts))
     reference, processes = _reference_bytes(config, facts)
     room = FILLED * (usable - rests - reference - (2 + _critics(config) + processes) * CONTEXT_BYTES)
     steps = int(min(MOST_SHARE, room / total) / SHARE_STEP + 1e-9)
@@ -109,6 +116,7 @@ def _trains(config: RunConfig, facts: Facts, *, offload: bool) -> bool:
         return False
     tokens = max(engine.micro_batch_tokens, _longest(config))
     work = update_bytes(shape, engine, MicroBatchSize(tokens, tokens, alone=False), "cuda")
+    work += gathered_for_update(engine, ModelFacts(parameters, shape))
     held = trained_bytes(config, facts)
     if offload:
         at_work = (BYTES[engine.dtype] + int(GRADIENT_BYTES[engine.dtype])) * parameters

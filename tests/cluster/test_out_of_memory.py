@@ -12,6 +12,7 @@ from rlcore.cluster.host import named
 from rlcore.cluster.out_of_memory import in_words
 from rlcore.config import RunConfig
 from rlcore.contracts.workers import MemoryPlan, WorkerContext
+from rlcore.engines.hf.sample.decode import Decoder
 from rlcore.engines.hf.train.engine import TrainEngine
 from rlcore.errors import RlcoreError, WorkerError
 from rlcore.testing import write_prompts
@@ -34,10 +35,11 @@ PLANNED = MemoryPlan(30 * GIB, "lower actor.micro_batch_tokens or rollout.max_to
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """GiB of a device that is not there: all of it, what is free, what this process has reserved, and its peak."""
-    sizes = {"total": 80.0, "free": 1.0, "reserved": 70.0, "peak": 68.5}
+    sizes = {"total": 80.0, "free": 1.0, "reserved": 70.0, "peak": 68.5, "allocated": 68.0}
     cuda = SimpleNamespace(
         mem_get_info=lambda name: (int(sizes["free"] * GIB), int(sizes["total"] * GIB)),
         memory_reserved=lambda name: int(sizes["reserved"] * GIB),
+        memory_allocated=lambda name: int(sizes["allocated"] * GIB),
         max_memory_allocated=lambda name: int(sizes["peak"] * GIB),
     )
     monkeypatch.setattr(torch, "cuda", cuda)
@@ -60,6 +62,24 @@ def test_memory_of_others_is_named_only_where_there_is_some(device: dict[str, fl
     assert "other processes" not in in_words(torch.OutOfMemoryError(TEXT), context(memory=PLANNED))
     device["free"] = 1.0
     assert "9.0 GiB are held by other" in in_words(torch.OutOfMemoryError(TEXT), context(memory=PLANNED))
+
+
+def test_memory_in_pieces_is_named_with_the_setting_that_joins_them(
+    device: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    error = torch.OutOfMemoryError(TEXT)
+    assert "pieces" not in in_words(error, context(memory=PLANNED)), "what little every allocator keeps"
+    device["allocated"] = 60.0
+    line = in_words(error, context(memory=PLANNED))
+    assert "10.0 GiB are reserved in pieces without tensors, 2.50 GiB more were asked for; set " in line
+    assert line.endswith(
+        "; set PYTORCH_ALLOC_CONF=expandable_segments:True in the environment, or lower actor.micro_batch_tokens or "
+        "rollout.max_tokens"
+    )
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
+    assert "pieces" not in in_words(error, context(memory=PLANNED)), "they grow already"
 
 
 @pytest.mark.parametrize(
@@ -86,15 +106,28 @@ def test_what_is_not_an_allocators_stays_what_it_is(error: Exception, is_memory:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("call", "overrides", "knobs"),
+    [
+        ("update", {}, "lower actor.micro_batch_tokens, data.max_prompt_tokens or rollout.max_tokens"),
+        ("score", {"algo": {"kl": {"placement": "loss"}}}, "lower "),
+        ("sample", {}, "lower rollout.max_rows, rollout.max_tokens or data.max_prompt_tokens"),
+    ],
+)
 def test_a_length_that_fits_the_plan_and_not_the_device_ends_the_run_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, overrides: dict[str, Any], knobs: str
 ) -> None:
     (tmp_path / "rewards.py").write_text("async def length(trajectory):\n    return float(len(trajectory.text()))\n")
 
-    def exhausted(self: TrainEngine, *batches: object) -> None:
+    def exhausted(*arguments: object) -> None:
         raise torch.OutOfMemoryError(TEXT)
 
-    monkeypatch.setattr(TrainEngine, "_gradients", exhausted)
+    owner, name = {
+        "update": (TrainEngine, "_gradients"),
+        "score": (TrainEngine, "_score"),
+        "sample": (Decoder, "_pass"),
+    }[call]
+    monkeypatch.setattr(owner, name, exhausted)
     config = {
         "model": {"path": str(write_tiny_model(tmp_path / "tiny")), "tokenizer": "bytes"},
         "data": {"sources": {"all": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 4, "{index}"))}}},
@@ -104,9 +137,9 @@ def test_a_length_that_fits_the_plan_and_not_the_device_ends_the_run_in_one_line
         "cluster": {"device": "cpu"},
     }
     with pytest.raises(RlcoreError) as caught:
-        train(config)
+        train(config | overrides)
     line = str(caught.value)
     assert "\n" not in line
     assert "memory of cpu is exhausted: the plan estimated 0.5 GiB, the peak was " in line
-    assert "2.50 GiB more were asked for; lower actor.micro_batch_tokens, data.max_prompt_tokens or rollout" in line
+    assert f"2.50 GiB more were asked for; {knobs}" in line
     assert sys.modules["torch"] is torch

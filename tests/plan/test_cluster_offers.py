@@ -1,12 +1,15 @@
 """Clusters that are missing, garbage or offered twice are refused in one line before anything starts."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlcore.cli import main
 from rlcore.errors import ConfigError, PlanError, PluginError, RlcoreError
+from rlcore.plan import Facts, make_plan
+from rlcore.plugins import configure
 from rlcore.plugins.planning import plan_run
 from rlcore.testing import check_plugin
 from rlcore.testing.null import SETTINGS
@@ -173,6 +176,21 @@ def test_a_plugin_whose_cluster_is_not_chosen_stops_the_run(site: Path) -> None:
     written(site, "ClusterOffer('odd', Good)")
     line = refused(PlanError, "cluster.backend=local")
     assert line.startswith(f"{WHO} is enabled, but nothing of it is in the plan")
+
+
+def test_memory_is_checked_on_other_machines_whose_devices_are_known(site: Path) -> None:
+    elsewhere = "abilities=lambda config, section: ClusterAbilities(elsewhere=True)"
+    written(site, f"ClusterOffer('odd', Good, {elsewhere})")
+    settings = [*SETTINGS, "cluster.backend=odd", "cluster.device=cuda"]
+    hooks, loaded = configure([], settings, ["null", "odd"])
+    here = Facts(gpus=1, gpu_memory_bytes=8 * 2**30, parameters=10**9)
+    assert make_plan(loaded, hooks, here).device_bytes == {}, "this machine's devices are not those of the workers"
+    with pytest.raises(PlanError, match=r"role 'actor' needs about .* GiB a rank, a device has 8\.0"):
+        make_plan(loaded, hooks, replace(here, of_workers=True))
+    large = replace(here, gpu_memory_bytes=80 * 2**30, of_workers=True)
+    assert make_plan(loaded, hooks, large).device_bytes["main"]["training"] > 16 * 10**9
+    with pytest.raises(PlanError, match=r"the pools need 1 GPUs .* the machine has 0"):
+        make_plan(loaded, hooks, replace(large, gpus=0))
 
 
 WAYS = {

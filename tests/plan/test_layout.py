@@ -236,7 +236,7 @@ def test_offload_leaves_room_for_activations_or_the_optimizers_state() -> None:
     activations = whole["training"] - 16 * 600_000_000
     assert activations > 0
     assert whole["training"] - offloaded["training"] == min(state, activations)
-    assert whole["serving"] - offloaded["serving"] == 16 * 600_000_000
+    assert whole["serving"] - offloaded["serving"] == 12 * 600_000_000, "there are no gradients between updates"
 
 
 def test_offload_is_not_advised_where_it_is_refused() -> None:

@@ -58,7 +58,8 @@ def test_a_path_asks_for_a_second_model_also_with_lora(tmp_path: Path) -> None:
     assert reference.request.embedded_in is None
     parameters = num_parameters(other)
     assert parameters
-    assert plan.memory_bytes["reference"] == PROCESS + 4 * parameters
+    passes = plan.memory_bytes["reference"] - (PROCESS + 4 * parameters)
+    assert 0 < passes < 30 * 2**20, "states of a layer and logits of a forward pass"
     same, reference = planned(LORA, "reference.path=none")
     assert reference.request.embedded_in is None
     assert same.memory_bytes["reference"] == PROCESS + 4 * 10**6
