@@ -3,12 +3,16 @@
 import asyncio
 import heapq
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, TypeVar
+
+from rlcore.errors import RlcoreError, WorkerError, boundary
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Slot")
@@ -272,3 +276,21 @@ async def all_or_none(starts: Sequence[Coroutine[Any, Any, object]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_daemon_thread(name: str, call: Callable[[], T]) -> T:
+    """The result of the call, while the event loop goes on.
+
+    Its RlcoreErrors pass; other exceptions become WorkerErrors that begin with `name`.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            with boundary(name, WorkerError, BaseException):
+                done.set_result(call())
+        except RlcoreError as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await asyncio.wrap_future(done)

@@ -63,6 +63,21 @@ class ActorWorker(Worker):
     def save(self, directory: Path) -> None:
         """Write the model directory (`model/`, opened by from_pretrained) and the training state below `directory`."""
 
+    def snapshot(self) -> bool:
+        """Copy into host memory what `save` would write now, and return True: `write_snapshot` follows once.
+
+        False, as here: this worker cannot, and training waits for its `save` instead.
+        """
+        return False
+
+    async def write_snapshot(self, directory: Path) -> None:
+        """Write the copy that the last `snapshot` made as `save` would have written it then, and free its memory.
+
+        Other calls, updates among them, come meanwhile, so it must not keep the worker's loop; with several ranks it
+        makes no exchange with them.
+        """
+        raise WorkerError(f"{self.context}: {type(self).__name__} takes no snapshots, so there is none to write")
+
     @abstractmethod
     def restore(self, directory: Path) -> None:
         """Load the files of `save`, bit for bit."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.contracts.workers import Worker
+from rlcore.errors import PluginError, WorkerError
 from rlcore.types import Batch, Float32s, Metrics
 
 
@@ -36,6 +37,14 @@ class CriticWorker(Worker):
     @abstractmethod
     def save(self, directory: Path) -> None:
         """Write the model directory and the training state into `directory`, which is the critic's own."""
+
+    def snapshot(self) -> bool:
+        """Copy into host memory what `save` would write now; False where this worker cannot: `ActorWorker.snapshot`."""
+        return False
+
+    async def write_snapshot(self, directory: Path) -> None:
+        """Write that copy while other calls come: `ActorWorker.write_snapshot`."""
+        raise WorkerError(f"{self.context}: {type(self).__name__} takes no snapshots, so there is none to write")
 
     @abstractmethod
     def restore(self, directory: Path) -> None:
@@ -77,6 +86,17 @@ class CriticEngine(ABC):
     async def save(self, directory: Path) -> None:
         """Write the critic into `directory`, the critic's part of the checkpoint, which exists and is empty."""
 
+    async def snapshot(self) -> bool:
+        """Copy into host memory what `save` would write now, and return True: `write_snapshot` follows once.
+
+        False, as here: this engine cannot, and training waits for its `save` instead.
+        """
+        return False
+
+    async def write_snapshot(self, directory: Path) -> None:
+        """Write the copy that the last `snapshot` made, as `save` would have; updates come meanwhile."""
+        raise PluginError(f"{type(self).__name__} takes no snapshots, so there is none to write")
+
     async def restore(self, directory: Path) -> None:
         """Load the files of `save`; if the engine wrote none, the directory does not exist."""
 
@@ -92,6 +112,12 @@ class CriticEngine(ABC):
 
 class NoCritic(CriticEngine):
     """The engine 'none': estimators that need no values."""
+
+    async def snapshot(self) -> bool:
+        return True
+
+    async def write_snapshot(self, directory: Path) -> None:
+        """There is nothing to write."""
 
     async def values(self, batch: Batch) -> Float32s | None:
         return None

@@ -28,6 +28,7 @@ from rlcore.plan.reward_functions import brought_rewards, resolve_rewards
 from rlcore.plan.run_plan import AlgorithmPlan, LayoutPlan, RunPlan
 from rlcore.plan.schedule import plan_schedule, schedule_notes
 from rlcore.plan.skipped_rows import skip_rows
+from rlcore.plan.state_copies import plan_saving
 from rlcore.plan.tracking import plan_trackers
 from rlcore.plan.weight_sync import plan_weights
 
@@ -86,7 +87,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         notes=(),
         plugins=_enabled_plugins(offers, used, loaded),
     )
-    return replace(made, notes=_notes(made, offers, unshared))
+    return plan_saving(replace(made, notes=_notes(made, offers, unshared)))
 
 
 def _notes(plan: RunPlan, offers: Offers, unshared: Sequence[str]) -> tuple[str, ...]:

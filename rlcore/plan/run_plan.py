@@ -163,6 +163,8 @@ class RunPlan:
     """News for the user: unused offers, unknown facts, no canary."""
     plugins: tuple[Provider, ...]
     """The enabled plugins."""
+    saves_copies: bool = True
+    """Checkpoints are written from copies in host memory while training goes on; else training waits for them."""
 
     @property
     def config(self) -> RunConfig:

@@ -36,7 +36,8 @@ def sharded_bytes(engine: EngineConfig, model: ModelFacts) -> dict[str, int]:
 def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
     """Bytes of host memory that all ranks of a role that trains need on GPUs, by purpose; those that need any.
 
-    offload: what rests there; hand-over: the first rank's copy of the weights; save: what is copied to be written.
+    offload: what rests there; hand-over: the first rank's copy of the weights; save: what is
+    copied to be written, all of it where training goes on meanwhile.
     """
     engine, request = worker.request.engine, worker.request
     parameters = plan.facts.model_of(request).parameters or 0
@@ -48,7 +49,7 @@ def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
         "offload": (weights + state) * request.ranks if engine.offload else 0,
         "hand-over": weights if request.role.name == "actor" and plan.weights_kind else 0,
         "save": state + min(weights, largest_unit(engine, plan.facts.model_of(request)) * request.ranks)
-        if sharded
+        if sharded and not plan.saves_copies
         else state + weights,
     }
     return {purpose: size for purpose, size in found.items() if size}

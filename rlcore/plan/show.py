@@ -60,6 +60,7 @@ def _to_json(plan: RunPlan) -> dict[str, Any]:
         "colocated_roles": list(plan.colocated_roles),
         "memory_bytes": dict(plan.memory_bytes),
         "device_bytes": {name: dict(phases) for name, phases in plan.device_bytes.items()},
+        "saves_copies": plan.saves_copies,
         "choices": {
             choice.key: {"value": choice.value, "reason": choice.reason, "set_by": choice.set_by}
             for choice in plan.choices

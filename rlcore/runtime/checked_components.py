@@ -270,6 +270,18 @@ class CheckedCritic(_Checked):
         with self._boundary("save()"):
             await self._component.save(directory)
 
+    async def snapshot(self) -> bool:
+        """See `CriticEngine.snapshot`."""
+        who = f"{self._who}: snapshot()"
+        with self._boundary("snapshot()"):
+            found = await awaitable(who, self._component.snapshot())
+            return bool(plain(who, found, (bool, np.bool_), "True or False"))
+
+    async def write_snapshot(self, directory: Path) -> None:
+        """See `CriticEngine.write_snapshot`."""
+        with self._boundary("write_snapshot()"):
+            await self._component.write_snapshot(directory)
+
     async def restore(self, directory: Path) -> None:
         """See `CriticEngine.restore`."""
         with self._boundary("restore()"):

@@ -8,12 +8,13 @@ uniform distribution.
 Shape letters: B rows, T token positions, V vocabulary.
 """
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -182,19 +183,31 @@ class NullActor(Busy, ActorWorker):
 
     def save(self, directory: Path) -> None:
         time.sleep(self.settings.save_s)
-        model = directory / "model"
-        model.mkdir(parents=True, exist_ok=True)
-        (model / "config.json").write_text(json.dumps({"model_type": "null", "vocab_size": len(self.logits_V)}))
-        np.save(model / "logits_V.npy", self.logits_V)
-        np.save(directory / "moment1_V.npy", self.moment1_V)
-        np.save(directory / "moment2_V.npy", self.moment2_V)
+        _write(directory, self._saved())
+
+    def snapshot(self) -> bool:
+        self._copied = self._saved()
+        return True
+
+    async def write_snapshot(self, directory: Path) -> None:
+        await asyncio.sleep(self.settings.save_s)
+        _write(directory, self._copied)
+
+    def _saved(self) -> dict[str, Float64s | dict[str, Any]]:
+        """Contents of the files of a checkpoint; arrays are replaced by updates and never changed."""
         counters = {
             "num_updates": self.num_updates,
             "num_adam_steps": self.num_adam_steps,
             "skipped_in_a_row": self.skipped_in_a_row,
             "version": self.version,
         }
-        (directory / "actor.json").write_text(json.dumps(counters))
+        return {
+            "model/config.json": {"model_type": "null", "vocab_size": len(self.logits_V)},
+            "model/logits_V.npy": self.logits_V,
+            "moment1_V.npy": self.moment1_V,
+            "moment2_V.npy": self.moment2_V,
+            "actor.json": counters,
+        }
 
     def restore(self, directory: Path) -> None:
         self.logits_V = self.published_V = _load(directory / "model" / "logits_V.npy")
@@ -206,6 +219,16 @@ class NullActor(Busy, ActorWorker):
 
     def facts(self) -> dict[str, Any]:
         return {"num_parameters": len(self.logits_V), "context_length": None, "vocabulary": len(self.logits_V)}
+
+
+def _write(directory: Path, files: Mapping[str, Float64s | dict[str, Any]]) -> None:
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, dict):
+            path.write_text(json.dumps(content))
+        else:
+            np.save(path, content)
 
 
 def _load(path: Path) -> Float64s:

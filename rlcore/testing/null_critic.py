@@ -53,13 +53,24 @@ class NullCritic(Busy, CriticWorker):
         return {"critic/loss": 0.5 * float((errors_N**2).mean())} if len(errors_N) else {}
 
     def save(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "values.json").write_text(json.dumps(self.values_L.tolist()))
+        _write(directory, self.values_L)
+
+    def snapshot(self) -> bool:
+        self._copied_L = self.values_L.copy()
+        return True
+
+    async def write_snapshot(self, directory: Path) -> None:
+        _write(directory, self._copied_L)
 
     def restore(self, directory: Path) -> None:
         with boundary(f"checkpoint '{directory}': reading values.json", CheckpointError):
             values: Any = json.loads((directory / "values.json").read_text())
             self.values_L = np.array(values, dtype=np.float64)
+
+
+def _write(directory: Path, values_L: npt.NDArray[np.float64]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "values.json").write_text(json.dumps(values_L.tolist()))
 
 
 def _places(batch: Batch) -> npt.NDArray[np.int64]:

@@ -5,8 +5,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlcore.aio import in_daemon_thread
 from rlcore.errors import ConfigError, RlcoreError, boundary
-from rlcore.train.daemon_call import in_daemon_thread
 from rlcore.types import FrozenDict, Metrics
 
 logger = logging.getLogger(__name__)

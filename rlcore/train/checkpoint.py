@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlcore.contracts.model_files import readable_as
-from rlcore.errors import CheckpointError, describe
+from rlcore.errors import CheckpointError, RlcoreError, describe
 from rlcore.report.files import FILES, FileOperations, write_atomically
 
 FORMAT = 1
@@ -179,11 +179,11 @@ def reported(what: str, staging: Path | None = None, files: FileOperations = FIL
     """OSError becomes CheckpointError that begins with `what`; a failed save gives the space of `staging` back."""
     try:
         yield
-    except (OSError, CheckpointError) as error:
+    except (OSError, RlcoreError) as error:
         if staging is not None:
             with suppress(OSError):
                 _remove_tree(staging, files)
-        if isinstance(error, CheckpointError):
+        if isinstance(error, RlcoreError):
             raise
         raise CheckpointError(f"{what}: {describe(error)}") from error
 

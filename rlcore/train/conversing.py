@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlcore.aio import in_daemon_thread
 from rlcore.contracts.rollout import Generator
 from rlcore.contracts.tokens import Tokens
 from rlcore.errors import WorkerError
 from rlcore.plan import RunPlan
-from rlcore.train.daemon_call import in_daemon_thread
 from rlcore.train.loaded_run import loaded_sampler
 from rlcore.types import FrozenDict, GenerateRequest, Lane, Message, Sampling
 

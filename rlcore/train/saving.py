@@ -1,13 +1,14 @@
 """A run's checkpoints: saved between two steps, restored, and saved in a hurry when a signal comes."""
 
 import asyncio
-import contextlib
+import copy
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from rlcore.config import CheckpointConfig
@@ -23,6 +24,8 @@ from rlcore.train.trainer import Trainer
 
 CRITIC = "critic"
 """Directory of the critic engine, which writes what it likes there; missing when it wrote nothing."""
+UNFINISHED_CRITIC = ".critic"
+"""Its name while it is written, so that an actor's directory of that name is noticed."""
 IN_FLIGHT = "in_flight"
 """Directory of the scored trajectories that no step was trained on yet."""
 OURS = (checkpoint.STATE, checkpoint.MANIFEST, "config.yaml", "plan.json", CRITIC, IN_FLIGHT)
@@ -36,12 +39,17 @@ logger = logging.getLogger(__name__)
 
 
 class Saver:
-    """Writes and restores the checkpoints of one run."""
+    """Writes and restores the checkpoints of one run.
+
+    Training waits while workers copy their state, and goes on while the copies are written. At most one checkpoint is
+    being written: the next one waits for it.
+    """
 
     def __init__(self, trainer: Trainer, run_dir: Path) -> None:
         self._trainer, self._run_dir = trainer, run_dir
         self._config: CheckpointConfig = trainer.config.checkpoint
-        self._under_way: asyncio.Task[Path] | None = None
+        self._under_way: asyncio.Task[None] | None = None
+        self._step_under_way = 0
         self._activity = current_activity()
         self._save_s: float | None = None
         self._num_kept = 0
@@ -65,39 +73,105 @@ class Saver:
 
     @property
     def saved_step(self) -> int | None:
-        """The step of the newest checkpoint."""
+        """The step of the newest checkpoint, also of one that is being written."""
+        if self._under_way is not None:
+            return self._step_under_way
         return None if self.last is None else checkpoint.step_of(self.last)
 
-    async def save(self) -> Path:
-        """Save the published step; a save that was interrupted goes on by itself and is waited for by the next call."""
-        if self._under_way is None or self._under_way.done():
-            self._under_way = asyncio.create_task(self._save(), name="save checkpoint")
-        return await asyncio.shield(self._under_way)
+    async def save(self) -> None:
+        """Begin to save the published step; returns when training may go on.
 
-    async def _save(self) -> Path:
+        Waits for the checkpoint before; an error of either is raised. A call that is cancelled leaves its save running,
+        for `finish`.
+        """
+        began = time.monotonic()
+        self._activity.enter("saving a checkpoint")
+        await self.finish()
+        copied = asyncio.Event()
+        self._step_under_way = self._trainer.progress.step
+        self._under_way = asyncio.create_task(self._save(copied), name="save checkpoint")
+        self._under_way.add_done_callback(lambda _: copied.set())
+        await copied.wait()
+        self.check()
+        self._trainer.run.sink.record("time/save_blocked_s", time.monotonic() - began)
+        self._activity.enter("between steps")
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed, once."""
+        if self._under_way is not None and self._under_way.done():
+            ended, self._under_way = self._under_way, None
+            ended.result()
+
+    async def finish(self) -> None:
+        """Return when no checkpoint is being written; the error of one that failed is raised, once."""
+        if self._under_way is not None:
+            await asyncio.wait({self._under_way})
+            self.check()
+
+    async def saved(self) -> Path | None:
+        """The checkpoint of the published step, which is written now unless it was."""
+        if self.saved_step != self._trainer.progress.step:
+            await self.save()
+        await self.finish()
+        return self.last
+
+    async def let_end(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Behind an error of the run: wait for a checkpoint that is being written; its error is logged.
+
+        A signal waits on its own terms: `save_on_signal`.
+        """
+        if error is None or isinstance(error, Exception):
+            try:
+                await self.finish()
+            except RlcoreError as problem:
+                logger.warning("%s", problem)
+
+    async def _save(self, copied: asyncio.Event) -> None:
+        """Save the step that is published now; `copied` is set when training may go on."""
         began, trainer = time.monotonic(), self._trainer
         step, (state, in_flight) = trainer.progress.step, trainer.snapshot()
+        state, best = copy.deepcopy(state), self.best_step
         logger.info("saving step %d", step)
-        self._activity.enter("saving a checkpoint")
         self._check_states(state)
         await trainer.written()
         staging = await asyncio.to_thread(checkpoint.staging, self._run_dir, step)
         what = f"checkpoint of step {step} was not saved, what was published before stands"
         with checkpoint.reported(what, staging):
-            await trainer.actor.call(ActorWorker.save, staging)
-            await asyncio.to_thread(_check_actor, staging)
-            await self._save_critic(staging / CRITIC)
+            await self._save_workers(staging, copied)
             await asyncio.to_thread(trainer.run.tokens.save, staging / "model")
             await asyncio.to_thread(write_scored, staging / IN_FLIGHT, in_flight)
             for name in ("config.yaml", "plan.json"):
                 (staging / name).write_bytes((self._run_dir / name).read_bytes())
-        publish = partial(checkpoint.publish, keep=self._config.keep, best=self.best_step)
+        publish = partial(checkpoint.publish, keep=self._config.keep, best=best)
         self.last = await asyncio.to_thread(publish, staging, self._run_dir, step, state)
         self._num_kept = len(in_flight)
         self._save_s = time.monotonic() - began
         logger.info("saved %s in %.1f s", self.last, self._save_s)
-        self._activity.enter("between steps")
-        return self.last
+
+    async def _save_workers(self, staging: Path, copied: asyncio.Event) -> None:
+        """Actor and critic: what they copy is written behind `copied`, what they cannot copy before."""
+        actor, critic, directory = self._trainer.actor, self._trainer.run.critic, staging / UNFINISHED_CRITIC
+        await asyncio.to_thread(directory.mkdir)
+        copies = self._trainer.run.plan.saves_copies
+        later: list[Callable[[], Awaitable[None]]] = []
+        if copies and await actor.call(ActorWorker.snapshot):
+            later.append(partial(actor.call, ActorWorker.write_snapshot, staging))
+        else:
+            await actor.call(ActorWorker.save, staging)
+        if copies and await critic.snapshot():
+            later.append(partial(critic.write_snapshot, directory))
+        else:
+            await critic.save(directory)
+        copied.set()
+        for write in later:
+            await write()
+        await asyncio.to_thread(_check_actor, staging)
+        if any(directory.iterdir()):
+            await asyncio.to_thread(directory.rename, staging / CRITIC)
+        else:
+            await asyncio.to_thread(directory.rmdir)
 
     def _check_states(self, state: Mapping[str, Any]) -> None:
         """PluginError naming the component whose state is not JSON."""
@@ -105,34 +179,39 @@ class Saver:
             with boundary(f"{owner_of(self._trainer.run.plan.components[slot])}: state()", PluginError):
                 json.dumps(state[slot], allow_nan=False)
 
-    async def _save_critic(self, directory: Path) -> None:
-        await asyncio.to_thread(directory.mkdir)
-        await self._trainer.run.critic.save(directory)
-        with contextlib.suppress(OSError):  # it holds something
-            await asyncio.to_thread(directory.rmdir)
-
     async def save_on_signal(self) -> str:
-        """Save the published step if that is still possible in time; what was done, in a few words."""
-        trainer, limit = self._trainer, self._config.shutdown_s
+        """Save the published step if that is still possible in time; what was done, in a few words.
+
+        A checkpoint that is being written is waited for first.
+        """
+        limit = self._config.shutdown_s
         if not self.ready:
             return self._stands("before the first step")
-        if self.saved_step == trainer.progress.step and len(trainer.snapshot()[1]) <= self._num_kept:
-            return self._stands("already saved")
-        if trainer.updating:
-            return self._stands("the step under way is lost")
+        was_saving = self._under_way is not None
         try:
             async with asyncio.timeout(limit):
-                expected = await self._expected_s()
-                if expected > limit and trainer.progress.step == 0:
-                    return self._stands("in the first step")
-                if expected > limit:
-                    return self._stands(f"a save takes about {expected:.0f} s, checkpoint.shutdown_s is {limit:g}")
-                await self.save()
+                await self.finish()
+                return self._stands(await self._save_now(limit, "saved" if was_saving else "already saved"))
         except TimeoutError:
             return self._stands(f"the save did not end within checkpoint.shutdown_s={limit:g}")
         except RlcoreError as error:
             return self._stands(f"the save failed: {error}")
-        return self._stands("saved")
+
+    async def _save_now(self, limit: float, is_saved: str) -> str:
+        """Save the published step unless it `is_saved` or that takes longer than `limit`; what was done, in words."""
+        trainer = self._trainer
+        if self.saved_step == trainer.progress.step and len(trainer.snapshot()[1]) <= self._num_kept:
+            return is_saved
+        if trainer.updating:
+            return "the step under way is lost"
+        expected = await self._expected_s()
+        if expected > limit and trainer.progress.step == 0:
+            return "in the first step"
+        if expected > limit:
+            return f"a save takes about {expected:.0f} s, checkpoint.shutdown_s is {limit:g}"
+        await self.save()
+        await self.finish()
+        return "saved"
 
     async def _expected_s(self) -> float:
         if self._save_s is not None:

@@ -203,6 +203,7 @@ class Session:
                 stack.callback(self._spans.close)
                 self._spans.start()
             stack.push_async_callback(trainer.close)
+            stack.push_async_exit(self.saver.let_end)
             trainer.start()
             await self._run.agent.check(self._all_prompts)
             num_updates = self.total_steps * self._run.plan.batch_sizes["updates"]
@@ -233,6 +234,7 @@ class Session:
         """The evaluation and the checkpoint that are due after the last step, also those that a signal prevented."""
         trainer, evaluation, saving = self._trainer, self._config.eval, self._config.checkpoint
         step = trainer.progress.step
+        self.saver.check()
         if not 0 < step < self.total_steps or self._stop.pending:
             return
         if evaluation.every_steps and step % evaluation.every_steps == 0 and not trainer.evaluated(step):
@@ -261,7 +263,7 @@ class Session:
         try:
             stops = await self._callbacks.after_step(step, metrics | found)
         except ConfigError as error:
-            saved = await self.saver.save()
+            saved = await self.saver.saved()
             raise ConfigError(f"{error}; the run ended after step {step}: {saved}, go on with --resume") from error
         return "stop_when was true" if stops else self._rule.reason
 
@@ -275,6 +277,7 @@ class Session:
             await self._evaluate()
         if (self._config.checkpoint.at_end or self.saver.best_step == step) and self.saver.saved_step != step:
             await self.saver.save()
+        await self.saver.finish()
 
     async def _continue(self, origin: Origin) -> None:
         """Restore what there is to continue from.

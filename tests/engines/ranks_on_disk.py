@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, ModelConfig
 from rlcore.engines.hf import TrainEngine
 from rlcore.engines.hf.train import engine as engine_module
-from rlcore.engines.hf.train import unit_files
-from rlcore.engines.hf.train.model import Model
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.engines.hf.train.ranks import Ranks, check_shared
+from rlcore.engines.hf.train.state_files import StateFile
 from rlcore.errors import ConfigError
 from rlcore.testing.tiny import random_batch
 
@@ -46,6 +44,9 @@ def run(stage: str, num: int, before: str, rank: int, directory: Path, path: str
     else:
         engine.update(random_batch(seed=5))
     engine.save(directory / stage)
+    engine.snapshot()
+    engine.update(random_batch(seed=6))
+    engine.write_snapshot(directory / f"{stage}-copied")
     if ranks is not None:
         ranks.gather({})
         ranks.close()
@@ -66,14 +67,15 @@ def main(rank: str, directory: str, start: str) -> None:
     """One process's part: ranks with numbers beyond a stage's wait for the next stage's meeting."""
     torch.set_num_threads(1)
     setattr(engine_module, "gathered_weights", refuse)  # noqa: B010 - it is imported there
-    write = unit_files._save_file
+    write = StateFile.write
 
-    def noting(model: Model, tensors: dict[str, Tensor], path: Path) -> list[str]:
-        with (Path(directory) / f"written-by-{rank}").open("a") as notes:
-            notes.write(f"{path.relative_to(directory)}\n")
-        return write(model, tensors, path)
+    def noting(file: StateFile, target: Path) -> None:
+        if not isinstance(file.content, bytes) and file.path.startswith("model/") and target.name in STAGES:
+            with (Path(directory) / f"written-by-{rank}").open("a") as notes:
+                notes.write(f"{(target / file.path).relative_to(directory)}\n")
+        write(file, target)
 
-    setattr(unit_files, "_save_file", noting)  # noqa: B010 - as above
+    setattr(StateFile, "write", noting)  # noqa: B010 - as above
     before = ""
     for stage, num in STAGES.items():
         if int(rank) < num:

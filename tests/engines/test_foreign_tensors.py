@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlcore.config import ModelConfig
-from rlcore.engines.hf.train.model import ModelKind, load_model, save_value_head
+from rlcore.engines.hf.train.model import ModelKind, load_model, value_head_file
 from rlcore.errors import ConfigError
 from rlcore.testing.tiny import write_tiny_classifier, write_tiny_model
 
@@ -84,7 +84,7 @@ def test_tied_weights_may_be_stored_twice_and_old_buffers_are_passed_over(tmp_pa
 
 def test_a_policy_with_a_critics_head_beside_it_loads(model: Path, tmp_path: Path) -> None:
     path = changed(model, tmp_path / "critic")
-    save_value_head(load(model, ModelKind.VALUE), path)
+    value_head_file(load(model, ModelKind.VALUE)).write(path)
     assert_holds_the_files(load(path), model)
     assert_holds_the_files(load(path, ModelKind.VALUE), model)
 

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
 from rlcore.engines.hf import LossTerms, MicroBatch, Predictions, TrainEngine
+from rlcore.engines.hf.train import state
 from rlcore.engines.hf.train.model_export import export_model
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.errors import CheckpointError, ConfigError
@@ -125,6 +126,53 @@ def test_saving_twice_writes_the_same_bytes(llama: Path, tmp_path: Path) -> None
     files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()]
     assert files
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_a_snapshot_holds_the_state_of_its_moment_and_is_written_as_that_was(
+    llama: Path, tmp_path: Path, variant: dict[str, Any]
+) -> None:
+    engine = engine_of(llama, **variant)
+    engine.update(random_batch(seed=0))
+    engine.save(tmp_path / "saved")
+    engine.snapshot()
+    engine.update(random_batch(seed=1))
+    torch.rand(1)
+    engine.write_snapshot(tmp_path / "written")
+    files = files_of(tmp_path / "saved")
+    assert files_of(tmp_path / "written") == files
+    engine.save(tmp_path / "later")
+    later = files_of(tmp_path / "later")
+    assert {name for name in files if files[name] != later[name]} >= {"trainer_state.safetensors"}
+    with pytest.raises(ValueError, match="there is no snapshot to write"):
+        engine.write_snapshot(tmp_path / "again")
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+def test_a_model_directory_is_as_transformers_writes_it(llama: Path, tmp_path: Path) -> None:
+    engine = engine_of(llama)
+    engine.save(tmp_path / "saved")
+    engine.model.transformer.save_pretrained(tmp_path / "expected")
+    assert files_of(tmp_path / "saved" / "model") == files_of(tmp_path / "expected")
+
+
+def test_a_large_model_is_split_into_files_that_from_pretrained_opens(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    engine = engine_of(llama)
+    monkeypatch.setattr(state, "MAX_FILE_SIZE", "20KB")
+    engine.save(tmp_path)
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for name, tensor in engine.model.transformer.state_dict().items():
+        assert torch.equal(opened.state_dict()[name], tensor)
 
 
 def test_a_missing_or_foreign_checkpoint_is_refused(llama: Path, tmp_path: Path) -> None:

@@ -70,6 +70,16 @@ def test_another_number_of_ranks_goes_on_with_the_same_bits(saved: Path, stage: 
         assert not different
 
 
+@pytest.mark.parametrize("stage", NUM)
+def test_snapshots_of_ranks_hold_the_state_of_their_moment(saved: Path, stage: str) -> None:
+    ours, theirs = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (saved / f"{stage}-copied", saved / stage)
+    )
+    assert ours == theirs
+    assert len(ours) >= 5
+
+
 def test_a_sharded_model_is_a_file_per_layer_that_from_pretrained_opens(saved: Path) -> None:
     from transformers import AutoModelForCausalLM
 

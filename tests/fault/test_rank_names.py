@@ -52,9 +52,9 @@ class Ranked(NullActor):
             return super().weights(version, directory)
         return WeightsHandle(version, "directory", str(directory))
 
-    def save(self, directory):
+    async def write_snapshot(self, directory):
         if self.context.rank == 0:
-            super().save(directory)
+            await super().write_snapshot(directory)
 
 
 @hookimpl

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,9 @@ def test_host_memory_is_counted_for_what_rests_there_is_handed_over_and_is_saved
     alone = host_memory(plan())["actor"]
     assert alone == {"hand-over": 2 * parameters, "save": 14 * parameters}
     assert host_memory(plan("actor.offload=true"))["actor"] == {"offload": 14 * parameters, **alone}
-    sharded = host_memory(plan(*SHARDED))["actor"]
+    copied = plan(*SHARDED)
+    assert host_memory(copied)["actor"] == alone, "all ranks together copy everything"
+    sharded = host_memory(replace(copied, saves_copies=False))["actor"]
     assert sharded["hand-over"] == 2 * parameters
     assert 12 * parameters < sharded["save"] < 14 * parameters, "each rank copies a unit at a time"
 

@@ -62,6 +62,8 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "critic update()": ("later", lambda failing: critic(failing).update(BATCH)),
     "critic actor_may_update()": ("now", lambda failing: critic(failing).actor_may_update()),
     "critic save()": ("later", lambda failing: critic(failing).save(HERE)),
+    "critic snapshot()": ("later", lambda failing: critic(failing).snapshot()),
+    "critic write_snapshot()": ("later", lambda failing: critic(failing).write_snapshot(HERE)),
     "critic restore()": ("later", lambda failing: critic(failing).restore(HERE)),
     "critic restore_state()": ("now", lambda failing: critic(failing).restore_state({})),
 }

@@ -100,6 +100,16 @@ class ForgetsMoments(NullActor):
         self.moment1_V = np.zeros_like(self.moment1_V)
 
 
+class CopiesNothing(NullActor):
+    async def write_snapshot(self, directory):
+        self.save(directory)
+
+
+class CopiesNoValues(NullCritic):
+    async def write_snapshot(self, directory):
+        self.save(directory)
+
+
 class ForgetsWeights(NullActor):
     def restore(self, directory):
         pass
@@ -235,6 +245,7 @@ HOSTED = {"host": NullActor}
 SHAPE = "test_logprobs_are_one_number_a_token"
 ROWS = "test_logprobs_of_a_row_do_not_depend_on_the_others"
 SAVED = "test_what_was_saved_is_restored_bit_for_bit"
+COPIED = "test_a_snapshot_is_written_as_it_was_taken"
 LEARNS = "test_an_update_makes_what_was_good_more_likely"
 SKIPS = "test_a_gradient_that_is_not_finite_is_skipped_and_counted"
 SCORES = "test_token_scores_are_the_same_logprobs_with_their_entropy"
@@ -258,6 +269,7 @@ ACTOR = [
     (CountsNothing, SKIPS),
     (ForgetsMoments, SAVED),
     (ForgetsWeights, SAVED),
+    (CopiesNothing, COPIED),
     (NoFacts, "test_it_knows_itself_and_takes_a_version"),
     (Publishes, "test_it_knows_itself_and_takes_a_version"),
     (OtherVersion, WEIGHTS),
@@ -274,6 +286,7 @@ CRITIC = [
     (ValuesByRow, "test_values_of_a_row_do_not_depend_on_the_others"),
     (NeverLearns, "test_updates_bring_values_to_the_returns"),
     (RestoresNothing, SAVED),
+    (CopiesNoValues, COPIED),
 ]
 ROLLOUT = [
     (

@@ -55,8 +55,8 @@ class OddActor(NullActor):
         done = super().update(minibatch)
         return {"update None": None, "update text": {"actor/loss": "low"}}.get(self.mode, done)
 
-    def save(self, directory):
-        super().save(directory)
+    async def write_snapshot(self, directory):
+        await super().write_snapshot(directory)
         if self.mode == "save state":
             (directory / "state.json").write_text("{}")
 
@@ -202,7 +202,8 @@ def test_a_run_ends_in_its_first_step_by_the_name_of_who_hands_over_what_it_must
         odd_run(tmp_path, mode, chosen)
     assert "\n" not in str(caught.value)
     assert (f"of plugin 'odd' ({tmp_path / 'odd.py'} API 1)" in str(caught.value)) == (error is not CheckpointError)
-    assert len(metrics.read(tmp_path / "runs" / "odd")) == (mode == "save state")
+    taken = len(metrics.read(tmp_path / "runs" / "odd"))
+    assert 1 <= taken < 5 if mode == "save state" else taken == 0, "steps go on while a checkpoint is written"
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,13 @@ from rlcore.testing.null import NullActor
 RLCORE_API = "1"
 
 class Elsewhere(NullActor):
-    def save(self, directory):
-        if self.version < 2:
-            super().save(directory)
+    def snapshot(self):
+        self.shares_directory = self.version < 2
+        return super().snapshot()
+
+    async def write_snapshot(self, directory):
+        if self.shares_directory:
+            await super().write_snapshot(directory)
 
 @hookimpl
 def rlcore_worker_classes():

@@ -64,6 +64,12 @@ class ValueCritic(CriticEngine):
     async def save(self, directory: Path) -> None:
         await self._worker.call(CriticWorker.save, directory)
 
+    async def snapshot(self) -> bool:
+        return await self._worker.call(CriticWorker.snapshot)
+
+    async def write_snapshot(self, directory: Path) -> None:
+        await self._worker.call(CriticWorker.write_snapshot, directory)
+
     async def restore(self, directory: Path) -> None:
         await self._worker.call(CriticWorker.restore, directory)
 

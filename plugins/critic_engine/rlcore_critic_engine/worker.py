@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcore.aio import in_daemon_thread
 from rlcore.contracts.critic import CriticWorker
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Float32s, Metrics
@@ -82,6 +84,13 @@ class HfCritic(CriticWorker):
 
     def save(self, directory: Path) -> None:
         self.engine.save(directory)
+
+    def snapshot(self) -> bool:
+        self.engine.snapshot()
+        return True
+
+    async def write_snapshot(self, directory: Path) -> None:
+        await in_daemon_thread(f"{self.context}.write_snapshot()", partial(self.engine.write_snapshot, directory))
 
     def restore(self, directory: Path) -> None:
         """Load what `save` wrote; CheckpointError, with nothing changed, when it has no value head."""

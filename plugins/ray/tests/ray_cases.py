@@ -66,9 +66,13 @@ class UnevenReplica(WhoReplica):
 class Full(NullActor):
     """The disk is full when the second checkpoint is written."""
 
-    def save(self, directory):
-        if self.version < 2:
-            super().save(directory)
+    def snapshot(self):
+        self.is_full = self.version >= 2
+        return super().snapshot()
+
+    async def write_snapshot(self, directory):
+        if not self.is_full:
+            await super().write_snapshot(directory)
             return
         (directory / "model").mkdir(parents=True)
         (directory / "model" / "config.json").write_text("{")

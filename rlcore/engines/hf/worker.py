@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from rlcore.aio import in_daemon_thread
 from rlcore.config import EngineConfig
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.reference import ReferenceWorker
@@ -142,6 +144,13 @@ class HfActor(ActorWorker):
 
     def save(self, directory: Path) -> None:
         self.engine.save(directory)
+
+    def snapshot(self) -> bool:
+        self.engine.snapshot()
+        return True
+
+    async def write_snapshot(self, directory: Path) -> None:
+        await in_daemon_thread(f"{self.context}.write_snapshot()", partial(self.engine.write_snapshot, directory))
 
     def restore(self, directory: Path) -> None:
         self._weights_change()

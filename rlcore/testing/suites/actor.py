@@ -146,6 +146,33 @@ class ActorWorkerSuite(WorkerSuite):
 
         self.use(main)
 
+    def test_a_snapshot_is_written_as_it_was_taken(self) -> None:
+        """`write_snapshot` after an update writes the state before it; a worker without snapshots passes."""
+
+        async def main(work: Work) -> None:
+            actor, batch = await work.start(), batch_of(self.vocabulary)
+            await actor.call(ActorWorker.expect, 10)
+            await update(actor, batch)
+            saved, written = (work.bench.run_dir / name for name in ("saved", "written"))
+            for directory in (saved, written):
+                directory.mkdir()
+            if not await actor.call(ActorWorker.snapshot):
+                return
+            copied_BT = await logprobs(actor, batch)
+            await actor.call(ActorWorker.save, saved)
+            await update(actor, batch_of(self.vocabulary, seed=1))
+            await actor.call(ActorWorker.write_snapshot, written)
+            names = [
+                sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*"))
+                for directory in (saved, written)
+            ]
+            self.need(names[0] == names[1], f"write_snapshot() wrote {names[1]}, save() {names[0]}; needs the same")
+            await actor.call(ActorWorker.restore, written)
+            same = same_bits(copied_BT, await logprobs(actor, batch))
+            self.need(same, "write_snapshot() did not write the weights at snapshot(); copy them there")
+
+        self.use(main)
+
     def test_it_knows_itself_and_takes_a_version(self) -> None:
         """`facts` gives num_parameters and context_length; `publish` returns nothing."""
 

@@ -83,6 +83,28 @@ class CriticWorkerSuite(WorkerSuite):
 
         self.use(main)
 
+    def test_a_snapshot_is_written_as_it_was_taken(self) -> None:
+        """`write_snapshot` after an update writes the state before it; a worker without snapshots passes."""
+
+        async def main(work: Work) -> None:
+            critic, batch = await work.start(), batch_of(self.vocabulary)
+            await critic.call(CriticWorker.expect, 10)
+            if not await critic.call(CriticWorker.snapshot):
+                return
+            copied_BT = await critic.call(CriticWorker.values, batch)
+            await critic.call(CriticWorker.update, await targets(critic, batch))
+            directory = work.bench.run_dir / "checkpoint"
+            directory.mkdir()
+            await critic.call(CriticWorker.write_snapshot, directory)
+            await critic.call(CriticWorker.restore, directory)
+            found_BT = await critic.call(CriticWorker.values, batch)
+            self.need(
+                same_bits(copied_BT, found_BT),
+                "write_snapshot() did not write the weights at snapshot(); copy them there",
+            )
+
+        self.use(main)
+
 
 class CriticEngineSuite(ComponentSuite):
     """A critic engine; `target` is its `build`, `workers` the classes of the roles it asks for."""
@@ -127,7 +149,8 @@ class CriticEngineSuite(ComponentSuite):
         self.use(main)
 
     def test_it_writes_and_reads_its_own_directory(self) -> None:
-        """`save` into an empty directory, `restore` by another one, and the same values bit for bit."""
+        """`save`, or `snapshot` and `write_snapshot`, into an empty directory, and the values that were saved, bit for
+        bit."""
 
         async def main() -> None:
             async with self.context() as context:
@@ -138,7 +161,11 @@ class CriticEngineSuite(ComponentSuite):
                 try:
                     await self.warm_up(critic)
                     saved = await critic.values(batch)
-                    await critic.save(directory)
+                    if await critic.snapshot():
+                        await self.warm_up(critic)
+                        await critic.write_snapshot(directory)
+                    else:
+                        await critic.save(directory)
                     if not any(directory.iterdir()):  # nothing to keep: a checkpoint has no such directory
                         directory.rmdir()
                     await self.warm_up(critic)

@@ -20,6 +20,7 @@ from rlcore.config import EngineConfig, ModelConfig
 from rlcore.data.batch import select
 from rlcore.data.row_costs import LayerCost
 from rlcore.engines.hf.train.context import ContextGroup
+from rlcore.engines.hf.train.engine_files import engine_files, part_of
 from rlcore.engines.hf.train.flops import update_flops
 from rlcore.engines.hf.train.gather import gathered_adapter, gathered_weights
 from rlcore.engines.hf.train.loss_scale import LossScale
@@ -35,12 +36,10 @@ from rlcore.engines.hf.train.state import (
     load_training_state,
     load_weights,
     save_adapter,
-    save_training_state,
-    save_weights,
     save_whole,
     whole_tensors,
 )
-from rlcore.engines.hf.train.unit_files import save_in_units
+from rlcore.engines.hf.train.state_files import StateCopy, StateFile, write_files
 from rlcore.engines.weight_server import host_copies
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Bools, Float32s, Metrics, SharedPrefix, TokenScores
@@ -95,6 +94,7 @@ class TrainEngine:
         self.ranks = ranks
         """The processes that train this model together; None: this one alone."""
         self._seed = seed
+        self._copy: StateCopy | None = None
         started = start_model(
             self.kind,
             model,
@@ -217,17 +217,24 @@ class TrainEngine:
         Of several ranks the first one writes; where everything is shared out, each its part of the training state and
         some of the files of `model/`.
         """
+        write_files(self._files(), directory)
+
+    def snapshot(self) -> None:
+        """Copy into host memory what `save` would write, for `write_snapshot`; all ranks have to come here."""
+        self._copy = StateCopy(self._files())
+
+    def write_snapshot(self, directory: Path) -> None:
+        """Write as `save` does, but the state at the last `snapshot`, once; any thread may, while training goes on."""
+        if self._copy is None:
+            raise ValueError(f"{self.name}: there is no snapshot to write")
+        copied, self._copy = self._copy, None
+        copied.write(directory)
+
+    def _files(self) -> Iterator[StateFile]:
+        """The files of a checkpoint, made while it is iterated."""
         counters = {"updates_done": self.updates_done, "skipped_in_a_row": self._skipped_in_a_row}
         counters |= self._scale.counters()
-        part, num_parts = self._part()
-        first, full = self._is_first, self.model.adapter is None
-        weights = None if full else gathered_adapter(self.model, self._shards, here=first)
-        in_units = save_in_units(self.model, self._shards, self.ranks, directory)
-        with self._by_layers():  # a value head is whole inside
-            if first:
-                save_weights(self.model, directory, weights, in_units=in_units)
-        if first or num_parts > 1:
-            save_training_state(directory, self._optimizer, counters, part, num_parts)
+        return engine_files(self.model, self._optimizer, self._shards, self.ranks, counters)
 
     def save_whole(self, directory: Path) -> None:
         """Write the model into `directory` for from_pretrained, an adapter merged into its base.
@@ -265,7 +272,7 @@ class TrainEngine:
         if self._shards is not None:
             self._shards.scatter()
         load_weights(self.model, directory)
-        counters = load_training_state(directory, self._optimizer, *self._part())
+        counters = load_training_state(directory, self._optimizer, *part_of(self._shards, self.ranks))
         if self._shards is not None and self._shards.stay_whole:
             self.stay_whole()
         self._offload.end()
@@ -366,10 +373,6 @@ class TrainEngine:
         rows = split(here, self.config.micro_batch_tokens, self.shared_prefix) if len(here) else []
         own = [select(here, row) for row in rows]
         return own, self._idle(minibatch, len(own))
-
-    def _part(self) -> tuple[int, int]:
-        """(part, number of parts) of the optimizer's state that is this rank's."""
-        return (0, 1) if self._shards is None or self.ranks is None else (self.ranks.rank, self.ranks.num)
 
     def _performance(self, minibatch: Batch, seconds: float) -> Metrics:
         """time/tflops/<name>: needed operations over wall time; time/mfu/<name>: those over the device's peak."""

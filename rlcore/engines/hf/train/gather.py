@@ -10,6 +10,7 @@ from rlcore.engines.hf.train.model import Model
 from rlcore.engines.hf.train.sharded_tensors import HOST, gathered
 from rlcore.engines.hf.train.shards import Shards
 from rlcore.engines.hf.train.state import merged_weights, tensors_of
+from rlcore.engines.hf.train.state_files import private_copies
 
 
 @torch.no_grad()
@@ -38,13 +39,3 @@ def gathered_adapter(model: Model, shards: Shards | None, *, here: bool) -> dict
         return None
     found = {name: gathered(tensor) for name, tensor in tensors_of(model.adapter).items() if ".lora_" in name}
     return found if here else {}
-
-
-def private_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Private copies on the host; tensors that share their memory share the copy."""
-    made: dict[tuple[object, ...], Tensor] = {}
-    keys = {name: (tensor.untyped_storage()._cdata, tensor.storage_offset()) for name, tensor in tensors.items()}
-    for name, key in keys.items():
-        if key not in made:
-            made[key] = tensors[name].detach().to(HOST, copy=True).contiguous()
-    return {name: made[key] for name, key in keys.items()}

@@ -24,6 +24,7 @@ from rlcore.engines.hf.train.prefixes import cache_hidden
 from rlcore.engines.hf.train.rounding import HALF
 from rlcore.engines.hf.train.sharded_load import Rows, open_rows, take_rows
 from rlcore.engines.hf.train.sharded_tensors import put
+from rlcore.engines.hf.train.state_files import StateFile
 from rlcore.engines.hf.train.stored_weights import (
     check_activations,
     check_not_quantised,
@@ -366,13 +367,10 @@ def open_transformer(
     return model
 
 
-def save_value_head(model: ValueModel, directory: Path) -> None:
-    """Write the value head file into `directory`: tensors, and the type of model whose hidden states it reads."""
-    from safetensors.torch import save_file
-
-    directory.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.head_tensors().items()}
-    save_file(tensors, directory / VALUE_HEAD_FILE, metadata={"model_type": model.transformer.config.model_type})
+def value_head_file(model: ValueModel) -> StateFile:
+    """The value head file: tensors, and the type of model whose hidden states it reads."""
+    metadata = {"model_type": model.transformer.config.model_type}
+    return StateFile(VALUE_HEAD_FILE, model.head_tensors(), metadata)
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,20 @@ from torch.distributed.tensor import DTensor
 
 from rlcore.engines.hf.load_saved import ADAPTER_DIR, MODEL_DIR
 from rlcore.engines.hf.train import sharded_tensors as parts
-from rlcore.engines.hf.train.model import Model, ValueModel, load_value_head, save_value_head
+from rlcore.engines.hf.train.model import Model, ValueModel, load_value_head, value_head_file
 from rlcore.engines.hf.train.optimizer import MasterAdamW
 from rlcore.engines.hf.train.sharded_load import from_rows
 from rlcore.engines.hf.train.sharded_tensors import HOST, SavedTensors, put
+from rlcore.engines.hf.train.state_files import OF_TORCH, StateFile, settings_files, write_files
 from rlcore.engines.hf.train.stored_weights import check_stored
 from rlcore.engines.hf.train.tensor_names import check_tensors
 from rlcore.errors import CheckpointError, ConfigError, boundary
 
 TENSORS_FILE = "trainer_state.safetensors"
 VALUES_FILE = "trainer_state.json"
+INDEX = "model.safetensors.index.json"
+MAX_FILE_SIZE = "50GB"
+"""Of a model's tensors, as transformers has it."""
 BASE_LAYER = ".base_layer."
 """In the names of weights that an adapter is added to."""
 
@@ -32,38 +36,58 @@ Weights = Mapping[str, Tensor]
 """Tensors by their names in the transformer."""
 
 
-def save_weights(model: Model, directory: Path, weights: Weights | None = None, *, in_units: bool = False) -> None:
-    """Write `model/`, which from_pretrained opens, or with LoRA `adapter/`, which names its base.
+def weight_files(model: Model, weights: Weights | None = None, *, in_units: bool = False) -> Iterator[StateFile]:
+    """Makes `model/`, which from_pretrained opens, or with LoRA `adapter/`, which names its base.
 
-    `weights` are the model's where they have been gathered: with LoRA the adapter's, else those of `merged_weights`.
-    `in_units`: all of them but a value head are in `model/` already.
+    `weights` are the adapter's where they have been gathered. `in_units`: others make the files of the transformer.
     """
-    with boundary(f"checkpoint '{directory}': writing the model", CheckpointError):
-        if model.adapter is not None:
-            _save_adapter(model, directory / ADAPTER_DIR, weights)
-        elif model.owns_transformer and not in_units:
-            _save_transformer(model, directory / MODEL_DIR, weights)
-        if isinstance(model, ValueModel):
-            save_value_head(model, directory / MODEL_DIR)
+    if model.adapter is not None:
+        yield from (file.below(ADAPTER_DIR) for file in _adapter_files(model, weights))
+    elif model.owns_transformer and not in_units:
+        yield from (file.below(MODEL_DIR) for file in _transformer_files(model, None))
+    if isinstance(model, ValueModel):
+        yield value_head_file(model).below(MODEL_DIR)
 
 
 def save_adapter(model: Model, directory: Path, weights: Weights | None = None) -> None:
-    """Write peft's directory of a LoRA model's adapter; `weights` as in `save_weights`."""
+    """Write peft's directory of a LoRA model's adapter; `weights` as in `weight_files`."""
     with boundary(f"the adapter in '{directory}'", CheckpointError):
-        _save_adapter(model, directory, weights)
+        write_files(_adapter_files(model, weights), directory)
 
 
-def _save_adapter(model: Model, directory: Path, weights: Weights | None) -> None:
+def _adapter_files(model: Model, weights: Weights | None) -> Iterator[StateFile]:
+    from peft import get_peft_model_state_dict
+
+    def settings(directory: str) -> None:
+        model.adapter.save_pretrained(directory, state_dict={}, save_embedding_layers=False)
+
+    yield from settings_files(settings)
     tensors = tensors_of(model.adapter) | dict(weights or {})
-    model.adapter.save_pretrained(directory, safe_serialization=True, state_dict=tensors)
+    found: dict[str, Tensor] = get_peft_model_state_dict(model.adapter, state_dict=tensors, save_embedding_layers=False)
+    yield StateFile("adapter_model.safetensors", found, OF_TORCH)
 
 
-def _save_transformer(model: Model, directory: Path, weights: Weights | None) -> None:
-    tensors = merged_weights(model) if weights is None else dict(weights)
-    model.transformer.save_pretrained(directory, state_dict=tensors)
+def _transformer_files(model: Model, weights: Weights | None) -> Iterator[StateFile]:
+    """The files of save_pretrained; `weights` are those of `merged_weights` where they have been gathered."""
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    yield from transformer_settings(model)
+    tensors = stored_tensors(model, merged_weights(model) if weights is None else dict(weights))
+    split = split_torch_state_dict_into_shards(
+        tensors, filename_pattern="model{suffix}.safetensors", max_shard_size=MAX_FILE_SIZE
+    )
+    for file, names in split.filename_to_tensors.items():
+        yield StateFile(file, {name: tensors[name] for name in names}, OF_TORCH)
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        yield StateFile(INDEX, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
 
 
-@torch.no_grad()
+def transformer_settings(model: Model) -> Iterator[StateFile]:
+    """The files of a model directory that hold no tensors."""
+    return settings_files(lambda directory: model.transformer.save_pretrained(directory, state_dict={}))
+
+
 def save_whole(model: Model, directory: Path, weights: Weights | None = None) -> None:
     """Write a model directory for from_pretrained; of a LoRA model its base with the adapter added to the weights.
 
@@ -71,7 +95,14 @@ def save_whole(model: Model, directory: Path, weights: Weights | None = None) ->
     `weights` are those of `merged_weights` where they have been gathered.
     """
     with boundary(f"weights in '{directory}'", CheckpointError):
-        _save_transformer(model, directory, weights)
+        write_files(_transformer_files(model, weights), directory)
+
+
+def stored_tensors(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by the names under which `from_pretrained` finds them in files."""
+    for name in getattr(model.transformer, "_keys_to_ignore_on_save", None) or ():
+        tensors.pop(name, None)
+    return whole_tensors(model, tensors)
 
 
 @torch.no_grad()
@@ -121,7 +152,7 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(model: Model, directory: Path) -> None:
-    """Copy what `save_weights` wrote into the model's own tensors; CheckpointError when it is missing or differs."""
+    """Copy the files of `weight_files` into the model's own tensors; CheckpointError when it is missing or differs."""
     source = directory / (MODEL_DIR if model.adapter is None else ADAPTER_DIR)
     if model.owns_transformer and not source.is_dir():
         kind = "a full model" if model.adapter is None else "a LoRA adapter"
@@ -140,32 +171,25 @@ def tensors_file(part: int = 0, num_parts: int = 1) -> str:
     return TENSORS_FILE if num_parts == 1 else f"trainer_state-{part + 1:05d}-of-{num_parts:05d}.safetensors"
 
 
-def save_training_state(
-    directory: Path, optimizer: MasterAdamW, counters: dict[str, int], part: int = 0, num_parts: int = 1
-) -> None:
-    """Write optimizer, counters and the random states of torch, numpy and Python.
+def training_state_files(
+    optimizer: MasterAdamW, counters: dict[str, int], part: int = 0, num_parts: int = 1
+) -> Iterator[StateFile]:
+    """Optimizer, counters and the random states of torch, numpy and Python.
 
-    Of an optimizer whose state is shared out every rank writes its part, the first one all that is not shared.
+    Of an optimizer whose state is shared out every rank has its part, the first one all that is not shared.
     """
-    from safetensors.torch import save_file
-
     optimizer_tensors, optimizer_values = optimizer.state()
     tensors = _prefixed("optimizer", optimizer_tensors)
-    with boundary(f"checkpoint '{directory}': writing {tensors_file(part, num_parts)}", CheckpointError):
-        directory.mkdir(parents=True, exist_ok=True)
-        if part == 0:
-            random_tensors, random_values = _random_state()
-            tensors |= _prefixed("random", random_tensors)
-            values = {"counters": counters, "optimizer": optimizer_values, "random": random_values, "shards": num_parts}
-            (directory / VALUES_FILE).write_text(json.dumps(values))
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-            directory / tensors_file(part, num_parts),
-        )
+    if part == 0:
+        random_tensors, random_values = _random_state()
+        tensors |= _prefixed("random", random_tensors)
+        values = {"counters": counters, "optimizer": optimizer_values, "random": random_values, "shards": num_parts}
+        yield StateFile(VALUES_FILE, json.dumps(values).encode())
+    yield StateFile(tensors_file(part, num_parts), tensors)
 
 
 def load_training_state(directory: Path, optimizer: MasterAdamW, part: int = 0, num_parts: int = 1) -> dict[str, int]:
-    """Restore what `save_training_state` wrote, in any number of parts; returns the counters.
+    """Restore the files of `training_state_files`, in any number of parts; returns the counters.
 
     CheckpointError when it is damaged or does not fit.
     """

@@ -1,57 +1,45 @@
-"""Writes `model/` of a sharded model: a file per unit, each by another rank in turn.
+"""The files of `model/` of a sharded model: one per unit, each made by another rank in turn.
 
-Ranks gather one unit after the other, and the rank whose turn it is writes it at once. So none of them ever holds more
-of the weights than its shards and two units, in device and in host memory. `from_pretrained` opens the directory: names
-and index are those that transformers writes itself for large models.
+Ranks gather one unit after the other, and the rank whose turn it is has it to write or to copy. So none of them holds
+more of the weights than its shards, one unit and what it copies. `from_pretrained` opens the directory: names and index
+are those that transformers writes itself for large models.
 """
 
 import json
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlcore.engines.hf.load_saved import MODEL_DIR
-from rlcore.engines.hf.train.gather import private_copies
 from rlcore.engines.hf.train.model import Model
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.shards import Shards
-from rlcore.engines.hf.train.state import merged_weights, tensors_of, whole_tensors
-from rlcore.errors import CheckpointError, boundary
-
-INDEX = "model.safetensors.index.json"
+from rlcore.engines.hf.train.state import INDEX, merged_weights, stored_tensors, tensors_of, transformer_settings
+from rlcore.engines.hf.train.state_files import OF_TORCH, StateFile
 
 
 @torch.no_grad()
-def save_in_units(model: Model, shards: Shards | None, ranks: Ranks | None, directory: Path) -> bool:
-    """Write `model/` below `directory`, which all ranks see; all have to come here.
-
-    False, and nothing is written, where the weights are not sharded, not the model's, or those of an adapter alone.
-    CheckpointError of the rank that cannot write.
-    """
-    if shards is None or ranks is None or model.adapter is not None or not model.owns_transformer:
-        return False
-    target = directory / MODEL_DIR
+def unit_files(model: Model, shards: Shards, ranks: Ranks) -> Iterator[StateFile]:
+    """This rank's files of the directory; all ranks have to go through, and none of them waits for files of others."""
+    if ranks.rank == 0:
+        yield from transformer_settings(model)
     weight_map: dict[str, str] = {}
     size = 0
-    with boundary(f"checkpoint '{directory}': writing the model on rank {ranks.rank}", CheckpointError):
-        if ranks.rank == 0:  # first, because it removes what looks like files of another save
-            model.transformer.save_pretrained(target, state_dict={})
-        ranks.gather({})
-        for number, names in enumerate(shards.unit_by_unit()):
-            if number % ranks.num != ranks.rank:
-                continue
-            tensors = private_copies(merged_weights(model, names))
-            if number == 0:
-                tensors |= private_copies(_buffers(model))
-            name = f"model-{number + 1:05d}-of-{shards.num_units:05d}.safetensors"
-            weight_map |= dict.fromkeys(_save_file(model, tensors, target / name), name)
-            size += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        parts = ranks.gather({"weight_map": weight_map, "size": size})
-        if ranks.rank == 0:
-            _save_index(target, parts)
-    return True
+    for number, names in enumerate(shards.unit_by_unit()):
+        if number % ranks.num != ranks.rank:
+            continue
+        tensors = merged_weights(model, names)
+        if number == 0:
+            tensors |= _buffers(model)
+        file = f"model-{number + 1:05d}-of-{shards.num_units:05d}.safetensors"
+        found = stored_tensors(model, tensors)
+        weight_map |= dict.fromkeys(found, file)
+        size += sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+        yield StateFile(file, found, OF_TORCH)
+    parts = ranks.gather({"weight_map": weight_map, "size": size})
+    if ranks.rank == 0:
+        yield _index(parts)
 
 
 def _buffers(model: Model) -> dict[str, Tensor]:
@@ -60,21 +48,9 @@ def _buffers(model: Model) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors_of(model.transformer).items() if name not in parameters}
 
 
-def _save_file(model: Model, tensors: dict[str, Tensor], path: Path) -> list[str]:
-    """The names under which `from_pretrained` finds the tensors in the file."""
-    from safetensors.torch import save_file
-
-    for name in getattr(model.transformer, "_keys_to_ignore_on_save", None) or ():
-        tensors.pop(name, None)
-    found = {name: tensor.contiguous() for name, tensor in whole_tensors(model, tensors).items()}
-    save_file(found, path, metadata={"format": "pt"})
-    return list(found)
-
-
-def _save_index(target: Path, parts: list[dict[str, Any]]) -> None:
-    """Write the file that says where each tensor is."""
-    (target / "model.safetensors").unlink(missing_ok=True)
+def _index(parts: list[dict[str, Any]]) -> StateFile:
+    """The file that says where each tensor is."""
     weight_map = {name: file for part in parts for name, file in part["weight_map"].items()}
     metadata = {"total_size": sum(part["size"] for part in parts)}
     index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
-    (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    return StateFile(INDEX, (json.dumps(index, indent=2) + "\n").encode())

@@ -1,0 +1,41 @@
+"""The files that an engine's state is made of: model or adapter, optimizer, random states, counters."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+from rlcore.engines.hf.load_saved import MODEL_DIR
+from rlcore.engines.hf.train.gather import gathered_adapter
+from rlcore.engines.hf.train.model import Model
+from rlcore.engines.hf.train.optimizer import MasterAdamW
+from rlcore.engines.hf.train.ranks import Ranks
+from rlcore.engines.hf.train.shards import Shards
+from rlcore.engines.hf.train.state import training_state_files, weight_files
+from rlcore.engines.hf.train.state_files import StateFile
+from rlcore.engines.hf.train.unit_files import unit_files
+
+
+def engine_files(
+    model: Model, optimizer: MasterAdamW, shards: Shards | None, ranks: Ranks | None, counters: dict[str, int]
+) -> Iterator[StateFile]:
+    """This rank's files: `model/` (LoRA: `adapter/`) and `trainer_state.{safetensors,json}`.
+
+    Of several ranks the first one has all of them; where everything is shared out, each its part of the training state
+    and some of the files of `model/`. All ranks have to go through: tensors are gathered on the way.
+    """
+    first, full = ranks is None or ranks.rank == 0, model.adapter is None
+    in_units = False
+    if shards is not None and ranks is not None and full and model.owns_transformer:
+        in_units = True
+        yield from (file.below(MODEL_DIR) for file in unit_files(model, shards, ranks))
+    weights = None if full else gathered_adapter(model, shards, here=first)
+    with nullcontext() if shards is None else shards.by_layers():  # a value head is whole inside
+        if first:
+            yield from weight_files(model, weights, in_units=in_units)
+    part, num_parts = part_of(shards, ranks)
+    if first or num_parts > 1:
+        yield from training_state_files(optimizer, counters, part, num_parts)
+
+
+def part_of(shards: Shards | None, ranks: Ranks | None) -> tuple[int, int]:
+    """(part, number of parts) of the optimizer's state that is this rank's."""
+    return (0, 1) if shards is None or ranks is None else (ranks.rank, ranks.num)

@@ -1,0 +1,92 @@
+"""Files of a checkpoint: written as an engine makes them, or copied into host memory first and written later.
+
+Tensors are safetensors, everything else is JSON or text, nothing is pickled.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from rlcore.engines.hf.train.sharded_tensors import HOST
+from rlcore.errors import CheckpointError, boundary
+
+OF_TORCH = {"format": "pt"}
+"""Metadata of files that transformers and peft open."""
+
+
+@dataclass(frozen=True, eq=False)
+class StateFile:
+    """One file, by its path below a directory that is not known yet."""
+
+    path: str
+    content: bytes | Mapping[str, Tensor]
+    """Tensors may be on any device, and may change after this file was written or copied."""
+    metadata: Mapping[str, str] | None = None
+    """Of tensors."""
+
+    def below(self, directory: str) -> "StateFile":
+        """The file in another directory."""
+        return replace(self, path=f"{directory}/{self.path}")
+
+    def copied(self) -> "StateFile":
+        """The file with private copies of its tensors in host memory."""
+        if isinstance(self.content, bytes):
+            return self
+        return replace(self, content=private_copies(self.content))
+
+    def write(self, directory: Path) -> None:
+        """Write it below `directory`; CheckpointError when that fails."""
+        from safetensors.torch import save_file
+
+        target = directory / self.path
+        with boundary(f"checkpoint '{directory}': writing {self.path}", CheckpointError):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(self.content, bytes):
+                target.write_bytes(self.content)
+                return
+            tensors = {name: tensor.detach().to(HOST).contiguous() for name, tensor in self.content.items()}
+            save_file(tensors, target, None if self.metadata is None else dict(self.metadata))
+
+
+class StateCopy:
+    """Copies of files in host memory, which training does not change."""
+
+    def __init__(self, files: Iterable[StateFile]) -> None:
+        self._files = [file.copied() for file in files]
+
+    def write(self, directory: Path) -> None:
+        """Write each file and free its memory; any thread may do it, once. CheckpointError when that fails."""
+        while self._files:
+            self._files.pop(0).write(directory)
+
+
+def write_files(files: Iterable[StateFile], directory: Path) -> None:
+    """Write each file before the next one is made; CheckpointError when that fails."""
+    for file in files:
+        file.write(directory)
+
+
+def settings_files(save: Callable[[str], None]) -> Iterator[StateFile]:
+    """The files that `save` writes into a directory, without those of tensors."""
+    with TemporaryDirectory(prefix="rlcore-settings-") as directory:
+        save(directory)
+        paths = [path for path in sorted(Path(directory).rglob("*")) if path.is_file()]
+        texts = {
+            path.relative_to(directory).as_posix(): path.read_bytes() for path in paths if path.suffix != ".safetensors"
+        }
+    yield from (StateFile(name, text) for name, text in texts.items())
+
+
+@torch.no_grad()
+def private_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Private copies on the host; tensors that share their memory share the copy."""
+    made: dict[tuple[object, ...], Tensor] = {}
+    keys = {name: (tensor.untyped_storage()._cdata, tensor.storage_offset()) for name, tensor in tensors.items()}
+    for name, key in keys.items():
+        if key not in made:
+            made[key] = tensors[name].detach().to(HOST, copy=True).contiguous()
+    return {name: made[key] for name, key in keys.items()}

@@ -1,0 +1,89 @@
+"""Runs that end while a checkpoint is being written in the background and training has gone on."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlcore.testing.null import SETTINGS
+from rlcore.testing.runs import differing
+from rlcore.train import checkpoint
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
+
+WRITE_S = 2.0
+SLOW = (f"plugins.null.save_s={WRITE_S}", "plugins.null.update_s=0.1")
+
+
+def command(directory: Path, name: str, *more: str) -> list[str]:
+    settings = ("train.max_steps=8", "train.prompts_per_step=4", "rollout.max_tokens=8", "checkpoint.every_steps=2")
+    base = [sys.executable, "-m", "rlcore", "train", "--plugin", "null", *SETTINGS, *settings]
+    return [*base, f"train.dir={directory / 'runs'}", f"train.name={name}", *more]
+
+
+def finished(directory: Path, name: str, *more: str) -> Path:
+    done = subprocess.run(command(directory, name, *more), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return directory / "runs" / name
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> "subprocess.Popen[str]":
+    """A run that trains step 5 while the checkpoint of step 4 is being written; that of step 2 is there."""
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen(command(tmp_path, "run", *SLOW), stdout=output, stderr=output, text=True)
+    log, until = tmp_path / "runs" / "run" / "log.txt", time.monotonic() + 90
+    while not (log.exists() and "step 5: updating" in log.read_text()):
+        assert process.poll() is None, (tmp_path / "output").read_text()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert "saved" not in log.read_text().partition("saving step 4")[2]
+    return process
+
+
+def test_killed_while_a_checkpoint_is_written_a_run_goes_on_from_the_one_before(
+    tmp_path: Path, interrupted: "subprocess.Popen[str]"
+) -> None:
+    interrupted.kill()
+    interrupted.wait()
+    run = tmp_path / "runs" / "run"
+    assert (run / "checkpoints" / ".step_4.staging").is_dir()
+    newest = checkpoint.latest(run)
+    assert newest is not None
+    assert newest.name == "step_2"
+    finished(tmp_path, "run", "--resume")
+    assert differing(finished(tmp_path, "whole"), run) == []
+    assert not [path for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+def test_a_signal_waits_for_the_checkpoint_that_is_being_written(
+    tmp_path: Path, interrupted: "subprocess.Popen[str]"
+) -> None:
+    interrupted.send_signal(signal.SIGTERM)
+    assert interrupted.wait(timeout=30) == 128 + signal.SIGTERM
+    run, output = tmp_path / "runs" / "run", (tmp_path / "output").read_text()
+    newest = checkpoint.latest(run)
+    assert newest is not None
+    assert checkpoint.step_of(newest) >= 4, output
+    assert f"the last checkpoint is {newest}; go on with --resume" in output
+    assert "Traceback" not in output
+    finished(tmp_path, "run", "--resume")
+    assert differing(finished(tmp_path, "whole"), run) == []
+
+
+def test_a_signal_does_not_wait_longer_than_it_may(tmp_path: Path) -> None:
+    with (tmp_path / "output").open("w") as output:
+        slow = ("plugins.null.save_s=60", "plugins.null.update_s=0.1", "checkpoint.shutdown_s=0.5")
+        process = subprocess.Popen(command(tmp_path, "run", *slow), stdout=output, stderr=output, text=True)
+    log, until = tmp_path / "runs" / "run" / "log.txt", time.monotonic() + 90
+    while not (log.exists() and "step 3: updating" in log.read_text()):
+        assert process.poll() is None, (tmp_path / "output").read_text()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.terminate()
+    assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    assert "the save did not end within checkpoint.shutdown_s=0.5" in (tmp_path / "output").read_text()
+    assert checkpoint.latest(tmp_path / "runs" / "run") is None

@@ -1,0 +1,184 @@
+"""Checkpoints that are written while training goes on: the state of their step, one at a time, errors told."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlcore.errors import ConfigError, RlcoreError
+from rlcore.plan import RunPlan
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
+from rlcore.testing.runs import differing, run_settings
+from rlcore.train import Start, checkpoint, run_training
+from rlcore.train.callbacks import Callbacks
+
+STEPS = 4
+PLUGIN = """
+import asyncio
+import errno
+import os
+import time
+
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import WorkerClass
+from rlcore.contracts.rollout import RolloutWorker
+from rlcore.testing.null import NullActor, NullRollout
+
+RLCORE_API = "1"
+LAST = 4
+
+
+class Patient(NullActor):
+    \"\"\"Writes a checkpoint when a step after it has been trained, and notes what is called when.\"\"\"
+
+    writing = 0
+
+    def note(self, what):
+        with (self.context.run_dir / "calls.txt").open("a") as file:
+            print(what, self.num_updates, file=file)
+
+    def snapshot(self):
+        self.taken = self.num_updates
+        self.note("snapshot")
+        return super().snapshot()
+
+    async def write_snapshot(self, directory):
+        taken, self.writing = self.taken, self.writing + 1
+        self.note(f"write-{self.writing}")
+        ends = time.monotonic() + 20
+        while self.num_updates == taken and taken < LAST:
+            assert time.monotonic() < ends, "no step was trained while the checkpoint waited to be written"
+            await asyncio.sleep(0.001)
+        await super().write_snapshot(directory)
+        self.writing -= 1
+        self.note("written")
+
+    def save(self, directory):
+        self.note("save")
+        super().save(directory)
+
+
+class Full(Patient):
+    async def write_snapshot(self, directory):
+        if self.taken == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory / "model"))
+        await super().write_snapshot(directory)
+
+
+class Plain(Patient):
+    \"\"\"Takes no snapshots.\"\"\"
+
+    def snapshot(self):
+        return False
+
+
+@hookimpl
+def rlcore_worker_classes():
+    actors = {"patient": Patient, "full": Full, "plain": Plain}
+    return [
+        offer
+        for name, actor in actors.items()
+        for offer in (
+            WorkerClass(ActorWorker, name, actor),
+            WorkerClass(RolloutWorker, name, NullRollout, embedded_in=ACTOR),
+        )
+    ]
+"""
+
+
+def planned(tmp_path: Path, backend: str, name: str, last: int = STEPS, **more: Any) -> RunPlan:
+    """The plan of four steps with a checkpoint after each; that of step `last` does not wait."""
+    file = tmp_path / f"waits_{last}.py"
+    file.write_text(PLUGIN.replace("LAST = 4", f"LAST = {last}"))
+    settings = {
+        "actor.backend": backend,
+        "rollout.backend": backend,
+        "train.name": name,
+        "train.max_steps": STEPS,
+        "checkpoint.every_steps": 1,
+        "checkpoint.keep": 0,
+        **more,
+    }
+    plugins = ["null"] if backend == "null" else ["null", str(file)]
+    values = run_settings(tmp_path, 16, **settings)
+    return plan_run([], [f"{key}={value}" for key, value in values.items()], plugins)
+
+
+def calls(tmp_path: Path, name: str) -> list[str]:
+    return (tmp_path / "runs" / name / "calls.txt").read_text().splitlines()
+
+
+def test_training_goes_on_while_a_checkpoint_waits_and_its_state_is_that_of_its_step(tmp_path: Path) -> None:
+    whole = run_training(planned(tmp_path, "null", "whole")).run_dir
+    run = run_training(planned(tmp_path, "patient", "patient"))
+    assert run.checkpoint == run.run_dir / "checkpoints" / f"step_{STEPS}"
+    assert differing(whole, run.run_dir) == []
+    for step in range(1, STEPS + 1):
+        ours, theirs = (path / "checkpoints" / f"step_{step}" for path in (run.run_dir, whole))
+        checkpoint.load(ours)
+        for file in ("model/logits_V.npy", "moment1_V.npy", "moment2_V.npy"):
+            np.testing.assert_array_equal(np.load(ours / file), np.load(theirs / file))
+        for file in ("actor.json", "state.json"):
+            assert json.loads((ours / file).read_text()) == json.loads((theirs / file).read_text())
+
+
+def test_one_checkpoint_is_written_at_a_time(tmp_path: Path) -> None:
+    run_training(planned(tmp_path, "patient", "patient"))
+    found = calls(tmp_path, "patient")
+    assert [line.split()[0] for line in found] == ["snapshot", "write-1", "written"] * STEPS
+    assert found[:3] == ["snapshot 1", "write-1 1", "written 2"]
+
+
+def test_a_run_goes_on_from_a_checkpoint_written_in_the_background_bit_for_bit(tmp_path: Path) -> None:
+    whole = run_training(planned(tmp_path, "null", "whole")).run_dir
+    run = run_training(planned(tmp_path, "patient", "patient")).run_dir
+    for step in (3, 4):
+        directory = run / "checkpoints" / f"step_{step}"
+        directory.rename(run / f"away-{step}")
+    run_training(planned(tmp_path, "patient", "patient"), Start(resume=True))
+    assert differing(whole, run) == []
+
+
+@pytest.mark.parametrize("backend", ["plain", "patient"])
+def test_training_waits_for_an_actor_without_snapshots_and_where_the_host_holds_no_copy(
+    tmp_path: Path, backend: str
+) -> None:
+    plan = planned(tmp_path, backend, "waits")
+    run = run_training(plan if backend == "plain" else replace(plan, saves_copies=False))
+    assert run.checkpoint is not None
+    assert calls(tmp_path, "waits") == [f"save {step}" for step in range(1, STEPS + 1)]
+
+
+def test_an_error_of_the_writing_ends_the_run_and_the_checkpoint_before_stands(tmp_path: Path) -> None:
+    with pytest.raises(RlcoreError, match=r"No space left on device.*last checkpoint: .*step_1, go on with --resume"):
+        run_training(planned(tmp_path, "full", "full"))
+    run = tmp_path / "runs" / "full"
+    newest = checkpoint.latest(run)
+    assert newest is not None
+    assert newest.name == "step_1"
+    assert not [path for path in (run / "checkpoints").iterdir() if path.name.endswith(".staging")]
+    whole = run_training(planned(tmp_path, "null", "whole")).run_dir
+    run_training(planned(tmp_path, "null", "full"), Start(resume=True))
+    assert differing(whole, run) == []
+
+
+def test_behind_an_error_of_the_run_the_checkpoint_that_is_being_written_is_finished(tmp_path: Path) -> None:
+    def refuses(step: int, found: Any) -> bool:
+        if step == 2:
+            raise ValueError("seen enough")
+        return False
+
+    with pytest.raises(ConfigError, match=r"the run ended after step 2: .*step_2, go on with --resume"):
+        run_training(planned(tmp_path, "patient", "ended", last=2), Start(), Callbacks(stop_when=refuses))
+    assert calls(tmp_path, "ended")[-1] == "written 2"
+
+
+def test_the_time_for_which_a_save_keeps_training_is_a_metric_of_the_next_step(tmp_path: Path) -> None:
+    run = run_training(planned(tmp_path, "null", "timed", **{"checkpoint.every_steps": 2})).run_dir
+    found = {row["step"]: row.get("time/save_blocked_s") for row in metrics.read(run)}
+    assert [step for step, seconds in found.items() if seconds is not None] == [3]
