@@ -119,7 +119,7 @@ async def broadcast(directory: Path) -> None:
             check(completion, by_version)
         address = server.offer(by_version[2].state_dict())
         assert await sampler.load_weights(WeightsHandle(2, "nccl", address, 1)) == 2
-        for completion in await sampled(sampler, "in a group of its own", 8):
+        for completion in await sampled(sampler, "alone in a group", 8):
             assert completion.versions == ((0, 2),)
             check(completion, by_version)
         assert await sampler.load_weights(WeightsHandle(2, "nccl", address)) == 2  # alone, from the copy
@@ -138,12 +138,12 @@ async def kept(directory: Path) -> None:
 
     sampler._engine.generate = counted
     with closing(sampler):
-        asked = [asyncio.create_task(sampled(sampler, name, 500, stop)) for name, stop in NAMES.items()]
+        samples = [asyncio.create_task(sampled(sampler, name, 500, stop)) for name, stop in NAMES.items()]
         for version in (1, 2):
             by_version[version].save_pretrained(directory / str(version))
             await asyncio.sleep(1.0)
             await sampler.load_weights(WeightsHandle(version, "directory", str(directory / str(version))))
-        found = [completion for task in asked for completion in await task]
+        found = [completion for task in samples for completion in await task]
         assert len(calls) == len(found) == 8, "none was asked for twice"
         assert any(len(completion.versions) == 3 for completion in found), [c.versions for c in found]
         for completion in found:
