@@ -53,7 +53,6 @@ GROUPS = {
             "plan/test_contract_data.py",
             "plan/test_interfaces.py",
             "plan/test_plan_refusals.py",
-            "plan/test_plan_weights.py",
             "plan/test_stated_resources.py",
             "plugins/test_plugins.py",
             "plugins/test_plugins_check.py",
