@@ -33,7 +33,15 @@ HEAVY = {"torch", "transformers", "accelerate", "datasets", "vllm", "ray", "peft
 HEAVY_OWNERS = {"algo", "engines", "data", "report", "testing"}
 HEAVY_CONTRACTS = tuple(
     ("contracts", name)
-    for name in ("weights.py", "weight_buckets.py", "reward_models.py", "templates.py", "template_child.py")
+    for name in (
+        "weights.py",
+        "weight_buckets.py",
+        "weight_groups.py",
+        "weight_stream.py",
+        "reward_models.py",
+        "templates.py",
+        "template_child.py",
+    )
 )
 """Helpers for engines, which import what they need in their functions: TORCH_FREE has them, too."""
 TORCH_FREE = [

@@ -48,7 +48,7 @@ GONE = "the other end of its connection is gone"
 
 @dataclass(frozen=True)
 class Wish:
-    """What a receiver says after the secret."""
+    """The first message of a receiver, after the secret."""
 
     members: int = 0
     """Replicas that take this version together; 0: this process takes it alone, from the copy in host memory."""
@@ -132,7 +132,7 @@ def watch(connections: list[socket.socket], wait_s: float = LOOK_S) -> None:
         if not connection.recv(1, socket.MSG_PEEK):
             raise EOFError(GONE)
     if readable:
-        time.sleep(wait_s)  # a header that waits for its turn is no reason to spin
+        time.sleep(wait_s)  # do not spin while a header waits for its turn
 
 
 class GroupReceiver:
@@ -195,7 +195,7 @@ class GroupReceiver:
                             yield piece.name, tensor
                 done = True
             finally:
-                if not done:  # also when the caller stops early: the next bucket finds nobody here
+                if not done:  # also when the caller stops early: nothing would take the next bucket
                     self.close()
 
     def _joined(self, invitation: Invitation, connection: socket.socket) -> BroadcastGroup:

@@ -37,7 +37,7 @@ def send_message(connection: socket.socket, message: bytes) -> None:
 
 
 def read_message(connection: socket.socket) -> bytes:
-    """What `send_message` sends."""
+    """The message that `send_message` has sent."""
     return bytes(read_exactly(connection, int.from_bytes(read_exactly(connection, LENGTH_BYTES))))
 
 
@@ -78,7 +78,7 @@ class PiecesOfTensors:
         self._unfinished: Tensor | None = None
 
     def place(self, piece: Piece) -> Tensor:
-        """Where the bytes of a piece go, in private memory."""
+        """The private memory for the bytes of a piece."""
         import torch
 
         if piece.begin == 0 or self._unfinished is None:

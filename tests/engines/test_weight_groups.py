@@ -89,7 +89,7 @@ def test_a_group_lives_as_long_as_its_members_and_a_new_member_makes_a_new_one(s
     group = first.group
     assert group == second.group != ""
     assert handed_over(server, 2, [second, first]) == [True, True]
-    assert first.group == second.group == group, "nothing changed, so nobody has to meet again"
+    assert first.group == second.group == group, "nothing changed, so they need not meet again"
     second.receiver.close()
     second = Replica()
     assert handed_over(server, 3, [first, second]) == [True, True]
@@ -132,7 +132,7 @@ def stopped_after(server: Any, num: int, then: Any) -> list[bool]:
 
 
 @pytest.mark.parametrize("num", [1, 4])
-def test_one_that_leaves_in_the_middle_takes_nobody_with_it(server: Any, num: int) -> None:
+def test_one_that_leaves_in_the_middle_takes_no_other_with_it(server: Any, num: int) -> None:
     assert stopped_after(server, num, lambda weights: weights.close()) == [True, True]
 
 
@@ -157,7 +157,7 @@ def test_those_that_are_there_go_on_without_one_that_does_not_come(
         replica.receiver.close()
 
 
-def test_nobody_without_the_secret_comes_into_a_group(server: Any) -> None:
+def test_a_group_is_closed_to_those_without_the_secret(server: Any) -> None:
     handle = WeightsHandle(1, "nccl", server.offer(some_tensors(1)), members=1)
     place, _, secret = handle.path.rpartition("/")
     with weight_groups._connected(f"{place}/{'0' * len(secret)}", weight_groups.Wish(1)) as stranger:

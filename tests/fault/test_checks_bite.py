@@ -32,6 +32,7 @@ PLANS = (
     "plan/test_plan_trackers.py",
     "plan/test_shared_devices.py",
     "plan/test_shared_pools.py",
+    "plan/test_plan_weights.py",
     "plan/test_stated_resources.py",
     "reward/test_reward_plan.py",
     "train/test_new_weights.py",

@@ -355,39 +355,6 @@ def test_shared_memory_is_for_one_machine(by: str) -> None:
     )
 
 
-def test_a_broadcast_is_between_different_cuda_devices_unless_hosts_carry_it() -> None:
-    made = planned()
-    workers = [replace(worker, weight_sync=frozenset({"nccl"})) for worker in made.workers]
-
-    def kind(device: str, pool: str, transport: str = "nccl") -> str:
-        rollout = replace(made.config.rollout, weight_sync="nccl", weights_transport=transport)  # type: ignore[arg-type]
-        config = replace(made.config, rollout=rollout, cluster=replace(made.config.cluster, device=device))  # type: ignore[arg-type]
-        placed = [replace(worker, request=replace(worker.request, gpus=1.0)) for worker in workers]
-        placed = [
-            replace(worker, request=replace(worker.request, pool=pool))
-            if worker.request.role.name == "rollout"
-            else worker
-            for worker in placed
-        ]
-        return plan_weights(config, placed, made.pools, elsewhere=False)
-
-    assert kind("cuda", "engines") == "nccl"
-    assert kind("cpu", "engines", "gloo") == "nccl"
-    assert kind("cuda", "main", "gloo") == "nccl"
-    with pytest.raises(PlanError) as caught:
-        kind("cpu", "engines")
-    assert str(caught.value) == (
-        "rollout.weight_sync=nccl broadcasts between CUDA devices, and cluster.device=cpu; choose tcp, shm or disk, or "
-        "rollout.weights_transport=gloo, which broadcasts between hosts"
-    )
-    with pytest.raises(PlanError) as caught:
-        kind("cuda", "main")
-    assert str(caught.value) == (
-        "rollout.weight_sync=nccl cannot connect two processes on one device, and the rollout is on devices that the "
-        "actor trains on; choose shm, tcp or disk, or cluster.layout=split"
-    )
-
-
 def test_a_copy_of_weights_that_is_not_embedded_is_counted_once() -> None:
     shape = ModelShape("llama", 2, 8, 16, 4, 100, full_attention=True)
     facts = Facts(cpus=8, gpus=8, parameters=10**9, gpu_memory_bytes=80 * GIB, shape=shape)

@@ -1,4 +1,4 @@
-"""Who takes a version of the weights together with others, who alone, and who is restarted."""
+"""Replicas take a version of the weights together or alone, and are restarted where they do not."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,8 +1,8 @@
 """The actor's weights, on their way into vLLM's workers: an engine of vLLM's weight-transfer interface.
 
 vLLM calls it between `start_weight_update` and `finish_weight_update`, on a CPU as on GPUs. Weights come from a
-directory with safetensors files, which every worker maps into its memory, or from the actor's process, over a link of
-its own or by a broadcast; under tensor parallelism a worker keeps its part of each.
+directory with safetensors files, which every worker maps into its memory, or from the actor's process, over a
+separate link or by a broadcast; under tensor parallelism a worker keeps its part of each.
 
 vLLM's own NCCL engine is not used: it has no deadline and cannot leave a broadcast, so a replica that dies in one would
 leave all others in a call that never returns; it takes no other transport; and it does not find out that weights lack.
