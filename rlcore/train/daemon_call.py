@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(name: str, call: Callable[[], T]) -> T:
-    """The result of the call, while the event loop goes on.
+    """The result of the call; the event loop keeps running meanwhile.
 
     Its RlcoreErrors pass; other exceptions become WorkerErrors that begin with `name`.
     """

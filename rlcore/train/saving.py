@@ -26,7 +26,7 @@ CRITIC = "critic"
 IN_FLIGHT = "in_flight"
 """Directory of the scored trajectories that no step was trained on yet."""
 OURS = (checkpoint.STATE, checkpoint.MANIFEST, "config.yaml", "plan.json", CRITIC, IN_FLIGHT)
-"""Files beside the actor's."""
+"""Files in addition to the actor's."""
 BYTES_PER_PARAMETER = 16
 """Weights and two Adam moments in fp32, and the model directory."""
 BYTES_PER_SECOND = 200e6
@@ -69,7 +69,7 @@ class Saver:
         return None if self.last is None else checkpoint.step_of(self.last)
 
     async def save(self) -> Path:
-        """Save the published step; a save that was interrupted goes on by itself and is waited for by the next call."""
+        """Save the published step; an interrupted save continues by itself, and the next call waits for it."""
         if self._under_way is None or self._under_way.done():
             self._under_way = asyncio.create_task(self._save(), name="save checkpoint")
         return await asyncio.shield(self._under_way)
@@ -145,8 +145,8 @@ class Saver:
             return f"{why}, so nothing is saved; start it again"
         if self.last is None:
             forced = " --from-start" if self._trainer.progress.step else ""
-            return f"{why}; there is no checkpoint to go on from; begin again with --resume{forced}"
-        return f"{why}; the last checkpoint is {self.last}; go on with --resume"
+            return f"{why}; there is no checkpoint to resume from; start over with --resume{forced}"
+        return f"{why}; the last checkpoint is {self.last}; continue with --resume"
 
     async def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`, bit for bit."""

@@ -97,7 +97,7 @@ def test_a_full_disk_in_the_actors_process_is_named_and_the_last_checkpoint_stay
     full = story["full"]
     assert full["code"] == 2
     assert "actor[0].save(): OSError: [Errno 28] No space left on device" in full["said"]
-    assert f"last checkpoint: {full['path']}, go on with --resume" in full["said"]
+    assert f"last checkpoint: {full['path']}, continue with --resume" in full["said"]
     assert full["last"] == 1
 
 
@@ -186,7 +186,7 @@ def test_a_signal_in_each_phase_ends_the_run_and_its_actors_and_it_can_be_resume
             output = (tmp_path / f"{name}.err").read_text()
             # Before the first step has been taken nothing is kept that a resume could use.
             is_begun = "nothing is saved; start it again" not in output
-            assert ("go on with --resume" in output) is is_begun
+            assert ("continue with --resume" in output) is is_begun
             assert "Traceback" not in output
             # Ray's handler of the signal, which has a process aborted, is gone when Ray has been joined.
             assert name == "setup" or "SIGTERM received" not in output

@@ -241,7 +241,7 @@ def _load_adapter(adapter: Any, source: Path) -> None:
         if found != needed:
             raise CheckpointError(
                 f"'{source}' holds another adapter than the one of this run: of '{name}' it has {found}, needed is "
-                f"{needed}; go on with the lora settings that the run was begun with"
+                f"{needed}; resume with the lora settings of the run"
             )
     for name, pair in named.items():
         put(pair, saved[name])
