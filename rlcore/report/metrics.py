@@ -90,8 +90,8 @@ def writing_records(path: Path) -> Iterator[None]:
         yield
     except OSError as cause:
         raise CheckpointError(
-            f"'{path}': records cannot be written: {describe(cause)}; make room or bring the directory back, then go "
-            "on with --resume"
+            f"'{path}': records cannot be written: {describe(cause)}; make room or bring the directory back, then "
+            "continue with --resume"
         ) from cause
 
 

@@ -194,8 +194,8 @@ def _load_transformer(transformer: Any, source: Path) -> None:
     found = json.loads((source / "config.json").read_text()).get("model_type")
     if found != transformer.config.model_type:
         raise CheckpointError(
-            f"'{source}' holds a model of type '{found}', and this run's is a '{transformer.config.model_type}'; go "
-            "on with the model that the run was begun with"
+            f"'{source}' holds a model of type '{found}', and this run's is a '{transformer.config.model_type}'; "
+            "resume with the model of the run"
         )
     mesh = next((weight.device_mesh for weight in transformer.parameters() if isinstance(weight, DTensor)), None)
     arguments = {
