@@ -80,7 +80,7 @@ def page(entries: tuple[CatalogueEntry, ...]) -> str:
         "# Catalogue of plugins",
         "",
         "For users who look for a plugin. `rlcore plugins search WORD` searches the same list. The tests are the",
-        "plugin's conformance [suites](testing-a-plugin.md), run with the version of rlcore that is beside them.",
+        "plugin's conformance [suites](testing-a-plugin.md), run with the version of rlcore next to them.",
         "This page is made by `python docs/catalogue.py`.",
         "",
         "| plugin | | offers | needs rlcore | tests |",

@@ -17,6 +17,8 @@ DOCS = ROOT / "docs"
 REPOSITORY = "repository"
 """The folder of the site that holds files from outside docs/."""
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
+ANSWERS = ("how-to.md", "troubleshooting.md", "faq.md", "data.md", "rewards.md", "configuration.md")
+RECORDS = ("performance.md", "api.md", "how-rlcore-is-tested.md", "architecture.md")
 IMAGES = (".png", ".svg", ".jpg")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 
@@ -42,9 +44,17 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Lead links that leave docs/ to the pages that `on_files` added."""
+    """Lead links that leave docs/ to the pages that `on_files` added, and rank the page in the search."""
+    page.meta.setdefault("search", {})["boost"] = _boost(page.file.src_uri)
     source = page.file.abs_src_path
     return _relinked(markdown, Path(source)) if source else markdown
+
+
+def _boost(path: str) -> float:
+    """The weight of a page in the search: answers before reference, reference before records and source files."""
+    if path in ANSWERS:
+        return 4.0
+    return 0.3 if path.startswith((f"{REPOSITORY}/", "results/")) or path in RECORDS else 1.0
 
 
 def _configuration() -> str:

@@ -1,4 +1,4 @@
-"""A plugin in one file: a response counts more the fewer of its group say the same, beside `reward.functions`."""
+"""A plugin in one file: rare responses of a group get a higher score, in addition to `reward.functions`."""
 
 from collections import Counter
 from collections.abc import Sequence

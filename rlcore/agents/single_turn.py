@@ -36,7 +36,8 @@ class SingleTurn(AgentLoop):
         self._tokens = tokens
 
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
-        """Every trajectory of every task, the moment its completion is finished; all go to the generator at once."""
+        """Every trajectory of every task, as soon as its completion is finished; all are sent to the generator
+        together."""
         by_id = {f"{task.prompt.id}/{task.epoch}": task for task in tasks}
         if len(by_id) != len(tasks):
             raise WorkerError(
@@ -86,7 +87,7 @@ class _Opening:
         self.token_ids_P: Int32s = np.array(token_ids, dtype=np.int32)
         self.logprobs_P: Float32s = np.zeros(len(token_ids), dtype=np.float32)
         self.loss_mask_T: Bools = np.arange(len(token_ids) + max_tokens) >= len(token_ids)
-        """Of the longest trajectory; each has the beginning of it, read-only."""
+        """Array for the longest trajectory; each trajectory has a read-only prefix of it."""
         self.loss_mask_T.setflags(write=False)
 
 

@@ -251,7 +251,7 @@ def _best_of_k(rewards_N: Tensor, k: int) -> Tensor:
     num, ordered = len(sorted_N), sorted_N.tolist()
     if _equal(ordered[k - 1], ordered[-1]):  # the worst set's best is the best of all
         return torch.zeros_like(rewards_N)
-    # Of the samples in ascending order, i is the best of comb(i, k - 1) sets.
+    # In ascending order, sample i is the best of comb(i, k - 1) sets.
     chances = [comb(i, k - 1) / comb(num, k) for i in range(num)]
     mean = math.fsum(chance * reward for chance, reward in zip(chances, ordered, strict=True))
     spread = math.sqrt(math.fsum(c * (r - mean) ** 2 for c, r in zip(chances, ordered, strict=True)))

@@ -49,7 +49,7 @@ def row_weights(
 def weighted_sum(values_BT: Tensor, mask_BT: Tensor, weights_B: Tensor) -> Tensor:
     """The scalar sum over b of weights_B[b] times the sum over masked t of values_BT[b, t].
 
-    Over the micro-batches of a mini-batch these add up to its loss. What stands outside the mask has no influence on
+    Over the micro-batches of a mini-batch these add up to its loss. Values outside the mask do not affect
     value or gradient.
     """
     return (torch.where(mask_BT, values_BT, 0.0).sum(1) * weights_B).sum()

@@ -24,7 +24,7 @@ class SelectionInputs:
     """The inputs of a selection, from a whole mini-batch."""
 
     logprobs_BT: Tensor
-    """Of pi_old."""
+    """Log-probs of pi_old."""
     advantages_BT: Tensor
     mask_BT: Tensor
     """True where the token has a loss that counts."""
@@ -55,7 +55,7 @@ def select_clip_cov(inputs: SelectionInputs) -> Tensor:
 def select_kl_cov(inputs: SelectionInputs) -> Tensor:
     """(B, T) True at the `kl_cov_frac` of the tokens that have the highest covariances.
 
-    The number is rounded down, but at least 1. Of equal covariances the first in the order of rows goes first.
+    The number is rounded down, but at least 1. Ties are broken by the order of rows.
     """
     covariance_N = covariances(inputs)
     num = min(len(covariance_N), max(1, int(inputs.config.kl_cov_frac * len(covariance_N))))

@@ -37,7 +37,7 @@ def importance_factor(
 
     With rho = pi_old / mu of a token, or under level 'sequence' their product over the row's loss tokens:
     truncate: min(rho, cap); mask: rho where floor <= rho <= cap, else 0; none: 1. A masked token still counts in the
-    loss's denominator. Of a sample in several parts each part (row) is a sequence. Metrics: importance (rho),
+    loss's denominator. Each segment (row) of a sample is a sequence. Metrics: importance (rho),
     importance_max, importance_capped_frac (1 where a bound changed rho).
     """
     log_rho_BT = torch.where(mask_BT, old_logprobs_BT.detach() - rollout_logprobs_BT, 0.0)

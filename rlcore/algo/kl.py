@@ -33,7 +33,7 @@ def kl_penalty(logprobs_BT: Tensor, reference_BT: Tensor, kind: Literal["k1", "k
 
 
 class FixedKl:
-    """A coefficient that stays as it is."""
+    """A constant coefficient."""
 
     def __init__(self, coef: float) -> None:
         self.coef = coef

@@ -1,10 +1,10 @@
 """Policy losses: one number per token, for the engine to weigh and sum (`rlcore.algo.aggregation`).
 
 r is the ratio exp(logprobs - old_logprobs) of a token, A its advantage. On policy (r = 1) every loss here has the
-gradient of REINFORCE, -A * grad(logprobs), except for its own constant factors.
+gradient of REINFORCE, -A * grad(logprobs), except for constant factors.
 
-Losses that look at a whole sequence look at one row: rows are never split, parts of a sample may be. Of a sample in
-several parts each part is a sequence with its own ratio.
+Losses that look at a whole sequence look at one row: rows are never split. Each segment of a sample is a row, and so a
+sequence with a separate ratio.
 """
 
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ class PolicyLossInputs:
     """The inputs of a policy loss, from a micro-batch. Only `logprobs_BT` carries a gradient."""
 
     logprobs_BT: Tensor
-    """Of the policy that is being trained."""
+    """Log-probs of the policy that is being trained."""
     old_logprobs_BT: Tensor
-    """Of the policy that the ratio is measured against; without a pass for it, `logprobs_BT.detach()`."""
+    """Log-probs of the policy in the ratio's denominator; without a pass for it, `logprobs_BT.detach()`."""
     advantages_BT: Tensor
     """A sample's one advantage is repeated over its tokens."""
     mask_BT: Tensor

@@ -34,7 +34,7 @@ _REWARDS_B = (0.0, 1.0, 1.0, 0.5, 1.0, 1.0, 0.25)
 _MASK_BT = ("..xxx...", "..xx..xx", ".....xx.", "..x.x.x.", "..xxxxxx", "..x.....", "..xx....")
 """x: the policy sampled the token."""
 _LOSS_MASK_BT = ("..xxx...", "..xx..xx", ".....xx.", "........")
-"""Of a micro-batch, whose last row is left out of the loss."""
+"""Rows of a micro-batch; the last one is left out of the loss."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Probed:
 
     function: Callable[..., Any]
     selection: Callable[..., Any] | None = None
-    """Of a policy loss that looks at whole mini-batches."""
+    """For a policy loss that uses whole mini-batches."""
 
 
 def probe(algorithm: Algorithm, provided_by: str, config: AlgoConfig | None = None) -> Probed:

@@ -19,7 +19,7 @@ def token_rewards(
     kl_BT: Tensor | None = None,
     kl_coef: float = 0.0,
 ) -> Tensor:
-    """(B, T) token rewards: the sample's reward on its last sampled token, scores and KL penalty on their own tokens.
+    """(B, T) token rewards: the sample's reward on its last sampled token, scores and KL penalty on their tokens.
 
     Of a sample in several parts the last token of the last part that has one gets the reward, once. A sample of which
     nothing was sampled has no token, hence no reward here.

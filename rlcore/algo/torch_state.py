@@ -41,7 +41,7 @@ def unchanged_torch(who: str, beside_workers: bool = False) -> Iterator[None]:
     """PluginError that begins with `who` when the block changes torch's global state, which is restored in any case.
 
     `beside_workers`: only the state of this thread is compared. Workers in other threads of the process share the
-    rest: an update that goes on meanwhile draws random numbers. Takes about 20 microseconds.
+    rest: a concurrent update draws random numbers. Takes about 20 microseconds.
     """
     settings = {name: setting for name, setting in _SETTINGS.items() if setting.per_thread or not beside_workers}
     before = {name: setting.read() for name, setting in settings.items()}

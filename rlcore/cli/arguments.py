@@ -32,14 +32,14 @@ class Parser(argparse.ArgumentParser):
             "settings",
             nargs="*",
             metavar="CONFIG.yaml | key=value",
-            help="configuration files, and values that win over them; whatever has a '=' is a value",
+            help="configuration files, and values that win over them; an argument with '=' is a value",
         )
         self.add_argument(
             "--plugin",
             action="append",
             default=[],
             metavar="NAME",
-            help="enable a plugin, by name or as a .py file; short for plugins.NAME={}",
+            help="enable a plugin, by name or as a .py file; same as plugins.NAME={}",
         )
 
     def add_keys_that_matter(self) -> None:

@@ -13,10 +13,12 @@ def run(arguments: Sequence[str]) -> int:
     """Answer each line of standard input; prompts go to standard error, so that a pipe gets the answers alone."""
     parser = Parser("chat", "Talk to a run's newest checkpoint, a line at a time; /reset begins again, /exit ends.")
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="a run, or one of its checkpoints")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that win over the run's own")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="values that win over the run's configuration"
+    )
     parser.add_argument("--system", default="", metavar="TEXT", help="the system message")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; default: rollout.temperature")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="of an answer; default: rollout.max_tokens")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="limit of an answer; default: rollout.max_tokens")
     parsed = parser.parse(arguments)
     if parsed.temperature is not None and parsed.temperature < 0:
         parser.error(f"--temperature: found {parsed.temperature:g}; needs 0 or more")

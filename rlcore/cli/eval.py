@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_settings()
     parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="a run, or one of its checkpoints/step_N")
     parser.add_argument(
-        "--samples", type=Path, metavar="FILE", help="write the samples there; else to evaluations/ of the run"
+        "--samples", type=Path, metavar="FILE", help="write the samples to this file; default: evaluations/ of the run"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parsed = parser.parse(arguments)

@@ -27,11 +27,13 @@ def run(arguments: Sequence[str]) -> int:
     known = known_offers()
     parser = Parser("plugins new", "Write a plugin that works: an example and a test of each kind of offer.")
     parser.add_argument("name", metavar="NAME", help="the plugin's name; a Python identifier")
-    parser.add_argument("--offers", default="reward", metavar="KIND,...", help=f"of: {', '.join(known)}")
+    parser.add_argument("--offers", default="reward", metavar="KIND,...", help=f"kinds of offers: {', '.join(known)}")
     parser.add_argument("--into", default=".", metavar="PATH", help="directory to write rlcore-NAME into")
     parser.add_argument("--file", action="store_true", help="write one file, NAME.py, instead of a package")
-    parser.add_argument("--update", action="store_true", help="apply this rlcore's template to a package made before")
-    parser.add_argument("--dry-run", action="store_true", help="with --update: say what would be done, write nothing")
+    parser.add_argument(
+        "--update", action="store_true", help="apply the template of this rlcore to an existing package"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="with --update: print the changes, write nothing")
     parsed = parser.parse(arguments)
     if parsed.update:
         return _update(parsed.name, Path(parsed.into), known, parsed.dry_run)

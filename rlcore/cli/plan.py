@@ -28,7 +28,9 @@ def run(arguments: Sequence[str]) -> int:
     parser = Parser("plan", "Show the plan of a run: roles, pools, batches, rewards, algorithms. Starts nothing.")
     parser.add_settings()
     parser.add_argument("--json", action="store_true", help="print JSON, as plan.json is saved with a run")
-    parser.add_argument("--origins", action="store_true", help="also what set every value that is not a default")
+    parser.add_argument(
+        "--origins", action="store_true", help="also print the origin of every value that is not a default"
+    )
     add_machine(parser)
     parsed = parser.parse(arguments)
     settings = settings_of(parsed)

@@ -19,9 +19,7 @@ GIB = 2**30
 
 def add_machine(parser: Parser) -> None:
     """Accept --on and the lengths that its estimates depend on."""
-    parser.add_argument(
-        "--on", metavar="MACHINE", default="", help="plan for GPUs that are not here: 8xH100-80GB, 2x8xH100-80GB"
-    )
+    parser.add_argument("--on", metavar="MACHINE", default="", help="plan for other GPUs: 8xH100-80GB, 2x8xH100-80GB")
     lengths = (("--prompt-tokens", "prompt"), ("--response-tokens", "response"))
     for option, what in lengths:
         parser.add_argument(
@@ -29,7 +27,7 @@ def add_machine(parser: Parser) -> None:
             type=int,
             metavar="N",
             default=0,
-            help=f"with --on: tokens of a {what} on average; else half of most",
+            help=f"with --on: mean tokens of a {what}; default: half of the limit",
         )
 
 

@@ -102,7 +102,7 @@ def _overrides(name: str, offers: Offers) -> list[str]:
 def run(arguments: Sequence[str]) -> int:
     """Write the package of a plugin in one file, run its commands, and print them."""
     parser = Parser("plugins package", "Make a package of a plugin in one file, with a test per offer.")
-    parser.add_argument("file", metavar="FILE", help="a .py file that `--plugin FILE` enables; it stays as it is")
+    parser.add_argument("file", metavar="FILE", help="a .py file that `--plugin FILE` enables; it is not changed")
     parser.add_argument("--into", default=".", metavar="PATH", help="directory to write rlcore-NAME into")
     parsed = parser.parse(arguments)
     file = Path(parsed.file)

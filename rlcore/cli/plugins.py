@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         "--check",
         nargs="*",
         metavar="NAME",
-        help="load the named plugins (or .py files), or every one, each in a separate process, and say what is wrong",
+        help="load the named plugins (or .py files), or all, each in a separate process, and report problems",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parsed = parser.parse(arguments)

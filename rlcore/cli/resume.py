@@ -11,8 +11,10 @@ def run(arguments: Sequence[str]) -> int:
     """Continue; 0 when the run finished, 143 or 130 when a signal ended it cleanly."""
     parser = Parser("resume", "Continue a run after its newest checkpoint, by the configuration in its directory.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that win over the run's own")
-    parser.add_argument("--from-start", action="store_true", help="begin with step 1 if no checkpoint can be used")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="values that win over the run's configuration"
+    )
+    parser.add_argument("--from-start", action="store_true", help="start over if no checkpoint can be used")
     parsed = parser.parse(arguments)
 
     with outliving_terminal():

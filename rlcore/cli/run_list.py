@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--prune-failed",
         action="store_true",
-        help="remove starts that nothing came of: no step, no evaluation, no checkpoint, and no process on them",
+        help="remove failed starts: no step, no evaluation, no checkpoint, and no process that uses them",
     )
     parsed = parser.parse(arguments)
     rows = list_runs(parsed.directory)

@@ -46,9 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     code = sweep.run(complain if parsed.json else answer, shares)
     if code:
         num_done = sum(cell.state == "done" for cell in sweep.cells)
-        complain(
-            f"rlcore: sweep: interrupted with {num_done} of {len(cells)} runs done; the same command goes on with it"
-        )
+        complain(f"rlcore: sweep: interrupted with {num_done} of {len(cells)} runs done; the same command continues it")
         return code
     _show(sweep, parsed.metric or sweep.metric(), parsed.json)
     failed = [cell for cell in sweep.cells if cell.state == "failed"]
@@ -69,10 +67,12 @@ def _parser() -> Parser:
     parser.add_settings()
     parser.add_argument("--seeds", default="0", metavar="0..4", help="seeds, as 0..4 or 0,3,7; default 0")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=A,B", help="a key and its values; may repeat"
+        "--set", action="append", default=[], metavar="KEY=A,B", help="a key and its values; may be repeated"
     )
-    parser.add_argument("--name", default="", help="of the sweep; default: the configuration's stem, with -sweep")
-    parser.add_argument("--metric", default="", help="of the table; default: the mean of the first held-out source")
+    parser.add_argument("--name", default="", help="name of the sweep; default: the configuration's stem, with -sweep")
+    parser.add_argument(
+        "--metric", default="", help="metric of the table; default: the mean of the first held-out source"
+    )
     parser.add_argument(
         "--jobs", default="1", metavar="N", help="runs at a time, which share cores and GPUs; default 1"
     )

@@ -25,14 +25,12 @@ def run(arguments: Sequence[str]) -> int:
     parser = Parser("train", "Train as files and values say. Everything is kept in <train.dir>/<train.name>.")
     parser.add_settings()
     start = parser.add_mutually_exclusive_group()
+    start.add_argument("--resume", action="store_true", help="continue the run of this name from its newest checkpoint")
     start.add_argument(
-        "--resume", action="store_true", help="continue the run of this name after its newest checkpoint"
-    )
-    start.add_argument(
-        "--resume-from", type=Path, metavar="PATH", help="begin a separate run with a checkpoint, or a run's newest"
+        "--resume-from", type=Path, metavar="PATH", help="start a new run from a checkpoint, or from a run's newest one"
     )
     parser.add_argument(
-        "--from-start", action="store_true", help="with --resume: begin with step 1 if no checkpoint can be used"
+        "--from-start", action="store_true", help="with --resume: start over if no checkpoint can be used"
     )
     parser.add_argument("--dry-run", action="store_true", help="show the plan and stop")
     if {"-h", "--help"} & set(arguments):

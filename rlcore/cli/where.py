@@ -19,9 +19,9 @@ def run(arguments: Sequence[str]) -> int:
     """Print a line per run."""
     parser = Parser("where", "Say where runs are: the step, what its samples wait for, and which workers are busy.")
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="run directories, or directories that hold some"
+        "runs", nargs="+", type=Path, metavar="RUN", help="run directories, or their parent directories"
     )
-    parser.add_argument("--json", action="store_true", help="print status.json of each run, with how it ended")
+    parser.add_argument("--json", action="store_true", help="print status.json of each run, with its ending")
     parsed = parser.parse(arguments)
     found = [run_dir for path in parsed.runs for run_dir in _runs_of(path)]
     for run_dir in found:

@@ -300,7 +300,8 @@ class ChildProcess(Child):
             self._printed.add(line)
 
     async def close(self) -> None:
-        """End the process: at once when calls are under way, else when it has closed what it serves, within bounds."""
+        """End the process: immediately when calls are in flight, else after it has closed its object, within a
+        timeout."""
         if self._calls:
             self._kill("it was closed")
         else:

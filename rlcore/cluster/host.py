@@ -133,7 +133,7 @@ def _import_files(files: Sequence[tuple[str, str]]) -> None:
 
 
 def _use_threads(threads: int) -> None:
-    """The environment decides for what is imported later; a torch that is here already is told, without importing."""
+    """The environment sets this for later imports; an imported torch is set directly, without importing it."""
     torch = sys.modules.get("torch")
     if torch is not None and threads > 0:
         torch.set_num_threads(threads)

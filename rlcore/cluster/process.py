@@ -218,7 +218,7 @@ class ProcessBody:
 
 @asynccontextmanager
 async def packed(value: Any, where: str) -> AsyncIterator[Message]:
-    """The message, with large arrays in shared memory until the end; the loop goes on while they are copied."""
+    """The message, with large arrays in shared memory until the end; the loop keeps running while they are copied."""
     with boundary(f"{where}: its arguments cannot be sent", WorkerError):
         message = Message(value)
     try:

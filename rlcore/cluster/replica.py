@@ -18,7 +18,7 @@ W = TypeVar("W", bound=Worker)
 logger = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 30.0
-"""Longest pause before a restart; the first restart is at once, then 1, 2, 4, ... seconds."""
+"""Longest backoff before a restart; the first restart is immediate, then 1, 2, 4, ... seconds."""
 
 STEADY_S = 600.0
 """A replica that has served for so long is counted as one that has never died: a long run outlives many nodes."""
@@ -69,7 +69,8 @@ class ReplicaSupervisor:
         self._watching = asyncio.create_task(self._watch(self._body), name=f"watching {self.name}")
 
     async def build(self, ranks: Callable[[str], Sequence[Shipment]]) -> None:
-        """Make a worker here, now and after every restart; `ranks` says for a rendezvous what each rank is told."""
+        """Create a worker here, now and after every restart; `ranks` returns the input of each rank for a
+        rendezvous."""
         self._built.append(ranks)
         await self.body.build(ranks(self.body.rendezvous), self._deadlines.setup_s)
 

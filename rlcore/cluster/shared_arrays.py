@@ -53,7 +53,7 @@ class SharedMemory:
 
 
 class Message:
-    """A pickled value, and its arrays beside it."""
+    """A pickled value, and its arrays separately."""
 
     def __init__(self, value: Any) -> None:
         """The arrays are not copied: they may not change before `frame` was sent for the last time."""

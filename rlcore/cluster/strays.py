@@ -11,7 +11,7 @@ from pathlib import Path
 VARIABLE = "RLCORE_CHILD_OF"
 """Holds the mark of a killable child in its environment and in that of all that it starts."""
 PATIENCE_S = 1.0
-"""Seconds for which `end_strays` goes on looking: a process that is killed may just have started another."""
+"""Seconds for which `end_strays` keeps looking: a killed process may just have started another."""
 
 
 def marked(variable: str, mark: str) -> Iterator[Path]:

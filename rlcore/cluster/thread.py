@@ -101,7 +101,7 @@ class WorkerThread:
 
 
 class _ThreadCall:
-    """Something to do on a worker's thread; the loop that it was made on is told what it came to.
+    """A job for a worker's thread; its result is reported to the loop that created it.
 
     Most of it ends without waiting, and has no task there.
     """

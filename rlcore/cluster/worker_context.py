@@ -12,7 +12,7 @@ from rlcore.plan.memory import memory_plans
 
 
 def cluster_context(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> ClusterContext:
-    """Everything a cluster is told."""
+    """The input of a cluster."""
     return ClusterContext(
         config=plan.config,
         section=plan.cluster.section,
@@ -50,7 +50,7 @@ def context_of(
     host: Worker | None = None,
     rendezvous: str = "",
 ) -> WorkerContext:
-    """Everything a worker is told."""
+    """The input of a worker."""
     request = plan.request
     return WorkerContext(
         role=request.role.name,

@@ -58,8 +58,8 @@ class RolloutConfig:
     """Samples that are unfinished when the weights change continue with the new ones. restart: their keys and values
     are recomputed first; continue: those of the old weights are kept."""
     warn_logprob_diff: float = option(0.05, above=0)
-    """Warn when the log-probs of the actor and of a rollout with a copy of its weights differ by more, in the mean over
-    a step."""
+    """Warn when the log-probs of the actor and of a rollout with a copy of its weights differ by more, on
+    average over a step."""
     check_weights_every: int = option(16, at_least=0)
     """After the first two weight syncs, and after every so many, each rollout with a copy samples a few tokens. Their
     log-probs are compared with the actor's, and the run stops if the rollout did not take the weights; 0: never."""

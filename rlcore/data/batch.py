@@ -1,6 +1,6 @@
 """Batches: from groups of scored trajectories to padded arrays, and from those to mini-batches and micro-batches.
 
-Rows keep one order through all of this: groups as they were given, in a group samples by index, in a sample parts by
+Rows keep one order throughout: groups as given, in a group samples by index, in a sample segments by
 index. The order of arrival does not matter.
 """
 

@@ -1,4 +1,4 @@
-"""Issues the training prompts in the order of the run, and keeps what an order is told: the results of past rows."""
+"""Issues the training prompts in the order of the run, and keeps the results of past rows for the order."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ class IssuedPrompts:
 
     @property
     def num_prompts(self) -> int:
-        """Of all sources together."""
+        """Number of rows of all sources."""
         return len(self._prompts)
 
     def next_prompts(self, n: int) -> list[tuple[Prompt, int]]:

@@ -21,7 +21,7 @@ Float64s = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LayerCost:
-    """The cost of a layer's attention beside that of its matrices."""
+    """The cost of a layer's attention relative to that of its matrices."""
 
     per_seen: float = 0.0
     """Cost of one token that another one sees; the matrices cost 1 per token. 0: tokens alone count."""

@@ -1,4 +1,4 @@
-"""The rows of a source, as they are: local files, directories, hub datasets, generated tasks."""
+"""The raw rows of a source: local files, directories, hub datasets, generated tasks."""
 
 import hashlib
 import json

@@ -57,7 +57,7 @@ class SortedRows:
     needed_B: Int64s
     """Number of its tokens that a prediction needs: those before its last loss token."""
     shared_B: Int64s
-    """Number of those that it has in common with the row before; 0 for the first row of a group."""
+    """Number of leading tokens in common with the previous row; 0 for the first row of a group."""
 
     def tree(self, start: int = 0, stop: int | None = None) -> tuple[TokenRun, ...]:
         """The uppermost runs of the rows from index `start` to `stop`."""

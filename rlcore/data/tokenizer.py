@@ -21,7 +21,7 @@ from rlcore.contracts.tokens import END_PROBE, Tokens
 from rlcore.types import plain
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""A byte, as tokenizers of text write those that no token spells."""
+"""The spelling of a byte that has no token."""
 
 BYTES = "bytes"
 """The value of `model.tokenizer` that picks `ByteTokens`."""

@@ -23,7 +23,7 @@ class RlcoreError(Exception):
     """An error that a user, plugin author or operator can fix; `str()` is the one line to print."""
 
     role: str = ""
-    """Of the worker whose call raised it, as `method` and `offered_by`; all are empty for every other error."""
+    """Role of the worker whose call raised it, like `method` and `offered_by`; all are empty for every other error."""
     method: str = ""
     offered_by: str = ""
     """The worker's class and the plugin that offers it, "Judge of plugin 'x' (x 1.0)"; empty until that is known."""
@@ -58,7 +58,7 @@ class CheckpointError(RlcoreError):
 
 
 class EndOfProcess(SystemExit):
-    """Foreign code tried to end the process by `os._exit` or `os.execv`; the call is refused, the process goes on."""
+    """Foreign code tried to end the process by `os._exit` or `os.execv`; the call is refused, the process continues."""
 
     def __init__(self, call: str) -> None:
         super().__init__(1)

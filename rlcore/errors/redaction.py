@@ -18,7 +18,7 @@ _SHORTEST_UNASKED = 8
 _SHORTEST = 6
 """A shorter value of a variable that is not named like a secret, such as a number, would blot out half the text."""
 
-# Of the whole process, because anything that prints may meet a resolved value: text as printed -> '${oc.env:NAME}'.
+# For the whole process, because any output may contain a resolved value: text as printed -> '${oc.env:NAME}'.
 _resolved: dict[str, str] = {}
 _in_json: dict[str, bytes] = {}
 """The same texts, as a line of JSON has them."""
@@ -36,7 +36,7 @@ def remember_variable(name: str) -> None:
 def remember_environment() -> None:
     """From now on `redact` replaces what variables named like API_KEY or HF_TOKEN hold, whether or not they are read.
 
-    Workers and async reward functions have them all, other children those that the configuration names for them.
+    Workers and async reward functions have all of them, other children only those that the configuration names.
     """
     for name, value in os.environ.items():
         if _SECRET_WORD.search(name) and len(value) >= _SHORTEST_UNASKED and not value.startswith(("/", "${oc.env:")):
@@ -84,7 +84,7 @@ def has_secrets() -> bool:
 def redact(text: str) -> str:
     """The text with every value that the configuration read from the environment written as `${oc.env:NAME}` again.
 
-    Values are found as they are, and as JSON, `repr`, URLs and base64 write them. Values of fewer than six characters
+    Values are found verbatim, and in the forms of JSON, `repr`, URLs and base64. Values of fewer than six characters
     are left when the variable's name has nothing of a secret (key, token, secret, passw, credential, auth).
     """
     for value in sorted(_resolved, key=len, reverse=True):
@@ -101,8 +101,8 @@ def clipped(text: str, characters: int) -> str:
 def displayable(text: str) -> str:
     """Text from anywhere, as a terminal, a log or a page may show it.
 
-    Secrets are redacted. What would steer a terminal (control characters, escape sequences, bidirectional marks) or
-    cannot be encoded (lone surrogates) becomes U+FFFD; line breaks, tabs and spaces of every width stay.
+    Secrets are redacted. Characters that control a terminal (control characters, escape sequences, bidirectional marks)
+    or cannot be encoded (lone surrogates) becomes U+FFFD; line breaks, tabs and spaces of every width stay.
     """
     text = redact(text)
     if text.isprintable():

@@ -43,7 +43,7 @@ class CatalogueEntry:
     offers: tuple[str, ...]
     """Each in the words of `rlcore plugins show`: 'reward function mine'."""
     results: Mapping[str, SuiteResult] = field(default_factory=dict)
-    """By version of rlcore, as far as they were run."""
+    """Results by version of rlcore, for those that were run."""
 
     def words(self) -> str:
         """All of its text that a search looks at."""

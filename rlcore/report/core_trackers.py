@@ -90,7 +90,7 @@ class TensorBoard(AccelerateShell):
 
 
 class WeightsAndBiases(AccelerateShell):
-    """One id for the life of the run directory: a resumed run goes on in the same wandb run."""
+    """One id for the life of the run directory: a resumed run continues the same wandb run."""
 
     def make(self) -> AccelerateTracker:
         from accelerate import tracking

@@ -32,7 +32,7 @@ UNWRITABLE = (OSError, ValueError)
 def discard(output: TextIO, cause: Exception) -> None:
     """Let what is written to this output from now on go to the null device, also by others; the log says so."""
     name = "error" if output is sys.__stderr__ else "output"
-    logger.warning("standard %s is gone (%s): nothing more is shown; training goes on", name, describe(cause))
+    logger.warning("standard %s is gone (%s): nothing more is shown; training continues", name, describe(cause))
     with open(os.devnull, "w") as null, contextlib.suppress(*UNWRITABLE):
         os.dup2(null.fileno(), output.fileno())
 

@@ -12,7 +12,7 @@ from rlcore.types import FinishReason, RewardStatus, ScoredTrajectory
 def step_facts(step: int, rows: Sequence[tuple[ScoredTrajectory, float | None]]) -> StepFacts:
     """Facts of (trajectory with its reward, advantage or None where it is not trained on), without metrics.
 
-    They are those that rlcore-view finds in the run's directory.
+    They equal those that rlcore-view makes from the run's directory.
     """
     outcomes = [
         Outcome(

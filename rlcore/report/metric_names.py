@@ -1,4 +1,4 @@
-"""Metrics as they are declared, in `metrics.toml` of the core and of each plugin: `docs/metrics.md` is made of them."""
+"""The declared metrics, in `metrics.toml` of the core and of each plugin: `docs/metrics.md` is made from them."""
 
 import re
 import sys

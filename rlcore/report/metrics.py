@@ -129,7 +129,8 @@ def read_trajectories(run_dir: Path, step: int) -> list[dict[str, Any]]:
 
 
 def average(metrics: Iterable[Mapping[str, float]]) -> Metrics:
-    """The mean of each metric over those that have it, of one that ends in '_max' the maximum; NaN makes either NaN."""
+    """The mean of each metric over the mappings that have it, or the maximum if its name ends in '_max'; NaN gives
+    NaN."""
     values: dict[str, list[float]] = {}
     for metric in metrics:
         for name, value in metric.items():

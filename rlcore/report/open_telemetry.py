@@ -1,7 +1,7 @@
 """Sends the spans of `trace.json` to an OpenTelemetry collector, with the SDK's exporter for OTLP over HTTP.
 
-It runs in a separate thread, with at most one step under way: a collector that is slow or gone costs spans, which are
-counted in a warning, and never time of the run.
+It runs in a separate thread, with at most one step in flight: with a slow or missing collector spans are lost, which
+are counted in a warning, and never time of the run.
 """
 
 import importlib.util
@@ -57,7 +57,7 @@ class SpanExport:
         self._thread.start()
 
     def export(self, step: int, spans: Sequence[Span], unix_offset: float) -> None:
-        """Hand spans over, with the seconds to add to their times for those since 1970; returns at once."""
+        """Hand over spans, with the offset of their times from seconds since 1970; returns immediately."""
         if self._thread is None or not spans:
             return
         if self._pending is not None and not self._pending.done():

@@ -6,7 +6,7 @@ from rlcore.report.status import RoleStatus, Status
 
 
 def sentence(status: Status, now: float) -> str:
-    """The work under way at `now`, in seconds since 1970."""
+    """The work in progress at `now`, in seconds since 1970."""
     return f"{_place(status)}: {'; '.join(_parts(status, now))}"
 
 

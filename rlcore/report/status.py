@@ -24,11 +24,11 @@ from rlcore.errors.redaction import redact
 
 STATUS, SCHEMA = "status.json", 1
 LOCK = ".lock"
-"""Every start makes it before it writes anything else, and holds it while the run goes on."""
+"""Every start creates it before it writes anything else, and holds it during the run."""
 LOOK_S = 1.0
 """Seconds between two looks; the file is written at most that often, and only when something has changed."""
 MAX_BYTES = 1 << 20
-"""Of a file that is read."""
+"""Limit in bytes of a file that is read."""
 MOST_WAITING = 50
 """Rewards, tools and environments that are listed."""
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
@@ -61,7 +61,7 @@ class RoleStatus:
     role: str
     replicas: int
     busy: int
-    """Replicas that have a call under way."""
+    """Replicas with a call in flight."""
     method: str = ""
     """The method of the oldest call; empty without one."""
     since: float = 0.0
@@ -78,7 +78,7 @@ class Status:
     host: str
     began: float
     step: int
-    """The step under way; 0 before the first."""
+    """The current step; 0 before the first."""
     steps: int
     """The last step of the run; 0 while that is not known."""
     phase: str
@@ -87,7 +87,7 @@ class Status:
     step_s: float
     """Seconds of a step on average over the last ones; 0 before the first."""
     samples: int
-    """Samples of the step, or of the evaluation under way."""
+    """Samples of the current step or evaluation."""
     sampled: int
     scored: int
     updates: int
@@ -176,7 +176,7 @@ class StatusWriter:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Write while the run goes on."""
+        """Write the file during the run."""
         self._write(status_of(self._activity, self._began))
         thread = threading.Thread(target=self._look, name="status of the run", daemon=True)
         thread.start()
@@ -207,7 +207,7 @@ class StatusWriter:
             answer(status)
 
     def _write(self, status: Status) -> None:
-        """Write what has changed; a full disk is said once, and ends no run."""
+        """Write changes; a full disk is reported once, and does not end the run."""
         if status == self._written:
             return
         try:

@@ -1,4 +1,4 @@
-"""Shows a run on the terminal: a progress bar, what goes on inside a step, tables of completions, the last words."""
+"""Shows a run on the terminal: a progress bar, the activity inside a step, tables of completions, the last lines."""
 
 import sys
 import time
@@ -21,9 +21,9 @@ from rlcore.types import Metrics, ScoredTrajectory, Trajectory
 COLUMNS_OF_TEXT = 400
 """Characters of a prompt or completion that a table shows at most."""
 QUIET_S = 30.0
-"""Seconds without a line after which a log, which has no bar, says what goes on."""
+"""Seconds without a line after which a log, which has no bar, reports the activity."""
 MEAN_OF = 20
-"""Steps whose mean is expected of those that are left."""
+"""Steps whose mean time is the estimate for the remaining ones."""
 SHOWN: Sequence[tuple[str, str]] = (
     ("reward/mean", "reward {:.3f}"),
     ("reward/zero_std_frac", "equal {:.0%}"),
@@ -72,18 +72,18 @@ class Terminal:
         )
 
     def end(self) -> None:
-        """No step follows: the bar stays as it is."""
+        """No step follows: the bar is left unchanged."""
         self._bar.update(self._task, line="", left="")
         self._bar.stop()
 
     def phase(self, text: str) -> None:
-        """Say what goes on before or beside the steps."""
+        """Report activity before or between steps."""
         self._bar.update(self._task, line=displayable(text))
         if not self._console.is_terminal:
             self.say(text)
 
     def standing(self, status: Status) -> None:
-        """Show what goes on inside a step; in a log only after `QUIET_S` without a line. Any thread may call it."""
+        """Show the activity inside a step; in a log only after `QUIET_S` without a line. Any thread may call it."""
         left = self._left()
         if self._console.is_terminal:
             shown = f"{status.phase}  {progress(status)}".strip()
@@ -165,7 +165,7 @@ class _Bar(Progress):
 
 
 def _dialogue(trajectory: Trajectory) -> Text:
-    """The completion; of a conversation every message under its role, those of the policy as they are."""
+    """The completion; for a conversation every message under its role, those of the policy unchanged."""
     if isinstance(trajectory.completion, str):
         return _clip(trajectory.completion)
     shown = Text()

@@ -1,4 +1,4 @@
-"""The trackers of a run, which get its numbers beside metrics.jsonl.
+"""The trackers of a run, which get its metrics in addition to metrics.jsonl.
 
 They run in a separate thread: some talk to a server, some keep their run in a thread-local variable, and none may
 hold up or end a training run. One that fails after the start is named in a warning and switched off.
@@ -67,13 +67,13 @@ class Trackers:
             self._start(plan, settings)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand the metrics over; returns at once."""
+        """Hand over the metrics; returns immediately."""
         if self._thread is not None and self._has_room(step):
             values = dict(metrics)
             self._thread.submit(lambda: self._log(step, values))
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
-        """Hand samples over; returns at once."""
+        """Hand over samples; returns immediately."""
         if self._thread is not None and samples and self._has_room(step):
             self._thread.submit(lambda: self._log_samples(step, samples))
 
@@ -181,7 +181,7 @@ class DaemonThread:
         self._thread.start()
 
     def submit(self, work: Callable[[], Any]) -> "Future[Any]":
-        """The result to be; `work` handles its own errors."""
+        """The future result; `work` handles its errors."""
         future: Future[Any] = Future()
         self._queue.put((future, work))
         return future

@@ -125,7 +125,7 @@ class FunctionRewards(RewardManager):
 
 
 def _places(function: FunctionCalls) -> str:
-    """The setting that says how many calls of a function go on at a time."""
+    """The setting that limits concurrent calls of a function."""
     return f"reward.functions.{function.name}.{'concurrency' if function.is_async else 'children'}"
 
 

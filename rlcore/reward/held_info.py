@@ -1,4 +1,4 @@
-"""A budget for what rewards hold beside their scores, which stays in memory until their step ends."""
+"""A budget for values that rewards return with their scores, which stay in memory until their step ends."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +10,7 @@ from rlcore.types import FrozenDict, Reward, RewardStatus
 SMALL = 1 << 16
 """Bytes of an info that is not counted."""
 BUDGET = 256 << 20
-"""Bytes that all rewards may hold beside their scores at a time."""
+"""Bytes that all rewards may hold in addition to their scores at a time."""
 
 # One table for the whole process, because memory is shared: rewards that are still referenced, with the bytes of their
 # info.

@@ -11,7 +11,7 @@ from rlcore.errors import CALLED, describe
 from rlcore.types import Reward, RewardStatus
 
 ANSWERS = ("answer", "pred")
-"""Entries beside the score that are what was extracted, and no measure, also where that is a number."""
+"""Entries returned with the score that hold the extracted answer; they are not metrics, even if they are numbers."""
 
 
 def outcome_of_one(value: Any, num_tokens: int, may_skip: bool) -> Outcome:
@@ -119,5 +119,5 @@ def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
 
 
 def _is_measure(value: Any) -> bool:
-    """True if an entry beside the score is a number that can be averaged over samples, as verl's `acc`."""
+    """True if an entry returned with the score is a number that can be averaged over samples, such as verl's `acc`."""
     return isinstance(value, (bool, int, float)) and not isinstance(number(value), str)

@@ -42,7 +42,7 @@ def raise_with_line(cause: BaseException, trajectories: Sequence[Trajectory]) ->
 def import_failure(cause: BaseException) -> str:
     """Words for an exception of the import of the user's file: file and line, the error, and what helps against it.
 
-    A library that is missing is told from one that is there and broken, which installing would not mend.
+    A missing library is distinguished from a broken one, which installing would not repair.
     """
     trace, own, own_line, inside, last = cause.__traceback__, "", "", "", ""
     while trace is not None:

@@ -20,7 +20,8 @@ class Style(StrEnum):
 
 
 TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""Arguments from TRL's trainer to every function beside the dataset's columns. One of them makes a function TRL's."""
+"""Arguments from TRL's trainer to every function, in addition to the dataset's columns. One of them makes a function
+TRL's."""
 COMPUTE_SCORE_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
 LOG_NAMES = (*COMPUTE_SCORE_NAMES, "query", "response", "score", "latency", "details")
 """Arguments of the method `log` of a class, by the names that it takes."""
@@ -136,7 +137,8 @@ def check_hooks(who: str, target: type, signature: Signature, scope: str) -> Non
 
 
 def logs(target: Any, signature: Signature) -> bool:
-    """True if calls are told to the method `log`: only of classes with `compute_score`, where it means that."""
+    """True if calls are reported to the method `log`: only for classes with `compute_score`, where it has this
+    meaning."""
     return signature.method == "compute_score" and callable(getattr(target, "log", None))
 
 

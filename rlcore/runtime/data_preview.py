@@ -58,7 +58,7 @@ class DataPreview:
 
     @property
     def longest_tokens(self) -> int | None:
-        """Of the training prompts."""
+        """Facts of the training prompts."""
         found = [source.longest_tokens for source in self.sources if source.key.startswith("data.")]
         return max((tokens for tokens in found if tokens is not None), default=None)
 

@@ -27,7 +27,7 @@ def _running_task() -> "asyncio.Task[Any] | None":
 
 @dataclass(eq=False)
 class WatchedCall:
-    """A call that is under way, or a stream that owes its next item."""
+    """A call in flight, or a stream whose next item is awaited."""
 
     who: str
     owes: str = "has not returned"
@@ -42,7 +42,7 @@ class WatchedCall:
         self.pauses += 1
 
     def resume(self) -> None:
-        """The call goes on, and its time begins again; one that ends while it is paused need not be resumed."""
+        """The call continues, and its time restarts; a call that ends while it is paused need not be resumed."""
         self.pauses -= 1
         self.began, self.num_warnings = time.monotonic(), 0
 
@@ -54,9 +54,9 @@ class WatchedCall:
 
 
 class HangWatch:
-    """Warns of calls under way, after some seconds and again after as many more; calls go on.
+    """Warns of calls in flight, after some seconds and again after each such period; calls continue.
 
-    A thread looks at them, so a call that blocks the event loop is told of as well. It runs from the first call on.
+    A thread checks them, so a call that blocks the event loop is reported, too. It runs from the first call on.
     The time of a stream counts from its last item, and not while the caller uses that or owes the stream its input.
     """
 

@@ -115,7 +115,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
 
 
 async def _build_context(sampler: Sampler, children: ChildProcesses) -> BuildContext:
-    """The context that components share; each gets its own section and workers in it."""
+    """The context that components share; each gets its section and workers in it."""
     plan = sampler.plan
     return BuildContext(
         config=plan.config,
@@ -152,7 +152,7 @@ async def _start_component(
     watch: HangWatch,
     slot: str,
 ) -> Any:
-    """The slot's component, built with its own section and workers, and started."""
+    """The slot's component, built with its section and workers, and started."""
     chosen = plan.components[slot]
     who = owner_of(chosen)
     context = replace(shared, section=chosen.section, workers=partial(_own, plan, groups, who))
@@ -173,7 +173,7 @@ async def _start_component(
 
 
 def _checked(plan: RunPlan, slot: str, component: Any, who: str, watch: HangWatch) -> Any:
-    """The component, behind the checks of what it hands over while the run goes on."""
+    """The component, behind the checks of its results during the run."""
     if slot == "agent":
         return CheckedAgent(component, who, watch)
     if slot == "reward":

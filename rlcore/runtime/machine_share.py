@@ -1,4 +1,4 @@
-"""Parts of this machine for runs that go on side by side: cores and GPUs of each."""
+"""Shares of this machine for concurrent runs: cores and GPUs of each."""
 
 import os
 from collections.abc import Iterator

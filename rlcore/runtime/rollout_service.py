@@ -53,7 +53,7 @@ class RolloutService:
         death, while a replica serves or will be restarted. Every sample of such a request is asked for, and those that
         had come are ignored. A request that replicas die of (`Suspects`) ends in completions with an error. WorkerError
         when a replica fails, answers wrongly, or the deadline passes. However the call ends, also by `aclose`, the
-        replicas are told to stop what is left of it.
+        replicas are requested to stop the rest of it.
         """
         ordered = sorted(requests, key=lambda request: request.id)
         missing = _Missing(ordered)

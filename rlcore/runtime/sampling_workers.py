@@ -185,7 +185,7 @@ async def _start_workers(
 
 
 def _check_group(group: object, worker: WorkerPlan, who: str) -> None:
-    """PluginError unless a cluster returned as many replicas as it was asked for."""
+    """PluginError unless a cluster returned the requested number of replicas."""
     replicas = getattr(group, "replicas", None)
     if not isinstance(replicas, (tuple, list)) or not hasattr(group, "each"):
         raise PluginError(f"{who}: returned {shown(group)}; needs a WorkerGroup")

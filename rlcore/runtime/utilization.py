@@ -57,7 +57,7 @@ class BusyMeter:
 
 
 class MeteredReplica:
-    """A replica that is busy while a call or stream of it is under way; errors of these say whose they are."""
+    """A replica that is busy while a call or stream of it is in flight; their errors name the replica."""
 
     def __init__(self, replica: ReplicaHandle[Any], role: str, meter: BusyMeter, offered_by: str = "") -> None:
         self.replica = replica

@@ -42,7 +42,7 @@ TIMES_FIRST, LEAST, TIMES_WARNED = 10.0, 0.01, 5.0
 `rollout.warn_logprob_diff`. Formats of both engines show in the first difference, which is 1e-6 where both have float32
 and 0.04 in bfloat16."""
 MOVED = 1e-5
-"""Nats per token by which the actor's log-probs must have moved before those of a replica have to."""
+"""Nats per token by which the actor's log-probs must move before a replica's must move, too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class WeightsCheck:
         """The last answer of each replica."""
 
     async def sample(self, version: int) -> None:
-        """Let each replica continue the sentence, at the first two versions and those that the settings name."""
+        """Let each replica continue the sentence, at the first two versions and at those of the settings."""
         self._pending = []
         every = self._config.check_weights_every
         if len(self._versions) < 2 and version not in self._versions:
@@ -171,7 +171,7 @@ class WeightsCheck:
     def _ways_out(self) -> str:
         return (
             "look at load_weights() of the engine, rollout.weight_sync and the modules of an adapter, or set "
-            "rollout.check_weights_every=0 to go on without this check"
+            "rollout.check_weights_every=0 to continue without this check"
         )
 
     async def _logprobs(self, row: ScoredTrajectory) -> Float32s:

@@ -12,7 +12,7 @@ class NullSection:
     update_s: float = 0.0
     """Seconds that an update takes."""
     token_s: float = 0.0
-    """Seconds per token; all rows are decoded at once."""
+    """Seconds per token; all rows are decoded together."""
     logprobs_s: float = 0.0
     """Seconds per pass for log-probs, the reference's too."""
     save_s: float = 0.0

@@ -50,7 +50,7 @@ class Probe(Worker):
         raise ValueError("a first line\nand a second")
 
     def die(self) -> None:
-        """End the process at once."""
+        """End the process immediately."""
         os._exit(7)
 
     async def count(self, num: int) -> AsyncIterator[int]:

@@ -31,7 +31,7 @@ def seeded_prompts(
 
 
 class LeastSeen(PromptOrder):
-    """A fake order: the rows with results of the fewest groups first, ties in turn; `calls` notes what it was told."""
+    """A fake order: the rows with results of the fewest groups first, ties in turn; `calls` records its inputs."""
 
     def __init__(self, context: OrderContext) -> None:
         super().__init__(context)

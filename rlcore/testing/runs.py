@@ -12,7 +12,7 @@ from rlcore.types import Metrics
 CLOCK = "time/"
 """Prefix of metrics that a clock measures. They differ between any two runs, so comparisons leave them out."""
 VARYING_KEYS = frozenset({"latency_s", "timing"})
-"""Keys of records beside metrics that are measured with a clock."""
+"""Keys of records, apart from metrics, that are measured with a clock."""
 
 VARYING_ENDS = (
     "/in_flight_max",

@@ -168,7 +168,7 @@ def batch_of_rows(groups: Sequence[Sequence[Sequence[int]]], seed: int = 0) -> B
 
 
 def random_conversations(rng: np.random.Generator, rows: int = 6, turns: int = 4, longest: int = 12) -> list[list[int]]:
-    """Token ids of a group's rows that go on alike for some turns: some are equal, some a prefix of others, one in ten
+    """Token ids of a group's rows that share some turns: some are equal, some a prefix of others, one in ten
     has nothing in common with the rest."""
     written: dict[tuple[int, ...], list[int]] = {}
     result = []

@@ -89,7 +89,7 @@ def run_training(
 
 
 def run_evaluation(plan: RunPlan, from_checkpoint: Path | None = None, samples: Path | None = None) -> Metrics:
-    """Evaluate `eval.sources` with the model as it is configured, or with the weights of a checkpoint or run.
+    """Evaluate `eval.sources` with the configured model, or with the weights of a checkpoint or run.
 
     The trajectories are written to the file `samples`, in the lines of docs/run-directory.md.
     """

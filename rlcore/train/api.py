@@ -1,4 +1,4 @@
-"""Functions beside `rlcore.train`: `plan`, `evaluate`, `resume` and `export`."""
+"""The other functions of the Python interface: `plan`, `evaluate`, `resume` and `export`."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def resume(
     on_step: OnStep | None = None,
     stop_when: StopWhen | None = None,
 ) -> TrainResult:
-    """Continue the run in the directory `run` after its newest checkpoint, by its own configuration.
+    """Continue the run in the directory `run` after its newest checkpoint, with its configuration.
 
     `overrides` ('train.max_steps=200') win over that. With `from_start`, begin at step 1 if no checkpoint can be used.
     """

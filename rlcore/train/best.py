@@ -63,7 +63,7 @@ class StopRule:
 
     @property
     def reason(self) -> str:
-        """Reason why the run ends now; empty when it goes on."""
+        """Reason why the run ends now; empty when it continues."""
         if not self.config.metric or self.since_best < self.config.patience:
             return ""
         best = "no value was a number" if self.best is None else f"best {self.best:.4g} at step {self.best_step}"

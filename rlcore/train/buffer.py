@@ -1,7 +1,7 @@
 """The rollout buffer: every prompt that is issued and not retired, with its samples and scores so far.
 
 The one place that knows who is due when. Prompts are issued in passes: one call of the agent loop, whose trajectories
-go to the reward manager the moment they are finished. Several passes may be under way at a time. A prompt is *sampled*
+go to the reward manager the moment they are finished. Several passes may be in flight at a time. A prompt is *sampled*
 when all its trajectories are finished, *ready* when all of them are scored, and *retired* when it was trained on, left
 out, or discarded. Everything is matched by id; the order of arrival matters for readiness only.
 """
@@ -69,7 +69,7 @@ class RolloutBuffer:
         self._agent, self._reward, self._issuing = agent, reward, issuing
         self.order = order
         self.version = 0
-        """Of the weights that sample from now on."""
+        """Version of the weights that sample from now on."""
         self.num_retired = 0
         """Prompts that were trained on, left out or discarded."""
         self.num_given_up = 0
@@ -137,7 +137,7 @@ class RolloutBuffer:
         await self._until(holds)
 
     async def next_ready(self, due: int) -> PendingGroup:
-        """Of the prompts due at that step (where steps take what is ready first: of all), the next that is ready."""
+        """The next ready prompt of that step, or of all prompts if steps take the first ready ones."""
         ready = self._ready[self._queue(due)]
         await self._until(lambda: bool(ready))
         return ready.popleft()
@@ -181,7 +181,7 @@ class RolloutBuffer:
         task.add_done_callback(self._pass_ended)
 
     async def close(self) -> None:
-        """End the passes; the ledger stays as it is, for a checkpoint."""
+        """End the passes; the ledger is kept for a checkpoint."""
         passes = list(self._passes)
         for task in passes:
             task.cancel()

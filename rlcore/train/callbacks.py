@@ -33,7 +33,7 @@ class Callbacks:
 
 
 class StepCallbacks:
-    """Calls them after each step, one at a time, in a thread: the step loop waits, and its event loop goes on."""
+    """Calls them after each step, one at a time, in a thread: the step waits, and the event loop keeps running."""
 
     def __init__(self, callbacks: Callbacks, warn: Callable[[str], None]) -> None:
         self._callbacks, self._warn = callbacks, warn
@@ -48,7 +48,7 @@ class StepCallbacks:
             except RlcoreError as error:
                 self._on_step = None
                 logger.warning("%s", "".join(traceback.format_exception(error)))
-                self._warn(f"{error}; it is not called again, training goes on")
+                self._warn(f"{error}; it is not called again, training continues")
         if self._callbacks.stop_when is None:
             return False
         return bool(await _in_thread("stop_when", self._callbacks.stop_when, step, seen))

@@ -36,7 +36,7 @@ MANIFEST, STATE, POINTER, BEST = "manifest.json", "state.json", "latest", "best"
 
 
 MAX_JSON_BYTES = 1 << 28
-"""Of the manifest and of the state; a larger one is not read."""
+"""Limit in bytes of the manifest and of the state; a larger file is not read."""
 
 
 PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".dill"})
@@ -99,7 +99,7 @@ def publish(
 ) -> Path:
     """Make the staged directory the run's checkpoint of `step`, and prune to the newest `keep` (0: all) and `best`.
 
-    `state` is JSON and comes back from `load` as it is. An earlier checkpoint of the same step is replaced; one of a
+    `state` is JSON and comes back from `load` unchanged. An earlier checkpoint of the same step is replaced; one of a
     later step is left alone. CheckpointError when it cannot be saved; what was published before then stands.
     """
     directory = run_dir / "checkpoints"

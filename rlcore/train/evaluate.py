@@ -1,4 +1,4 @@
-"""Held-out prompts, sampled and scored with the weights as they are; nothing of training is touched."""
+"""Evaluation: held-out prompts are sampled and scored with the current weights, without an effect on training."""
 
 import dataclasses
 import math

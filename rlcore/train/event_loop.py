@@ -12,11 +12,12 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 CANCEL_S = 1.0
-"""Seconds in which tasks that are left at the end may end; those that ignore their cancellation are left behind."""
+"""Seconds that remaining tasks have to end; tasks that ignore their cancellation are abandoned."""
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run as `asyncio.run` does; a loop that foreign code stops goes on, and no task keeps the process from its end.
+    """Run like `asyncio.run`; a loop that foreign code stops is continued, and no task can keep the process from
+    ending.
 
     WorkerError when foreign code has cancelled the work.
     """

@@ -1,4 +1,4 @@
-"""Mini-batches of a step, and what is said of its rows."""
+"""Mini-batches of a step, and the records of its rows."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -33,7 +33,7 @@ def epoch_minibatches(run: Runtime, batch: Batch, step: int, epoch: int) -> list
 
 
 def later_epoch(streamed: Sequence[Batch], seed: int, step: int, epoch: int) -> Iterator[Batch]:
-    """The mini-batches that the first epoch was made of, as they are, in an order of the epoch's own."""
+    """The mini-batches of the first epoch, in an order drawn for this epoch."""
     for index in np.random.default_rng((seed, step, epoch)).permutation(len(streamed)):
         yield streamed[index]
 

@@ -25,7 +25,7 @@ class StepTimes:
     minibatch_groups: int
     """Groups of an update; 0: all."""
     stream: bool
-    """An update waits for its own groups only, the first ones that are ready; else for all."""
+    """An update waits only for its groups, the first ones that are ready; otherwise for all."""
 
 
 def step_ideal_s(step: StepTimes) -> float:

@@ -1,6 +1,6 @@
 """Computes what the update needs per trajectory besides its reward: log-probs of the reference and of pi_old, values.
 
-They need no reward, so they are computed while rewards are pending, with the weights as they are before the first
+They need no reward, so they are computed while rewards are pending, with the weights before the first
 update of the step; and they are kept by trajectory, so that it does not matter which rows become which mini-batch.
 """
 
@@ -60,7 +60,7 @@ class ForwardPasses:
     def collated(self, groups: Sequence[Sequence[ScoredTrajectory]]) -> tuple[list[TrajectoryId], Batch]:
         """The rows of the groups, which stand by sample and part, and their batch.
 
-        A pass may have collated them, also one that is under way.
+        A pass may have collated them, even one in flight.
         """
         rows = [row.trajectory.id for group in groups for row in group]
         for pass_ in self._passes:

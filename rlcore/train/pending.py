@@ -56,7 +56,7 @@ class PendingGroup:
     due: int
     """The step that trains on it; where steps take what is ready first, the last one that may."""
     version: int
-    """Of the weights when its sampling began: no token of it is older."""
+    """Version of the weights when its sampling began: no token is older."""
     trajectories: dict[SegmentKey, Trajectory] = field(default_factory=dict)
     scored: dict[SegmentKey, ScoredTrajectory] = field(default_factory=dict)
     finished: Samples = field(default_factory=Samples)
@@ -210,7 +210,7 @@ def sample_counts(members: Sequence[PendingGroup]) -> SampleCounts:
 
 
 def sample_spans(members: Sequence[PendingGroup]) -> Iterator[Span]:
-    """Of each sample that this process sampled: the time until it was finished, and from then until it was scored."""
+    """For each sample of this process: the time until it was finished, and from then until it was scored."""
     for member in members:
         for sample, finished_at in member.finished.complete.items():
             row = TrajectoryId(member.task.prompt.id, member.task.epoch, sample)

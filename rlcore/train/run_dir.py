@@ -1,4 +1,4 @@
-"""The directory of a run: chosen, refused when it holds a run, locked while the run goes on, removed if none began."""
+"""The directory of a run: chosen, refused if it holds a run, locked during the run, removed if no run began."""
 
 import asyncio
 import fcntl
@@ -28,9 +28,9 @@ from rlcore.train.signals import Stopped
 
 LOG = "log.txt"
 READ_WHOLE = ("config.yaml", "plan.json", "rewards.json", STATUS, TRACE, OLDER_TRACE, f"{TOKENS}/{VOCABULARY}")
-"""Files that a run writes, and reads as a whole when it goes on."""
+"""Files that a run writes, and reads as a whole when it resumes."""
 WRITTEN = (LOCK, LOG, METRICS, "reward_calls.jsonl", *READ_WHOLE)
-"""Files that a run writes, beside those of its steps; what is behind a link would be overwritten."""
+"""Files that a run writes, apart from those of its steps; the target of a link would be overwritten."""
 OF_STEPS = (TRAJECTORIES, TOKENS, "rewards")
 """Directories whose files a run writes."""
 MOST_BYTES = 1 << 30

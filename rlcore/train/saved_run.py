@@ -1,4 +1,4 @@
-"""A run on disk as a configuration: to go on with it, evaluate it or talk to it."""
+"""A run on disk as a configuration, to resume it, evaluate it or chat with it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Scored trajectories on disk: rewards that were given and not trained on yet outlive the run that paid for them.
 
-Plain arrays and JSON, no pickle. What JSON lacks (in `info`, and in messages) comes back as its text, tuples
+Plain arrays and JSON, no pickle. Values that JSON lacks (in `info`, and in messages) come back as text, tuples
 as lists.
 """
 

@@ -29,7 +29,7 @@ UNFINISHED_CRITIC = ".critic"
 IN_FLIGHT = "in_flight"
 """Directory of the scored trajectories that no step was trained on yet."""
 OURS = (checkpoint.STATE, checkpoint.MANIFEST, "config.yaml", "plan.json", CRITIC, IN_FLIGHT)
-"""Files beside the actor's."""
+"""Files in addition to the actor's."""
 BYTES_PER_PARAMETER = 16
 """Weights and two Adam moments in fp32, and the model directory."""
 BYTES_PER_SECOND = 200e6
@@ -224,8 +224,8 @@ class Saver:
             return f"{why}, so nothing is saved; start it again"
         if self.last is None:
             forced = " --from-start" if self._trainer.progress.step else ""
-            return f"{why}; there is no checkpoint to go on from; begin again with --resume{forced}"
-        return f"{why}; the last checkpoint is {self.last}; go on with --resume"
+            return f"{why}; there is no checkpoint to resume from; start over with --resume{forced}"
+        return f"{why}; the last checkpoint is {self.last}; continue with --resume"
 
     async def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`, bit for bit."""

@@ -85,14 +85,14 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
                 session = Session(plan, run_dir, run, prompts, heldout, stop, callbacks, window_of(run), terminal)
                 try:
                     result = await session.train(origin)
-                    reason = "every step was taken; go on with --resume"
+                    reason = "every step was taken; continue with --resume"
                     logger.info("every step was taken: %d", result.steps)
                     return result
                 except (PluginError, RewardError, WorkerError) as error:
                     last = session.saver.last
                     if last is None:
                         raise
-                    raise type(error)(f"{error}; last checkpoint: {last}, go on with --resume") from error
+                    raise type(error)(f"{error}; last checkpoint: {last}, continue with --resume") from error
                 except asyncio.CancelledError:
                     if stop.signum is None:
                         raise
@@ -231,7 +231,7 @@ class Session:
         return result
 
     async def _finish_step(self) -> None:
-        """The evaluation and the checkpoint that are due after the last step, also those that a signal prevented."""
+        """The evaluation and the checkpoint after the last step, also if a signal prevented them."""
         trainer, evaluation, saving = self._trainer, self._config.eval, self._config.checkpoint
         step = trainer.progress.step
         self.saver.check()
@@ -253,7 +253,7 @@ class Session:
         self._rule.add(step, metrics)
 
     async def _ends_early(self) -> str:
-        """Reason why the run ends after the step just taken, by `train.stop` or a callback; empty when it goes on."""
+        """Reason why `train.stop` or a callback ends the run after this step; empty when it continues."""
         if self._stop.pending:
             return ""
         trainer = self._trainer

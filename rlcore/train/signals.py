@@ -1,4 +1,5 @@
-"""SIGTERM and Ctrl-C: the first ends the run cleanly, the second the process at once. SIGHUP ends nothing."""
+"""SIGTERM and Ctrl-C: the first ends the run cleanly, the second ends the process immediately. SIGHUP has no effect on
+the run."""
 
 import asyncio
 import logging
@@ -19,7 +20,7 @@ def name_of(signum: int) -> str:
 
 
 class Stopped(Exception):
-    """The run was ended by a signal; `str()` says what was saved and how to go on."""
+    """The run was ended by a signal; `str()` says what was saved and how to continue."""
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
@@ -72,4 +73,4 @@ class StopRequest:
 
 
 def _outlive_terminal() -> None:
-    logger.warning("the terminal has gone (SIGHUP); training goes on, `kill %d` ends it", os.getpid())
+    logger.warning("the terminal has gone (SIGHUP); training continues, `kill %d` ends it", os.getpid())

@@ -52,7 +52,7 @@ class StepBatcher:
         """Every scored trajectory of theirs, also failed and replaced ones, in the order in which prompts were issued;
         empty until all are scored."""
         self.advantages: dict[TrajectoryId, float] = {}
-        """Of the rows that are trained on."""
+        """Weights of the rows that are trained on."""
         self._preparing: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[tuple[bytes, StepFacts]] | None = None
         self._ended = False
@@ -65,7 +65,7 @@ class StepBatcher:
         """Rows with the index of their mini-batch in the first epoch; 0 where mini-batches are not streamed."""
 
     def issue_prompts(self) -> Sequence[PendingGroup]:
-        """Issue the prompts that the schedule allows; returns those that this step must train on."""
+        """Issue the prompts that the schedule allows; returns the prompts that this step must train on."""
         self._members = self._flight.refill(self._step, self._last_step)
         return self._members
 
@@ -79,7 +79,7 @@ class StepBatcher:
         return [trajectory for prompt in prompts for trajectory in prompt.trajectories.values()]
 
     def begin_passes(self, trajectories: Sequence[Trajectory]) -> None:
-        """Begin the forward passes that need no reward; they go on while rewards are pending.
+        """Start the forward passes that need no reward; they run while rewards are pending.
 
         Not under dynamic sampling, where most of what is replaced would be computed for nothing, nor where servers
         that rewards are pending at would have to sleep for it.
@@ -115,7 +115,7 @@ class StepBatcher:
         await asyncio.gather(*begun, return_exceptions=True)
 
     def scored_groups(self) -> AsyncGenerator[list[Group], None]:
-        """The groups to train on: all of the step at once, or those of each mini-batch as its rewards come in."""
+        """The groups to train on: all of the step together, or those of each mini-batch as its rewards come in."""
         return self._first_ready() if self._schedule.stream else self._whole_step()
 
     def minibatches(self, groups: AsyncGenerator[list[Group], None]) -> AsyncGenerator[Batch, None]:
@@ -145,7 +145,8 @@ class StepBatcher:
                     yield minibatch
 
     def records(self) -> "asyncio.Task[tuple[bytes, StepFacts]]":
-        """Lines and facts of everything, when rewards and advantages are known; made in a thread beside an update."""
+        """Lines and facts of all trajectories, once rewards and advantages are known; made in a thread during an
+        update."""
         if self._writing is None:
             rows = [(scored, self.advantages.get(scored.trajectory.id)) for scored in self.everything]
             writing = asyncio.to_thread(_records, self._step, rows)
@@ -254,7 +255,7 @@ class StepBatcher:
         """The groups, of mini-batch `index`, as a batch with everything that the update needs but weights."""
         run, config = self._run, self._config
         rows = [row for group in groups for row in group]
-        ids, batch = self._arrays.collated(groups)  # while the passes that were begun go on
+        ids, batch = self._arrays.collated(groups)  # while the started passes run
         if self._preparing is not None:
             await self._preparing
         await self._arrays.ensure([row.trajectory for row in rows])

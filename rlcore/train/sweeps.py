@@ -1,7 +1,7 @@
 """Runs over seeds and values of keys, each a process, some at a time, with one table of their results.
 
 `<train.dir>/<name>/` has a directory per run, its output as `<run>.out`, and `sweep.json` with the state of each. The
-same sweep started again goes on: finished runs stand, others are resumed or begun, and new cells are added.
+same sweep started again continues: finished runs are kept, others are resumed or started, and new cells are added.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Prompts as tasks for the agent loop, each with its own seed."""
+"""Prompts as tasks for the agent loop, each with a seed."""
 
 import hashlib
 from collections.abc import Sequence

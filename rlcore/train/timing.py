@@ -42,14 +42,14 @@ class StepTimeline:
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Forward passes go on."""
+        """Forward passes run."""
         begin = now()
         yield
         self._passes.append((begin, now()))
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """An update goes on."""
+        """An update runs."""
         begin = now()
         if not self._updates:
             self.first_update_at = begin
@@ -66,12 +66,12 @@ class StepTimeline:
         self.first_update_at = self.first_update_at or self.ended_at
 
     def metrics(self, members: Sequence[PendingGroup], stream: bool, minibatch_groups: int) -> Metrics:
-        """Of the ended step that trained on `members`.
+        """Metrics of the finished step that trained on `members`.
 
         time/ideal_s is what the step would have taken had nothing been lost between generation, rewards and
         updates as they were; time/overhead the share by which it took longer. time/reward_wait_s is the time in
         which nothing but rewards was waited for, time/reward_hidden_frac the share of the time with rewards pending in
-        which something else went on.
+        which other work ran.
         """
         step_s, pass_s = self.ended_at - self.began, _union_s(self._passes)
         busy = [*self._passes, *self._updates]
@@ -102,7 +102,7 @@ class StepTimeline:
 
 
 def length_correlation(minibatch: Sequence[int], lengths: Sequence[int]) -> float:
-    """Of the index of a row's mini-batch with its length: above 0, short samples are trained on first."""
+    """Correlation of the index of a row's mini-batch with its length: above 0, short samples are trained on first."""
     if len(set(minibatch)) < 2 or len(set(lengths)) < 2:
         return 0.0
     return float(np.corrcoef(minibatch, lengths)[0, 1])

@@ -35,7 +35,7 @@ from rlcore.types import Batch, Lane, Metrics, Prompt, ScoredTrajectory, plain
 logger = logging.getLogger(__name__)
 
 QUIET_THRESHOLDS = (1_000_000, 10, 10)
-"""Of Python's garbage collector while a run trains; steps collect while an update goes on (`RolloutBuffer.tidy`)."""
+"""Thresholds of Python's garbage collector during training; steps collect during an update (`RolloutBuffer.tidy`)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Sinks:
         self.trackers.log(step, metrics)
 
     def write(self, step: int, lines: bytes, found: StepTokens, ended: EndedWork) -> None:
-        """Of a training step: its trajectories, their tokens and the work that has ended."""
+        """The records of a training step: its trajectories, their tokens and the work that has ended."""
         self.trajectories.append(step, lines)
         self.tokens.write(step, Lane.TRAIN, found)
         self.trace.write(step, ended)
@@ -91,7 +91,7 @@ class Trainer:
         self.updating = False
         """True from a step's first update until its weights are published: the weights belong to no step."""
         self.history: deque[Metrics] = deque(maxlen=1000)
-        """The metrics of the last steps of this process, for what is said of the schedule at its end."""
+        """The metrics of the last steps of this process, for the advice on the schedule at the end."""
         self.watch = Watch(plain(run.plan.loaded.saved))
         """Says why nothing is learned."""
         self.evaluations: list[tuple[int, Metrics]] = []
@@ -100,7 +100,7 @@ class Trainer:
         self.published: dict[str, Any] = {}
         """`state` after the last published step; empty before `start`."""
         self._thresholds: tuple[int, int, int] | None = None
-        """Of the garbage collector, as they were before `start`."""
+        """Thresholds of the garbage collector before `start`."""
 
     def start(self) -> None:
         """Make ready for the first step; `close` undoes it."""
@@ -211,7 +211,7 @@ class Trainer:
             logger.warning("%s", problem)
 
     async def evaluate(self) -> None:
-        """Score held-out prompts with the weights as they are; training state stays as it is."""
+        """Score held-out prompts with the current weights; the training state does not change."""
         step = self.progress.step
         self.sinks.terminal.phase("evaluating")
         result = await evaluate(self.run, self.heldout, self.config.train.seed)

@@ -1,4 +1,4 @@
-"""The updates of one step: actor and critic are told before their first and after their last."""
+"""The updates of one step: actor and critic are notified before their first and after their last."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ Notice = Callable[[], Awaitable[None]]
 class Updates:
     """Updates actor and critic on mini-batches; as a context manager it stands around all updates of a step.
 
-    Each is told to begin before its first update of the step, so an actor that waits for its critic loads nothing, and
+    Each is notified before its first update of the step, so an actor that waits for its critic loads nothing, and
     to end after the step's last update or an error. A cancelled step tells neither: a signal waits for no update.
     """
 

@@ -102,7 +102,7 @@ def test_the_rank_that_died_is_named_with_the_last_checkpoint(backend: str, tmp_
     assert "actor[0.0]" not in last
     assert "ended: " in last
     assert "closed by peer" not in last, "what its death did to the other rank is not the cause"
-    saved = re.search(r"last checkpoint: (\S+/checkpoints/step_\d+), go on with --resume", last)
+    saved = re.search(r"last checkpoint: (\S+/checkpoints/step_\d+), continue with --resume", last)
     assert saved is not None, last
     assert (Path(saved[1]) / "model" / "logits_V.npy").is_file()
     wait_for("the end of every process", lambda: not any(map(is_running, everything)))

@@ -1,4 +1,4 @@
-"""Readers of output that go away in every phase of a run: training goes on, and log.txt says it."""
+"""Readers of output that go away in every phase of a run: training continues, and log.txt says it."""
 
 import contextlib
 import os

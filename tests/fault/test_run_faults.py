@@ -131,8 +131,8 @@ PHASES = {
 }
 
 
-WAYS_ON = {"setting up": "so nothing is saved; start it again\n", "updating": "begin again with --resume\n"}
-"""Before the first step is taken there is nothing to go on from."""
+WAYS_ON = {"setting up": "so nothing is saved; start it again\n", "updating": "start over with --resume\n"}
+"""Before the first step is taken there is nothing to resume from."""
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -155,7 +155,7 @@ def test_a_signal_ends_the_run_within_ten_seconds_in_every_phase(
     assert time.monotonic() - sent < 10.0
     assert_gone(children, 3.0)
     output = (config.parent / f"{name}.log").read_text()
-    assert WAYS_ON.get(phase, "go on with --resume") in output
+    assert WAYS_ON.get(phase, "continue with --resume") in output
     assert "Traceback" not in output
     assert run.exists() == (phase != "setting up")
     train(config, name, *(["--resume"] if run.exists() else []))

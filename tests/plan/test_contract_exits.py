@@ -254,7 +254,7 @@ def test_a_run_that_a_plugin_ends_names_the_last_checkpoint(project: Project) ->
     project.write(COMPONENTS + source + "Agent.metrics = metrics\n")
     line = project.refused("train", *CHOSEN["agent"], "checkpoint.every_steps=1")
     assert "last checkpoint: " in line
-    assert line.endswith("step_1, go on with --resume")
+    assert line.endswith("step_1, continue with --resume")
 
 
 ENDS = {

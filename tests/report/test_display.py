@@ -217,7 +217,7 @@ def assert_trained_to_its_end(run_dir: Path) -> None:
     assert [row["step"] for row in metrics.read(run_dir)] == list(range(1, 31))
     assert (run_dir / "checkpoints" / "step_30" / "manifest.json").exists()
     log = (run_dir / "log.txt").read_text()
-    assert log.count("nothing more is shown; training goes on") == 1
+    assert log.count("nothing more is shown; training continues") == 1
 
 
 @pytest.mark.parametrize("also_errors", [False, pytest.param(True, marks=pytest.mark.fault)])

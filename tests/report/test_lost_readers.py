@@ -19,7 +19,7 @@ def test_what_is_printed_after_the_reader_has_gone_raises_nothing(caplog: pytest
             output.write("x" * 70_000 + "\n")
             output.flush()
     assert caplog.text.count("is gone (BrokenPipeError") == 1
-    assert caplog.text.count("training goes on") == 1
+    assert caplog.text.count("training continues") == 1
 
 
 def test_code_that_closes_or_replaces_standard_output_ends_nothing(

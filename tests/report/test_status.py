@@ -233,7 +233,7 @@ def test_a_run_under_way_says_what_its_samples_wait_for_and_a_killed_one_that_it
     text = answered(capsys, str(run))
     assert text.startswith(f"killed: process {process.pid} is gone; the last that it wrote, ")
     assert "4 of 4 samples wait for reward judge" in text
-    assert text.endswith("go on with --resume")
+    assert text.endswith("continue with --resume")
     assert json.loads(answered(capsys, "--json", str(run)))["state"] == "killed"
 
 

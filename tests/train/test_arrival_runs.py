@@ -227,5 +227,7 @@ def test_a_critic_has_a_directory_of_its_own_in_the_checkpoint(
 
 
 def test_an_error_of_a_plugin_names_the_last_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match=r"update\(\) returned None.*last checkpoint: .*step_1, go on with --resume"):
+    with pytest.raises(
+        PluginError, match=r"update\(\) returned None.*last checkpoint: .*step_1, continue with --resume"
+    ):
         odd_run(tmp_path, "critic late", PPO, **{"checkpoint.every_steps": 1})

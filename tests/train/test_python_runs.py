@@ -1,4 +1,4 @@
-"""Whole runs from Python: functions, rows and callbacks, and what is left on disk to go on with."""
+"""Whole runs from Python: functions, rows and callbacks, and the files they leave for a resume."""
 
 import json
 import random
@@ -221,7 +221,7 @@ def test_stop_when_ends_the_run_with_evaluation_and_checkpoint(settings: dict[st
 
 @pytest.mark.real
 def test_a_stop_rule_that_raises_ends_the_run_after_a_checkpoint(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"stop_when: KeyError: 'no' \(.*step 1: .*step_1, go on with --resume"):
+    with pytest.raises(ConfigError, match=r"stop_when: KeyError: 'no' \(.*step 1: .*step_1, continue with --resume"):
         rlcore.train(**settings, stop_when=lambda step, metrics: metrics["no"], **{"train.name": "run"})
     assert rlcore.resume(Path(settings["train.dir"]) / "run").steps == 3
 

@@ -112,7 +112,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(config: Path) -> None:
         os.killpg(first.pid, signal.SIGINT)
         _, err = first.communicate(timeout=60)
     assert first.returncode == 130
-    assert b"the same command goes on with it" in err
+    assert b"the same command continues it" in err
     assert not (runs / "seed-1").exists()
     taken = len((runs / "seed-0" / "metrics.jsonl").read_text().splitlines())
     assert 0 < taken < 60
@@ -202,7 +202,7 @@ def test_a_signal_ends_all_jobs_in_order_and_begins_no_other(config: Path, signu
         out, err = sweep.communicate(timeout=60)
     assert sweep.returncode == code
     assert b"ending seed-0 and seed-1; a second Ctrl-C does so at once" in out
-    assert b"interrupted with 0 of 3 runs done; the same command goes on with it" in err
+    assert b"interrupted with 0 of 3 runs done; the same command continues it" in err
     assert not (runs / "seed-2.out").exists(), "no other is begun"
     for seed in (0, 1):
-        assert "go on with --resume" in (runs / f"seed-{seed}.out").read_text()
+        assert "continue with --resume" in (runs / f"seed-{seed}.out").read_text()

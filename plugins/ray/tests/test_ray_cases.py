@@ -186,7 +186,7 @@ def test_a_signal_in_each_phase_ends_the_run_and_its_actors_and_it_can_be_resume
             output = (tmp_path / f"{name}.err").read_text()
             # Before the first step has been taken nothing is kept that a resume could use.
             is_begun = "nothing is saved; start it again" not in output
-            assert ("go on with --resume" in output) is is_begun
+            assert ("continue with --resume" in output) is is_begun
             assert "Traceback" not in output
             # Ray's handler of the signal, which has a process aborted, is gone when Ray has been joined.
             assert name == "setup" or "SIGTERM received" not in output

@@ -157,7 +157,7 @@ def test_a_node_that_leaves_with_the_actor_ends_the_run_with_the_last_checkpoint
         assert "actor[0]" in last, last
         assert "ended: " in last
         assert "node" in last
-        saved = re.search(r"last checkpoint: (\S+/checkpoints/step_\d+), go on with --resume", last)
+        saved = re.search(r"last checkpoint: (\S+/checkpoints/step_\d+), continue with --resume", last)
         assert saved is not None, last
         assert json.loads((tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()[0])
         assert (Path(saved[1]) / "model" / "logits_V.npy").is_file()
@@ -286,7 +286,7 @@ def test_servers_whose_nodes_leave_are_restarted_elsewhere_or_the_run_says_who_f
             assert f"{replica}: " in last, last
             assert f"its restart failed: cluster: pool '{pool}' wants 1 CPU in 1 bundles" in last, last
             assert "the cluster has CPU " in last
-            assert re.search(r"last checkpoint: \S+/checkpoints/step_\d+, go on with --resume", last), last
+            assert re.search(r"last checkpoint: \S+/checkpoints/step_\d+, continue with --resume", last), last
 
 
 def command_of(process: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Values that plugins hand over while a run goes on, checked once, when they arrive, by the name of who sent them.
+"""Checks of the values that plugins return during a run: once, on arrival, with the sender's name.
 
 `arrays`: completions, trajectories, rewards, numbers per token, metrics. `results`: what a worker's method returned,
 checked against its interface. `components`: the three slots behind these checks.

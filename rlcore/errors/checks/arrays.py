@@ -84,7 +84,7 @@ def _is_mapping(value: Any) -> bool:
 
 
 def _wrong_ids(ids_N: Any, vocabulary: int | None) -> str:
-    """Of integers; ids are int32 in a batch."""
+    """Kinds of integers; ids are int32 in a batch."""
     num_ids = vocabulary or 2**31
     # Read as unsigned, a negative id is larger than any: one look at all numbers instead of two. To find the place of
     # the highest takes a sixth of the time of what a ufunc reduces to it.
@@ -245,7 +245,7 @@ def per_token(who: str, value: Any, batch: Batch, error: type[RlcoreError], name
     if value.shape != mask_BT.shape or value.dtype.kind != "f":
         raise error(f"{who} returned shape {value.shape} and dtype {value.dtype}; {needed}")
     with np.errstate(over="ignore"):
-        values_BT = np.array(value, dtype=np.float32)  # a copy: the sender may go on writing into its own
+        values_BT = np.array(value, dtype=np.float32)  # a copy, because the sender may still write to its array
     if not np.isfinite(values_BT).all() and (bad_BT := ~np.isfinite(values_BT) & mask_BT).any():
         found = f"{int(bad_BT.sum())} of {int(mask_BT.sum())} {named} are not finite, the first {values_BT[bad_BT][0]}"
         raise error(f"{who}: {found}; needs a number for every token that was sampled; nothing was updated on them")

@@ -89,7 +89,7 @@ def check_product(built: type[Any], interface: type[Any], who: str) -> None:
 
 
 def product(build: Callable[..., Any]) -> type[Any] | None:
-    """The class of what `build` returns: itself a class, or annotated with one; None when that cannot be told."""
+    """The class that `build` returns: itself a class, or annotated with one; None if unknown."""
     while isinstance(build, functools.partial):
         build = build.func
     if isinstance(build, type):
@@ -162,7 +162,7 @@ def kind_of(function: Callable[..., Any]) -> Kind:
 
 
 def _wrong_parameters(found: Any, declared: Any) -> str:
-    """The interface's arguments must bind, with and without those that it gives a default."""
+    """The interface's arguments must bind, with and without its optional ones."""
     if isinstance(found, functools.partialmethod):
         return ""  # what it binds stands between self and the rest
     due = [

@@ -13,7 +13,7 @@ _WIDER: dict[Any, type] = {float: Real, int: Integral}
 """numpy's numbers are numbers."""
 _NAMES: dict[type, str] = {NoneType: "None", Real: "float", Integral: "int"}
 _NEVER_RAN = ("async_generator", "generator")
-"""Types that a method with `yield` in it returns at once, without a line of it run."""
+"""Types that a method with `yield` returns immediately, before its first line runs."""
 
 
 def kind(value: object) -> str:

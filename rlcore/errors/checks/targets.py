@@ -1,6 +1,6 @@
 """Finds out without importing anything whether a target ('module:attr' or '/abs/file.py:attr') leads to a function.
 
-The source of a module that is not loaded is parsed. What cannot be told from it (a C module, `import *`, a module
+The source of a module that is not loaded is parsed. Targets that it does not show (a C module, `import *`, a module
 `__getattr__`, a decorated function's parameters) is not a problem: the import at run time will tell.
 """
 
@@ -29,7 +29,7 @@ def static_problem(target: object, num_arguments: int | None = None) -> str | No
     """The certain problem with a target: 'there is no module 'x''; None if it may be importable.
 
     With `num_arguments` it is a plain function that is called with so many arguments by position; without, it may also
-    be a class or `async def`, and `attr` may have dots. Imports nothing; a module that is loaded is looked at as it is.
+    be a class or `async def`, and `attr` may have dots. Imports nothing; a loaded module is inspected directly.
     """
     if not well_formed(target):
         return f"found {shown(target)}; needs {FORM}"
@@ -93,7 +93,7 @@ def spec_of(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
     """Finds a module like `importlib.util.find_spec`, which would import the packages around the module."""
     tail = name.rpartition(".")[2]
     for finder in sys.meta_path:
-        # Of a namespace package in another, PathFinder would look up the outer one among loaded modules.
+        # For a nested namespace package, PathFinder would look up the outer one among loaded modules.
         known_as = tail if finder is PathFinder else name
         with suppress(Exception):  # a foreign finder, which the import will run into as well
             spec = finder.find_spec(known_as, places)

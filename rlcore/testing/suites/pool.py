@@ -14,7 +14,7 @@ class ResourcePoolSuite(Suite):
     requests: Sequence[WorkerRequest] = ()
     """Requests of the roles that the pools are for, as the plugin's components state them."""
     elsewhere: Sequence[str] = ()
-    """Pools of other plugins that a `colocates` may name, beside 'main'."""
+    """Pools of other plugins that a `colocates` may name, in addition to 'main'."""
 
     def pools(self, requests: Sequence[WorkerRequest]) -> list[PoolSpec]:
         """The hook's offers for these requests."""

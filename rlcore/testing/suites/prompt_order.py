@@ -46,7 +46,7 @@ class PromptOrderSuite(Suite):
         return IssuedPrompts(self.prompts, PromptOrderPlan(self.offer, self.who, self.section(config)), data, seed)
 
     def rows(self, issued: IssuedPrompts, calls: int, n: int = 4, late: int = 0) -> list[list[str]]:
-        """The rows of calls for `n`; the results of each are told `late` calls after the next."""
+        """The rows of calls for `n`; the results of each arrive `late` calls after the next."""
         found, pending = [], deque[list[tuple[Prompt, int]]]()
         for version in range(calls):
             pending.append(issued.next_prompts(n))

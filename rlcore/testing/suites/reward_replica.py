@@ -72,7 +72,7 @@ class RewardReplicaSuite(WorkerSuite):
 
     @extra("deterministic")
     def test_a_batch_is_answered_as_one_by_one(self) -> None:
-        """In one call, in calls of one at a time, and in many at once."""
+        """In one call, in single calls one after another, and in many concurrent calls."""
 
         async def main(work: Work) -> None:
             replica = await work.start()

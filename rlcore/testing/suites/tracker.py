@@ -43,7 +43,7 @@ class TrackerSuite(Suite):
     stays_in_run_dir: bool = True
     """Files are written below the run directory only; False for one that a setting leads elsewhere."""
     repeats: bool = True
-    """A tracker of a run directory that an earlier one has written goes on; False: it needs a fresh one."""
+    """A tracker continues in a run directory that an earlier one has written; False: it needs a fresh one."""
 
     @contextmanager
     def tracker(self, run_dir: Path, started: bool = True) -> Iterator[Tracker]:
@@ -67,7 +67,7 @@ class TrackerSuite(Suite):
         return cls
 
     def use(self, work: Callable[[Path], None]) -> None:
-        """Runs a check in a thread, as a run does, in the directory of a run beside which nothing stands."""
+        """Runs a check in a thread, as a run does, in a run directory whose parent is otherwise empty."""
         problems: list[BaseException] = []
 
         def main() -> None:

@@ -49,7 +49,7 @@ class Inputs:
         }
 
     def check(self, config: RunConfig) -> None:
-        """ConfigError when the configuration names further sources or functions beside those of an argument."""
+        """ConfigError when the configuration names sources or functions in addition to those of an argument."""
         found: dict[str, Mapping[str, Any]] = {
             "data.sources": config.data.sources,
             "eval.sources": config.eval.sources,

@@ -218,8 +218,8 @@ def _load_transformer(transformer: Any, source: Path) -> None:
     found = json.loads((source / "config.json").read_text()).get("model_type")
     if found != transformer.config.model_type:
         raise CheckpointError(
-            f"'{source}' holds a model of type '{found}', and this run's is a '{transformer.config.model_type}'; go "
-            "on with the model that the run was begun with"
+            f"'{source}' holds a model of type '{found}', and this run's is a '{transformer.config.model_type}'; "
+            "resume with the model of the run"
         )
     mesh = next((weight.device_mesh for weight in transformer.parameters() if isinstance(weight, DTensor)), None)
     arguments = {
@@ -265,7 +265,7 @@ def _load_adapter(adapter: Any, source: Path) -> None:
         if found != needed:
             raise CheckpointError(
                 f"'{source}' holds another adapter than the one of this run: of '{name}' it has {found}, needed is "
-                f"{needed}; go on with the lora settings that the run was begun with"
+                f"{needed}; resume with the lora settings of the run"
             )
     for name, pair in named.items():
         put(pair, saved[name])
