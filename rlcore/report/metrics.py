@@ -101,7 +101,7 @@ def way_on(run_dir: Path) -> str:
     with suppress(OSError, CheckpointError):
         if last_step(run_dir) and not any((run_dir / "checkpoints").glob("step_*")):
             return "begin again with --resume --from-start"
-    return "go on with --resume"
+    return "continue with --resume"
 
 
 def trajectory_lines(rows: Iterable[tuple[ScoredTrajectory, float | None]], lane: Lane) -> bytes:

@@ -39,7 +39,7 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
             except asyncio.CancelledError as cause:
                 raise WorkerError(
                     "train: found the run cancelled by code in this process, such as an async reward function; needs "
-                    "code that cancels its own tasks only; go on with "
+                    "code that cancels its own tasks only; continue with "
                     "--resume, before the first checkpoint with --resume --from-start"
                 ) from cause
     finally:

@@ -264,7 +264,7 @@ class Session:
             stops = await self._callbacks.after_step(step, metrics | found)
         except ConfigError as error:
             saved = await self.saver.saved()
-            raise ConfigError(f"{error}; the run ended after step {step}: {saved}, go on with --resume") from error
+            raise ConfigError(f"{error}; the run ended after step {step}: {saved}, continue with --resume") from error
         return "stop_when was true" if stops else self._rule.reason
 
     async def _finish_run(self) -> None:

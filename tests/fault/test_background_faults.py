@@ -68,7 +68,7 @@ def test_a_signal_waits_for_the_checkpoint_that_is_being_written(
     newest = checkpoint.latest(run)
     assert newest is not None
     assert checkpoint.step_of(newest) >= 4, output
-    assert f"the last checkpoint is {newest}; go on with --resume" in output
+    assert f"the last checkpoint is {newest}; continue with --resume" in output
     assert "Traceback" not in output
     finished(tmp_path, "run", "--resume")
     assert differing(finished(tmp_path, "whole"), run) == []

@@ -155,7 +155,7 @@ def test_training_waits_for_an_actor_without_snapshots_and_where_the_host_holds_
 
 
 def test_an_error_of_the_writing_ends_the_run_and_the_checkpoint_before_stands(tmp_path: Path) -> None:
-    with pytest.raises(RlcoreError, match=r"No space left on device.*last checkpoint: .*step_1, go on with --resume"):
+    with pytest.raises(RlcoreError, match=r"No space left on device.*last checkpoint: .*step_1, continue with --resume"):
         run_training(planned(tmp_path, "full", "full"))
     run = tmp_path / "runs" / "full"
     newest = checkpoint.latest(run)
@@ -173,7 +173,7 @@ def test_behind_an_error_of_the_run_the_checkpoint_that_is_being_written_is_fini
             raise ValueError("seen enough")
         return False
 
-    with pytest.raises(ConfigError, match=r"the run ended after step 2: .*step_2, go on with --resume"):
+    with pytest.raises(ConfigError, match=r"the run ended after step 2: .*step_2, continue with --resume"):
         run_training(planned(tmp_path, "patient", "ended", last=2), Start(), Callbacks(stop_when=refuses))
     assert calls(tmp_path, "ended")[-1] == "written 2"
 

@@ -97,7 +97,7 @@ def test_a_full_disk_in_the_actors_process_is_named_and_the_last_checkpoint_stay
     full = story["full"]
     assert full["code"] == 2
     assert "actor[0].write_snapshot(): OSError: [Errno 28] No space left on device" in full["said"]
-    assert f"last checkpoint: {full['path']}, go on with --resume" in full["said"]
+    assert f"last checkpoint: {full['path']}, continue with --resume" in full["said"]
     assert full["last"] == 1
 
 
