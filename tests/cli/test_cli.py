@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -367,3 +368,21 @@ def test_a_plan_shows_the_data_and_refuses_what_training_would(
     assert "read when training starts" in printed(
         capsys, "plan", str(config), "data.sources.all.path=''", "data.sources.all.task=chain_sum"
     )
+
+
+def test_ctrl_c_while_the_command_is_imported_is_one_line() -> None:
+    script = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'rlcore.cli.console':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting)\n"
+        "from rlcore.__main__ import main\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "rlcore: interrupted\n")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["scripts"]["rlcore"] == "rlcore.__main__:main"
