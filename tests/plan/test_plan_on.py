@@ -74,6 +74,7 @@ def test_a_machine_is_named_by_nodes_cards_and_their_name(text: str, nodes: int,
     assert (machine.nodes, machine.gpus_per_node, machine.card) == (nodes, gpus, CARDS[card])
     facts = facts_of(machine)
     assert facts.gpus == nodes * gpus
+    assert facts.of_workers, "on whatever cluster"
     assert 0.9 * machine.card.memory_gb < (facts.usable_gpu_bytes or 0) / GIB < machine.card.memory_gb
     assert machine_of(str(machine)) == machine
 

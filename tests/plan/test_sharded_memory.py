@@ -12,6 +12,7 @@ from rlcore.config.engines import LoraConfig
 from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.errors import PlanError
 from rlcore.plan import Facts, RunPlan, make_plan
+from rlcore.plan.activations import MicroBatchSize, update_bytes
 from rlcore.plan.gathered import gathered_bytes
 from rlcore.plan.machine_plan import host_memory, memory_of_phases
 from rlcore.plan.memory import CONTEXT_BYTES
@@ -133,3 +134,26 @@ def test_a_device_of_a_sharded_rank_is_planned_with_its_part_and_what_it_gathers
     assert planned["save"] == contexts + parts["save"]
     assert planned["sample"] == contexts + parts["sample"]
     assert planned["update"] > contexts + parts["update"], "activations come on top"
+    assert contexts + parts["score"] < planned["score"] < planned["update"], "a layer and a chunk of logits on top"
+    assert planned["score"] < contexts + parts["score"] + 8 * GIB
+
+
+def test_a_chosen_micro_batch_fits_beside_what_is_gathered() -> None:
+    overrides = (
+        "actor.data_parallel=8",
+        "actor.sharding=fsdp2",
+        "rollout.max_tokens=2048",
+        "data.max_prompt_tokens=512",
+    )
+    engine = EngineConfig(dtype="bfloat16", data_parallel=8, sharding="fsdp2", gradient_checkpointing=True)
+    model, size = MODELS["14B"], 60 * GIB
+    facts = Facts(parameters=model.parameters, shape=model.shape, gpus=8, gpu_memory_bytes=size)
+    settings = [*SETTINGS, "cluster.device=cuda", "actor.backend=hf", "actor.dtype=bfloat16", *overrides]
+    chosen = configure([], settings, ["null"], facts)[1].config.actor.micro_batch_tokens
+    room = 0.5 * (size - CONTEXT_BYTES - sharded_bytes(engine, model)["update"])
+
+    def needs(tokens: int) -> int:
+        assert model.shape is not None
+        return update_bytes(model.shape, engine, MicroBatchSize(tokens, tokens, alone=False), "cuda")
+
+    assert needs(chosen) <= room < needs(chosen + 1024)

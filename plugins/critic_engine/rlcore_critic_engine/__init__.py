@@ -50,9 +50,14 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
             settings=SECTION,
             shared_prefix=section.shared_prefix,
             note=f"the value head starts from: {head.text}{rounded}",
-            bytes_per_parameter=table[section.dtype] if is_known and not on_actor else 0.0,
+            bytes_per_parameter=table[section.dtype] / _shards(section) if is_known and not on_actor else 0.0,
         )
     ]
+
+
+def _shards(section: CriticSettings) -> int:
+    """Ranks that share weights, gradients and optimizer state out."""
+    return 1 if section.sharding == "none" else section.data_parallel
 
 
 def _model(section: CriticSettings) -> ModelFacts:

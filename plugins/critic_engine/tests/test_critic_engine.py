@@ -171,6 +171,8 @@ def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_models_size_is
     assert local.model.shape == ModelShape("qwen2", 2, 8, 16, 8, 100, full_attention=True, query_size=8, heads=2)
     [lora] = requests(RunConfig(), CriticSettings(lora=LoraConfig(enabled=True)))
     assert lora.bytes_per_parameter == 4.0
+    [sharded] = requests(RunConfig(), CriticSettings(data_parallel=4, sharding="fsdp2"))
+    assert sharded.bytes_per_parameter == 16.0 / 4, "its part; what it gathers is the planner's to count"
 
 
 def test_a_critic_inside_the_actor_has_neither_devices_nor_memory_of_its_own() -> None:
