@@ -83,6 +83,8 @@ def _not_yaml(cause: yaml.MarkedYAMLError, path: Path) -> str:
     problem = cause.problem or "it cannot be read"
     if "\t" in line[: mark.column + 1]:
         problem = "found a tab; indent with spaces"
+    elif problem.startswith("found duplicate key"):
+        problem += "; a section has each of its keys once"
     elif line:
         above = f", below {lines[mark.line - 1]!r}" if mark.line else ""
         problem += f", in {line!r}{above}; keys of one section begin in the same column"

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,21 @@ def test_a_terminal_that_goes_before_the_run_has_begun_ends_nothing(command: str
     )
     done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_while_the_command_is_imported_is_one_line() -> None:
+    script = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'rlcore.cli.console':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting)\n"
+        "from rlcore.__main__ import main\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "rlcore: interrupted\n")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["scripts"]["rlcore"] == "rlcore.__main__:main"
