@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 MEET_S = 60.0
 """Seconds for which the sender waits for receivers after the first one, and members of a new group for each other."""
 LOOK_S = 0.002
-"""Seconds between two looks at a broadcast that is under way; connections are watched meanwhile."""
+"""Seconds between two looks at a broadcast in progress; connections are watched meanwhile."""
 GONE = "the other end of its connection is gone"
 
 

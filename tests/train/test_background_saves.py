@@ -155,7 +155,8 @@ def test_training_waits_for_an_actor_without_snapshots_and_where_the_host_holds_
 
 
 def test_an_error_of_the_writing_ends_the_run_and_the_checkpoint_before_stands(tmp_path: Path) -> None:
-    with pytest.raises(RlcoreError, match=r"No space left on device.*last checkpoint: .*step_1, continue with --resume"):
+    words = r"No space left on device.*last checkpoint: .*step_1, continue with --resume"
+    with pytest.raises(RlcoreError, match=words):
         run_training(planned(tmp_path, "full", "full"))
     run = tmp_path / "runs" / "full"
     newest = checkpoint.latest(run)

@@ -75,10 +75,10 @@ def test_a_resolver_that_does_not_answer_is_a_deadline_and_other_threads_go_on(
     score: Score, one_service: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of the samples asks; were each to hold a thread, nothing else of the run would have one."""
-    asked, answers = list[float](), threading.Event()
+    lookups, answers = list[float](), threading.Event()
 
     def wait(*arguments: Any, **more: Any) -> Any:
-        asked.append(time.monotonic())
+        lookups.append(time.monotonic())
         answers.wait(60)
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure")
 
@@ -88,5 +88,5 @@ def test_a_resolver_that_does_not_answer_is_a_deadline_and_other_threads_go_on(
     samples = [make_trajectory(number // 4, number % 4) for number in range(64)]
     scored, _ = score(one_service("http://scorer.test:9/x", tries=1, deadline_s=0.5), samples)
     timer.join()
-    assert {item.reward.status for item in scored} == {RewardStatus.FAILED}
-    assert len(asked) < 4, "one thread waits for a name, for all samples that ask for it"
+    assert {sample.reward.status for sample in scored} == {RewardStatus.FAILED}
+    assert len(lookups) < 4, "one thread waits for a name, for all samples that ask for it"

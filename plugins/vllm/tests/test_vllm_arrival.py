@@ -83,12 +83,12 @@ def test_a_run_whose_engine_is_killed_goes_on_with_the_right_weights(tmp_path: P
     command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null"]
     command += [f"{key}={value}" for key, value in values.items()]
     metrics, ends_at, killed = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 310.0, False
-    with (tmp_path / "said").open("w") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
             while process.poll() is None and time.monotonic() < ends_at:
                 if not killed and metrics.exists() and metrics.read_text():
-                    engines = [one for one in descendants(process.pid) if b"EngineCore" in _title(one)]
+                    engines = [child for child in descendants(process.pid) if b"EngineCore" in _title(child)]
                     os.kill(max(engines), signal.SIGKILL)
                     killed = True
                 time.sleep(0.05)
@@ -96,7 +96,7 @@ def test_a_run_whose_engine_is_killed_goes_on_with_the_right_weights(tmp_path: P
             process.kill()
             process.wait()
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert process.returncode == 0, (tmp_path / "said").read_text()[-2000:] + log[-3000:]
+    assert process.returncode == 0, (tmp_path / "output").read_text()[-2000:] + log[-3000:]
     assert log.count("it is being restarted") == 1
     assert replicas == 2 or "rollout[0]: restarted" in log, "its rows wait for it"
     steps = [row for row in map(json.loads, metrics.read_text().splitlines()) if "reward/mean" in row]
