@@ -338,23 +338,6 @@ def test_weights_come_in_a_way_that_the_class_takes() -> None:
         plan_weights(config, workers, made.pools, elsewhere=False)
 
 
-@pytest.mark.parametrize("by", ["tcp", "shm"])
-def test_shared_memory_is_for_one_machine(by: str) -> None:
-    made = planned()
-    workers = [replace(worker, weight_sync=frozenset({"disk", "shm", "tcp"})) for worker in made.workers]
-    config = replace(made.config, rollout=replace(made.config.rollout, weight_sync=by))  # type: ignore[arg-type]
-    assert plan_weights(config, workers, made.pools, elsewhere=False) == by
-    if by == "tcp":
-        assert plan_weights(config, workers, made.pools, elsewhere=True) == by
-        return
-    with pytest.raises(PlanError) as caught:
-        plan_weights(config, workers, made.pools, elsewhere=True)
-    assert str(caught.value) == (
-        "rollout.weight_sync=shm shares memory of one machine, and cluster.backend=local may put the actor and "
-        "replicas of the rollout on several; choose tcp or disk"
-    )
-
-
 def test_a_copy_of_weights_that_is_not_embedded_is_counted_once() -> None:
     shape = ModelShape("llama", 2, 8, 16, 4, 100, full_attention=True)
     facts = Facts(cpus=8, gpus=8, parameters=10**9, gpu_memory_bytes=80 * GIB, shape=shape)
