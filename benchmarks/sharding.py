@@ -20,7 +20,6 @@ from without_data import FakeFile, LiveBytes, OneRank, without_data
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, ModelConfig
 from rlcore.engines.hf.train.engine import TrainEngine
-from rlcore.engines.hf.train.gather import gathered_weights
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.plan.memory import training_bytes_per_parameter
 from rlcore.testing.tiny import random_batch
@@ -90,7 +89,7 @@ def measured(shape: Mapping[str, int], num: int) -> dict[str, int]:
             found["update"], found["held"] = live.phase()
             engine.logprobs(batch)
             found["score"], _ = live.phase()
-            weights = gathered_weights(engine.model, engine._shards, here=True) or {}
+            weights = engine.copy_whole()
             peak, _ = live.phase()
             found["on the host"] = sum(tensor.nbytes for tensor in weights.values())
             found["hand-over"] = peak - found["on the host"]  # at its end the host has all of it

@@ -123,6 +123,10 @@ class EngineConfig:
     many tokens, and in attention its share of the heads; divides `data_parallel` and the model's heads of queries."""
     sharding: Literal["none", "fsdp2"] = option("none", used_when="data_parallel != 1")
     """fsdp2: each rank keeps a part of weights, gradients and optimizer state; none: each keeps all of them."""
+    dp_replicate: int = option(1, at_least=1, used_when="sharding == 'fsdp2'")
+    """Copies of the sharded weights (HSDP), each on as many neighbouring ranks: layers are gathered within a copy, and
+    copies exchange the sum of their gradients once per update; divides `data_parallel`. `rlcore plan` says where the
+    default is the number of nodes."""
     minibatch_prompts: int = option(0, at_least=0)
     """Groups of one optimizer step; 0: all of the step."""
     epochs: int = option(1, at_least=1)
@@ -133,6 +137,11 @@ class EngineConfig:
     """Way to compute the prompt of a group once for all its samples; planned: as `rlcore plan` says for the model."""
     max_skipped_updates: int = option(3, at_least=1)
     """The run stops when this many updates in a row had a gradient that is not finite."""
+
+    @property
+    def shard_ranks(self) -> int:
+        """The number of ranks that keep one copy of weights and optimizer state together; 1: each has all of them."""
+        return 1 if self.sharding == "none" else max(1, self.data_parallel // self.dp_replicate)
 
     @property
     def is_half(self) -> bool:

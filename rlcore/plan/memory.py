@@ -44,25 +44,25 @@ def training_bytes_per_parameter(engine: EngineConfig) -> float:
     if engine.lora.enabled:
         return frozen_bytes_per_parameter(engine)
     everything = TRAINING_BYTES[engine.dtype]
-    return everything if is_whole(engine) else everything / engine.data_parallel + BYTES[engine.dtype]
+    return everything if is_whole(engine) else everything / engine.shard_ranks + BYTES[engine.dtype]
 
 
 def frozen_bytes_per_parameter(engine: EngineConfig) -> float:
     """Of one rank: weights that are not trained, with this engine's ranks and sharding."""
     whole = float(BYTES[engine.dtype])
-    return whole if is_whole(engine) else whole / engine.data_parallel + whole
+    return whole if is_whole(engine) else whole / engine.shard_ranks + whole
 
 
 def _gradient_bytes_per_parameter(engine: EngineConfig) -> float:
     """Of one rank, as counted in `training_bytes_per_parameter`."""
     if engine.lora.enabled:
         return 0.0
-    return GRADIENT_BYTES[engine.dtype] / (1 if is_whole(engine) else engine.data_parallel)
+    return GRADIENT_BYTES[engine.dtype] / engine.shard_ranks
 
 
 def is_whole(engine: EngineConfig) -> bool:
     """True if a rank has all of the weights, gradients and optimizer state."""
-    return engine.sharding == "none" or engine.data_parallel == 1
+    return engine.shard_ranks == 1
 
 
 def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Facts) -> dict[str, int]:

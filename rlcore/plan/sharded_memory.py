@@ -20,7 +20,7 @@ MOMENT_BYTES = {"float64": 16.0, "float32": 8.0, "bfloat16": 12.0, "float16": 12
 
 def sharded_bytes(engine: EngineConfig, model: ModelFacts) -> dict[str, int]:
     """Bytes of one rank by phase, without activations and context; of LoRA the frozen weights alone."""
-    shape, parameters, ranks = model.shape, model.parameters or 0, engine.data_parallel
+    shape, parameters, ranks = model.shape, model.parameters or 0, engine.shard_ranks
     size = BYTES[engine.dtype]
     outside, layer = 0, parameters
     if shape is not None:
@@ -45,20 +45,21 @@ def sharded_bytes(engine: EngineConfig, model: ModelFacts) -> dict[str, int]:
 def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
     """Bytes of host memory that all ranks of a role that trains need on GPUs, by purpose; those that need any.
 
-    offload: what rests there; hand-over: the first rank's copy of the weights; save: what is copied to be written.
+    offload: what rests there; hand-over: the first rank's copy of the weights, of sharded ones in files that of a unit;
+    save: what is copied to be written.
     """
     engine, request = worker.request.engine, worker.request
     parameters = plan.facts.model_of(request).parameters or 0
     if engine is None or not request.gpus or engine.lora.enabled:
         return {}
     weights, state = BYTES[engine.dtype] * parameters, int(MOMENT_BYTES[engine.dtype] * parameters)
-    sharded = engine.sharding != "none" and engine.data_parallel > 1
+    sharded = engine.shard_ranks > 1
+    unit = largest_unit(engine, plan.facts.model_of(request)) if sharded else weights
+    sent = unit if plan.weights_kind == "directory" else weights
     found = {
         "offload": (weights + state) * request.ranks if engine.offload else 0,
-        "hand-over": weights if request.role.name == "actor" and plan.weights_kind else 0,
-        "save": state + min(weights, largest_unit(engine, plan.facts.model_of(request)) * request.ranks)
-        if sharded
-        else state + weights,
+        "hand-over": sent if request.role.name == "actor" and plan.weights_kind else 0,
+        "save": state + min(weights, unit * request.ranks),
     }
     return {purpose: size for purpose, size in found.items() if size}
 

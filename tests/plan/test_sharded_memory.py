@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,9 @@ def test_host_memory_is_counted_for_what_rests_there_is_handed_over_and_is_saved
     assert alone == {"hand-over": 2 * parameters, "save": 14 * parameters}
     assert host_memory(plan("actor.offload=true"))["actor"] == {"offload": 14 * parameters, **alone}
     sharded = host_memory(plan(*SHARDED))["actor"]
-    assert sharded["hand-over"] == 2 * parameters
+    assert sharded["hand-over"] == 2 * 2 * 152064 * 3584, "embeddings and head, the largest unit that is written"
+    sent = host_memory(replace(plan(*SHARDED), weights_kind="tcp"))["actor"]
+    assert sent["hand-over"] == 2 * parameters, "which is kept for replicas that come back"
     assert 12 * parameters < sharded["save"] < 14 * parameters, "each rank copies a unit at a time"
 
 

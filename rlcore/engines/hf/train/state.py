@@ -35,14 +35,14 @@ Weights = Mapping[str, Tensor]
 def save_weights(model: Model, directory: Path, weights: Weights | None = None, *, in_units: bool = False) -> None:
     """Write `model/`, which from_pretrained opens, or with LoRA `adapter/`, which names its base.
 
-    `weights` are the model's where they have been gathered: with LoRA the adapter's, else those of `merged_weights`.
+    `weights` are the adapter's where they have been gathered.
     `in_units`: all of them but a value head are in `model/` already.
     """
     with boundary(f"checkpoint '{directory}': writing the model", CheckpointError):
         if model.adapter is not None:
             _save_adapter(model, directory / ADAPTER_DIR, weights)
         elif model.owns_transformer and not in_units:
-            _save_transformer(model, directory / MODEL_DIR, weights)
+            _save_transformer(model, directory / MODEL_DIR)
         if isinstance(model, ValueModel):
             save_value_head(model, directory / MODEL_DIR)
 
@@ -58,25 +58,26 @@ def _save_adapter(model: Model, directory: Path, weights: Weights | None) -> Non
     model.adapter.save_pretrained(directory, safe_serialization=True, state_dict=tensors)
 
 
-def _save_transformer(model: Model, directory: Path, weights: Weights | None) -> None:
-    tensors = merged_weights(model) if weights is None else dict(weights)
-    model.transformer.save_pretrained(directory, state_dict=tensors)
+def _save_transformer(model: Model, directory: Path) -> None:
+    model.transformer.save_pretrained(directory, state_dict=merged_weights(model))
 
 
 @torch.no_grad()
-def save_whole(model: Model, directory: Path, weights: Weights | None = None) -> None:
+def save_whole(model: Model, directory: Path) -> None:
     """Write a model directory for from_pretrained; of a LoRA model its base with the adapter added to the weights.
 
     The model's own tensors stay as they are: merging in place and taking it back would not restore their low bits.
-    `weights` are those of `merged_weights` where they have been gathered.
     """
     with boundary(f"weights in '{directory}'", CheckpointError):
-        _save_transformer(model, directory, weights)
+        _save_transformer(model, directory)
 
 
 @torch.no_grad()
 def whole_tensors(model: Model, weights: Weights | None = None) -> dict[str, Tensor]:
-    """The tensors that `save_whole` would write, by the names that they would have there."""
+    """The tensors that `save_whole` would write, by the names that they would have there.
+
+    `weights`: only these of `merged_weights`.
+    """
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
