@@ -1,8 +1,11 @@
 """FSDP2: each rank keeps a part of every weight, of its gradient and of the optimizer's state.
 
 Updates and scores gather the weights of one layer at a time, and an update gives every rank its part of the summed
-gradient. All ranks take part in each of these exchanges, so all have to make the same number of passes: `idle`. What
-writes weights gathers them in the same portions.
+gradient. All ranks take part in each of these exchanges, so all have to make the same number of passes; a rank that
+has no rows for one computes `idle`. What writes weights gathers them in the same portions.
+
+The ranks may keep several copies of the shards (HSDP), each on neighbours: weights are gathered within a copy, and
+copies sum their gradients once per update.
 
 Sampling runs on whole weights, which stay gathered from then on: ranks then do what they have to do at their own pace.
 What FSDP does is in torch.distributed.fsdp (arXiv 2304.11277); its gradients are divided by nothing, since the
@@ -111,8 +114,7 @@ class Shards:
     def by_layers(self) -> Iterator[None]:
         """Forward passes without gradients gather a layer at a time inside, all ranks as many.
 
-        What is in no layer is whole inside. Weights that are whole stay whole, and each rank then makes as many passes
-        as it likes.
+        What is in no layer is whole inside. Weights that are whole stay whole.
         """
         if self._is_whole:
             yield
