@@ -1,4 +1,4 @@
-"""What the tests of engines share is beside them."""
+"""Modules that the tests of engines share are beside them."""
 
 import sys
 from pathlib import Path
