@@ -113,6 +113,7 @@ class OneRank(Ranks):
     def __init__(self, num: int) -> None:
         self.rank, self.num, self.device = 0, num, torch.device("cpu")
         self.context = None
+        self.place, self.order = 0, [*range(num)]
 
     def gather(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [dict(value)]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rlcore.config.choices import Choice
+    from rlcore.contracts.requests import WorkerRequest
     from rlcore.plan import PoolPlan, RunPlan, WorkerPlan
     from rlcore.plan.step_time import StepTime
     from rlcore.runtime.data_preview import DataPreview
@@ -222,7 +223,6 @@ def _layout(plan: "RunPlan") -> str:
 def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:
     request = worker.request
     inside = f"inside {request.embedded_in.name}" if request.embedded_in else request.pool
-    slices = request.engine.context_parallel if request.engine and not request.embedded_in else 1
     return (
         request.role.name,
         worker.cls.__qualname__,
@@ -231,9 +231,19 @@ def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:
         inside,
         f"{request.replicas} x {request.ranks}"
         + (f" x {request.gpus:g} GPUs" if request.gpus > 1 else "")
-        + (f" ({request.ranks // slices} shares x {slices} slices)" if slices > 1 else ""),
+        + _mesh(request),
         "-" if request.embedded_in else _memory(plan, worker),
     )
+
+
+def _mesh(request: "WorkerRequest") -> str:
+    """The division of a role's ranks, where it is more than data parallel."""
+    if request.engine is None or request.embedded_in:
+        return ""
+    copies, slices = request.engine.dp_replicate, request.engine.context_parallel
+    parts = [f"{copies} copies x {request.ranks // copies}"] if copies > 1 else []
+    parts += [f"{request.ranks // slices} shares x {slices} slices"] if slices > 1 else []
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _memory(plan: "RunPlan", worker: "WorkerPlan") -> str:

@@ -131,6 +131,10 @@ class EngineConfig:
     in attention its share of the heads. Must divide `data_parallel` and the model's query heads."""
     sharding: Literal["none", "fsdp2"] = option("none", used_when="data_parallel != 1")
     """fsdp2: each rank holds a shard of weights, gradients and optimizer state; none: each holds all of them."""
+    dp_replicate: int = option(1, at_least=1, used_when="sharding == 'fsdp2'")
+    """Copies of the sharded weights (HSDP), each on the same number of neighbouring ranks. Layers are gathered within a
+    copy, and copies exchange the sum of their gradients once per update. Must divide `data_parallel`. `rlcore plan`
+    says where the default is the number of nodes."""
     minibatch_prompts: int = option(0, at_least=0)
     """Groups per optimizer step; 0: all groups of the step."""
     epochs: int = option(1, at_least=1)
@@ -141,6 +145,11 @@ class EngineConfig:
     """Method of computing a group's prompt once for all its samples; planned: the planner chooses by the model."""
     max_skipped_updates: int = option(3, at_least=1)
     """The run stops after this many updates in a row with a gradient that is not finite."""
+
+    @property
+    def shard_ranks(self) -> int:
+        """The number of ranks that keep one copy of weights and optimizer state together; 1: each has all of them."""
+        return 1 if self.sharding == "none" else max(1, self.data_parallel // self.dp_replicate)
 
     @property
     def is_half(self) -> bool:

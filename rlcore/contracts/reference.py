@@ -1,6 +1,7 @@
 """The frozen policy that a KL term measures against."""
 
 from abc import abstractmethod
+from dataclasses import dataclass
 
 from rlcore.contracts.requests import Role
 from rlcore.contracts.workers import Worker
@@ -13,6 +14,14 @@ class ReferenceWorker(Worker):
     @abstractmethod
     def logprobs(self, batch: Batch) -> Float32s:
         """(B, T) log-probs of the batch's tokens under the rollout's temperature."""
+
+
+@dataclass(frozen=True)
+class ReferenceSlices:
+    """The `spec` of a reference's request."""
+
+    num: int = 1
+    """Ranks that hold slices of the same sequences, where its prompts are shared by the way `tree`."""
 
 
 REFERENCE = Role("reference", ReferenceWorker)

@@ -165,11 +165,7 @@ def shared_micro_batches(batch: Batch, max_tokens: int) -> list[Int64s]:
     """
     prefix_B = shared_prefixes(batch)
     suffix_B = suffix_lengths(batch, prefix_B)
-    pieces = [
-        piece
-        for group in np.unique(batch.group_B)
-        for piece in _pieces(np.flatnonzero(batch.group_B == group), prefix_B, suffix_B, max_tokens)
-    ]
+    pieces = group_pieces(batch, prefix_B, suffix_B, max_tokens)
     pieces.sort(key=lambda piece: -int(prefix_B[piece[0]] + suffix_B[piece].max()))
     result: list[list[Int64s]] = []
     for piece in pieces:
@@ -178,6 +174,15 @@ def shared_micro_batches(batch: Batch, max_tokens: int) -> list[Int64s]:
         else:
             result.append([piece])
     return [np.sort(np.concatenate(part)) for part in result]
+
+
+def group_pieces(batch: Batch, prefix_B: Int64s, suffix_B: Int64s, max_tokens: int) -> list[Int64s]:
+    """The rows of each group, divided into parts of at most `max_tokens`, in which prefix and suffixes are padded."""
+    return [
+        piece
+        for group in np.unique(batch.group_B)
+        for piece in _pieces(np.flatnonzero(batch.group_B == group), prefix_B, suffix_B, max_tokens)
+    ]
 
 
 def _pieces(rows: Int64s, prefix_B: Int64s, suffix_B: Int64s, max_tokens: int) -> list[Int64s]:

@@ -119,7 +119,7 @@ def tree_micro_batches(batch: Batch, max_tokens: int) -> list[Int64s]:
     once in each part. A row that alone costs more is a micro-batch by itself.
     """
     rows = sorted_rows(batch)
-    pieces = [piece for group in rows.groups for piece in _pieces(rows, *group, max_tokens)]
+    pieces = tree_pieces(rows, max_tokens)
     pieces.sort(key=lambda piece: -piece[2])
     result: list[list[Int64s]] = []
     total, groups = 0, set[int]()
@@ -131,6 +131,11 @@ def tree_micro_batches(batch: Batch, max_tokens: int) -> list[Int64s]:
         result[-1].append(rows.row_B[start:stop])
         total, groups = total + cost, groups | {group}
     return [np.sort(np.concatenate(part)) for part in result]
+
+
+def tree_pieces(rows: SortedRows, max_tokens: int) -> list[tuple[int, int, int]]:
+    """(start, stop, tokens) of the indices of each group, divided as `tree_micro_batches` says."""
+    return [piece for group in rows.groups for piece in _pieces(rows, *group, max_tokens)]
 
 
 def _pieces(rows: SortedRows, start: int, stop: int, max_tokens: int) -> list[tuple[int, int, int]]:

@@ -63,6 +63,10 @@ class WeightsServer:
         self._offered = _Offered(tensors)
         return f"{self._place}/{self._offered.secret}"
 
+    def withdraw(self) -> None:
+        """Keep no weights until others are offered, so that their memory is free for those."""
+        self._offered = None
+
     def close(self) -> None:
         """Send nothing any more."""
         with self._lock:

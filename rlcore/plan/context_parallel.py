@@ -13,18 +13,16 @@ def check_context(workers: Sequence[WorkerPlan], facts: Facts, unshared: Sequenc
 
     `unshared`: the notes of `plan_shared_prefixes`, which say why a role does not share prompts.
     """
-    slicing = set()
-    for plan in workers:
-        if _size(plan) > 1 and plan.request.embedded_in is None:
-            _check(plan, facts, unshared)
-            slicing.add(plan.request.role.name)
+    sizes = {plan.request.role.name: _size(plan) for plan in workers}
     for plan in workers:
         host = plan.request.embedded_in
-        if host is not None and host.name in slicing and plan.request.engine is not None and _size(plan) == 1:
+        if host is not None and plan.request.engine is not None and _size(plan) != sizes[host.name]:
             raise PlanError(
                 f"role '{plan.request.role.name}' of {plan.asked_by} trains inside '{host.name}', whose ranks hold "
                 f"slices of each sequence; set {host.name}.context_parallel=1, or give the role a separate process"
             )
+        if _size(plan) > 1:
+            _check(plan, facts, unshared)
 
 
 def _size(plan: WorkerPlan) -> int:

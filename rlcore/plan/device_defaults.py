@@ -22,6 +22,7 @@ from rlcore.plan.memory import (
     is_whole,
     training_bytes_per_parameter,
 )
+from rlcore.plan.mesh import copies_over_nodes, nodes_of_ranks, why_one_copy
 from rlcore.plan.shared_device import (
     Fit,
     fit_replicas,
@@ -67,7 +68,7 @@ class DeviceDefault:
     value: Callable[[Situation], Any]
     reason: Callable[[Situation], str]
     otherwise: Callable[[Situation], str] | None = None
-    """Reason why the default of a CPU stays where the condition does not hold, if that is worth knowing."""
+    """Reason why the default of a CPU stays where the condition does not hold; empty if it is not worth knowing."""
 
 
 def _always(found: Situation) -> bool:
@@ -99,6 +100,16 @@ ON_CUDA = (
         reason=lambda found: (
             "long responses fit: of each layer its input is kept, and a third of the operations is made twice"
         ),
+    ),
+    DeviceDefault(
+        key="actor.dp_replicate",
+        when=lambda found: copies_over_nodes(found.config, found.facts) > 1,
+        value=lambda found: copies_over_nodes(found.config, found.facts),
+        reason=lambda found: (
+            "each node holds a copy of the weights: layers are gathered within a node, and only gradients travel "
+            "between nodes"
+        ),
+        otherwise=lambda found: _why_one_copy(found),
     ),
     DeviceDefault(
         key="actor.micro_batch_tokens",
@@ -172,8 +183,8 @@ def choose_defaults(config: RunConfig, origins: Mapping[str, str], facts: Facts,
             value = row.value(found)
             choices.append(Choice(row.key, value, row.reason(found)))
             found = replace(found, config=_with(found.config, row.key, value))
-        elif row.otherwise:
-            choices.append(Choice(row.key, lookup(config, row.key), row.otherwise(found)))
+        elif row.otherwise and (reason := row.otherwise(found)):
+            choices.append(Choice(row.key, lookup(config, row.key), reason))
     return (*choices, *_as_others(found))
 
 
@@ -196,6 +207,12 @@ def _with(section: Any, key: str, value: Any) -> Any:
     if isinstance(section, Mapping):
         return FrozenDict({**section, name: _with(section[name], rest, value) if rest else value})
     return replace(section, **{name: _with(getattr(section, name), rest, value) if rest else value})
+
+
+def _why_one_copy(found: Situation) -> str:
+    """Reason why nodes do not hold a copy each, where ranks on several nodes share weights out."""
+    shared_out = found.config.actor.sharding != "none" and nodes_of_ranks(found.config) > 1
+    return why_one_copy(found.config, found.facts) if shared_out else ""
 
 
 def _takes_replicas(found: Situation) -> bool:

@@ -50,7 +50,9 @@ def training_bytes_per_parameter(engine: EngineConfig) -> float:
 
     Adapters are small. What ranks of a sharded engine gather comes on top: `gathered_bytes`.
     """
-    return frozen_bytes_per_parameter(engine) if engine.lora.enabled else TRAINING_BYTES[engine.dtype] / _shards(engine)
+    return (
+        frozen_bytes_per_parameter(engine) if engine.lora.enabled else TRAINING_BYTES[engine.dtype] / engine.shard_ranks
+    )
 
 
 def resting_bytes_per_parameter(engine: EngineConfig) -> float:
@@ -65,22 +67,17 @@ def resting_share(engine: EngineConfig) -> float:
 
 def frozen_bytes_per_parameter(engine: EngineConfig) -> float:
     """Of one rank: its part of weights that are not trained, with this engine's ranks and sharding."""
-    return BYTES[engine.dtype] / _shards(engine)
+    return BYTES[engine.dtype] / engine.shard_ranks
 
 
 def _gradient_bytes_per_parameter(engine: EngineConfig) -> float:
     """Of one rank, as counted in `training_bytes_per_parameter`."""
-    return 0.0 if engine.lora.enabled else GRADIENT_BYTES[engine.dtype] / _shards(engine)
-
-
-def _shards(engine: EngineConfig) -> int:
-    """Ranks that share weights, gradients and optimizer state out."""
-    return 1 if is_whole(engine) else engine.data_parallel
+    return 0.0 if engine.lora.enabled else GRADIENT_BYTES[engine.dtype] / engine.shard_ranks
 
 
 def is_whole(engine: EngineConfig) -> bool:
     """True if a rank has all of the weights, gradients and optimizer state."""
-    return engine.sharding == "none" or engine.data_parallel == 1
+    return engine.shard_ranks == 1
 
 
 def gathered_for_update(engine: EngineConfig, model: ModelFacts) -> int:
@@ -170,7 +167,7 @@ def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, mod
         return gathered_for_update(engine, model)
     size = largest_micro_batch(config, engine, plan.shared_prefix)
     half = engine.dtype in HALF and not engine.lora.enabled
-    moved = BYTES[engine.dtype] / _shards(engine) if half else 0.0
+    moved = BYTES[engine.dtype] / engine.shard_ranks if half else 0.0
     absent = _gradient_bytes_per_parameter(engine) if size.alone else moved
     later = max(0, parameters - shape.vocabulary * shape.hidden_size) * (1 - 1 / shape.layers)
     gathered = gathered_for_update(engine, model)

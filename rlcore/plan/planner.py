@@ -19,6 +19,7 @@ from rlcore.plan.layout import lay_out, layout_notes, plan_layout
 from rlcore.plan.learning_notes import learning_notes
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
+from rlcore.plan.mesh import check_copies
 from rlcore.plan.ordering import plan_prompt_order
 from rlcore.plan.planner_input import Offers
 from rlcore.plan.pools import make_pools, pool_notes
@@ -117,6 +118,7 @@ def _placed(
     """The workers with their pools, these, and the layout that they amount to."""
     workers, reason = lay_out(config, workers, facts, abilities)
     pools = make_pools(config, offers, workers, facts, abilities)
+    check_copies(workers, pools)
     return workers, pools, plan_layout(config, pools, workers, reason)
 
 

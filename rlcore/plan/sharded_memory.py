@@ -24,7 +24,7 @@ def sharded_bytes(engine: EngineConfig, model: ModelFacts) -> dict[str, int]:
     forward = gathered_bytes(engine, model, backward=False)
     largest = largest_unit(engine, model)
     return {
-        "start": int((BYTES[engine.dtype] + masters) * parameters / engine.data_parallel) + forward,
+        "start": int((BYTES[engine.dtype] + masters) * parameters / engine.shard_ranks) + forward,
         "sample": held,
         "score": held + forward,
         "update": int(training_bytes_per_parameter(engine) * parameters) + gathered_bytes(engine, model, backward=True),
@@ -36,20 +36,20 @@ def sharded_bytes(engine: EngineConfig, model: ModelFacts) -> dict[str, int]:
 def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
     """Bytes of host memory that all ranks of a role that trains need on GPUs, by purpose; those that need any.
 
-    offload: what rests there; hand-over: the first rank's copy of the weights; save: what is
-    copied to be written, all of it where training goes on meanwhile.
+    offload: what rests there; hand-over: the first rank's copy of the weights, of sharded ones in files that of a unit;
+    save: what is copied to be written, all of it where training continues meanwhile.
     """
     engine, request = worker.request.engine, worker.request
     parameters = plan.facts.model_of(request).parameters or 0
     if engine is None or not request.gpus or engine.lora.enabled:
         return {}
     weights, state = BYTES[engine.dtype] * parameters, int(MOMENT_BYTES[engine.dtype] * parameters)
-    sharded = engine.sharding != "none" and engine.data_parallel > 1
+    sharded = engine.shard_ranks > 1
+    unit = largest_unit(engine, plan.facts.model_of(request)) if sharded else weights
+    sent = unit if plan.weights_kind == "directory" else weights
     found = {
         "offload": (weights + state) * request.ranks if engine.offload else 0,
-        "hand-over": weights if request.role.name == "actor" and plan.weights_kind else 0,
-        "save": state + min(weights, largest_unit(engine, plan.facts.model_of(request)) * request.ranks)
-        if sharded and not plan.saves_copies
-        else state + weights,
+        "hand-over": sent if request.role.name == "actor" and plan.weights_kind else 0,
+        "save": state + min(weights, unit * request.ranks) if sharded and not plan.saves_copies else state + weights,
     }
     return {purpose: size for purpose, size in found.items() if size}

@@ -138,6 +138,7 @@ def _worker(plan: WorkerPlan) -> dict[str, Any]:
         "pool": request.pool,
         "replicas": request.replicas,
         "ranks": request.ranks,
+        "dp_replicate": request.engine.dp_replicate if request.engine else 1,
         "context_parallel": request.engine.context_parallel if request.engine else 1,
         "shared_prefix": plan.shared_prefix.value,
         "skips_rows": plan.skips_rows,

@@ -143,7 +143,14 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(ActorWorker, "hf", HfActor, context_parallel=True),
-        WorkerClass(ReferenceWorker, "hf", HfReference, on_every_rank=True, complete=complete_reference),
+        WorkerClass(
+            ReferenceWorker,
+            "hf",
+            HfReference,
+            on_every_rank=True,
+            complete=complete_reference,
+            context_parallel=True,
+        ),
         WorkerClass(
             RolloutWorker,
             "hf",

@@ -1,12 +1,14 @@
-"""One of several processes that hold slices of sequences, compared with a process that has all of them.
+"""One of several processes that share out a model or sequences, compared with a process that has all of them.
 
     python context_ranks.py RANK NUM DIRECTORY CASES
 
-CASES: JSON, one object per case: model, context_parallel, sharding and other settings of the engine. Prints what was
-compared as one JSON line; a difference ends the process with an error.
+CASES: JSON, one object per case: model, context_parallel, sharding and other settings of the engine, and of the ranks
+"nodes", how many nodes they pretend to be on in turn. Prints what was compared as one JSON line; a difference ends the
+process with an error.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.testing.tiny import batch_of_rows, random_batch, random_conversations
 from rlcore.types import Batch, SharedPrefix
+
+REAL = os.uname()
 
 
 def batches() -> dict[str, Batch]:
@@ -44,7 +48,7 @@ def engine_of(case: dict[str, Any], num: int, ranks: Ranks | None) -> TrainEngin
     lora = LoraConfig(enabled=settings.pop("lora", False), rank=2)
     model, context_parallel = ModelConfig(path=settings.pop("model")), settings.pop("context_parallel")
     if ranks is None:
-        settings.pop("sharding", "")
+        settings = {name: value for name, value in settings.items() if name not in ("sharding", "dp_replicate")}
     config = EngineConfig(
         data_parallel=num, micro_batch_tokens=40, lr=1e-2, lora=lora, context_parallel=context_parallel, **settings
     )
@@ -96,6 +100,8 @@ def main(rank: str, num: str, directory: str, cases: str) -> None:
     torch.set_num_threads(1)
     results = {}
     for index, case in enumerate(json.loads(cases)):
+        node = os.uname_result((REAL.sysname, f"node{int(rank) % case.pop('nodes', 1)}", *REAL[2:]))
+        setattr(os, "uname", lambda node=node: node)  # noqa: B010 - a node that is not there
         meet = f"file://{Path(directory) / f'meet{index}'}"
         ranks = Ranks(int(rank), int(num), meet, torch.device("cpu"), case["context_parallel"])
         results[str(index)] = compare(case, ranks)

@@ -1,4 +1,4 @@
-"""One of four processes that save and restore one model as 1, 2, 4 and 1 ranks.
+"""One of four processes that save and restore one model as 1, 2, 4, two copies on 4, and 1 ranks.
 
     python ranks_on_disk.py RANK DIRECTORY MODEL
 
@@ -21,8 +21,8 @@ from rlcore.engines.hf.train.state_files import StateFile
 from rlcore.errors import ConfigError
 from rlcore.testing.tiny import random_batch
 
-STAGES = {"a1": 1, "b2": 2, "c4": 4, "d1": 1}
-"""Numbers of ranks, by directory."""
+STAGES = {"a1": (1, 1), "b2": (2, 1), "c4": (4, 1), "d4": (4, 2), "e1": (1, 1)}
+"""Numbers of ranks and of copies of the weights, by directory."""
 
 
 def refuse(*args: Any, **settings: Any) -> None:
@@ -30,11 +30,16 @@ def refuse(*args: Any, **settings: Any) -> None:
     raise AssertionError("the whole model was gathered")
 
 
-def run(stage: str, num: int, before: str, rank: int, directory: Path, path: str) -> None:
+def run(stage: str, num: int, copies: int, before: str, rank: int, directory: Path, path: str) -> None:
     """Go on from the stage before and save; the first one begins with an update."""
     ranks = Ranks(rank, num, f"file://{directory / f'meet-{stage}'}", torch.device("cpu")) if num > 1 else None
     config = EngineConfig(
-        dtype="bfloat16", data_parallel=num, sharding="none" if num == 1 else "fsdp2", lr=1e-2, micro_batch_tokens=40
+        dtype="bfloat16",
+        data_parallel=num,
+        sharding="none" if num == 1 else "fsdp2",
+        dp_replicate=copies,
+        lr=1e-2,
+        micro_batch_tokens=40,
     )
     policy_loss = PolicyLoss(clip, AlgoConfig())
     engine = TrainEngine("causal_lm", ModelConfig(path=path), config, policy_loss, seed=3, ranks=ranks)
@@ -66,7 +71,7 @@ def look(rank: int, directory: Path) -> None:
 def main(rank: str, directory: str, start: str) -> None:
     """One process's part: ranks with numbers beyond a stage's wait for the next stage's meeting."""
     torch.set_num_threads(1)
-    setattr(engine_module, "gathered_weights", refuse)  # noqa: B010 - it is imported there
+    setattr(engine_module, "gathered_units", refuse)  # noqa: B010 - it is imported there
     write = StateFile.write
 
     def noting(file: StateFile, target: Path) -> None:
@@ -77,9 +82,9 @@ def main(rank: str, directory: str, start: str) -> None:
 
     setattr(StateFile, "write", noting)  # noqa: B010 - as above
     before = ""
-    for stage, num in STAGES.items():
+    for stage, (num, copies) in STAGES.items():
         if int(rank) < num:
-            run(stage, num, before, int(rank), Path(directory), start)
+            run(stage, num, copies, before, int(rank), Path(directory), start)
         before = stage
     look(int(rank), Path(directory))
 

@@ -82,6 +82,24 @@ def test_four_ranks_with_slices_equal_one_process(tmp_path: Path) -> None:
         assert found["conversations: norm"] > 0.01
 
 
+@pytest.mark.real
+@pytest.mark.timeout(300)
+def test_four_ranks_with_two_copies_of_the_weights_equal_one_process(tmp_path: Path) -> None:
+    """Two copies of two parts, on nodes that the ranks are on in turn; with LoRA, and with slices within a copy.
+
+    Each case has another mesh: torch remembers the groups of one that a process had before.
+    """
+    path = model(tmp_path, "two", num_key_value_heads=2)
+    copies = {"model": path, "context_parallel": 1, "sharding": "fsdp2", "dp_replicate": 2}
+    cases: list[dict[str, Any]] = [
+        {**copies, "nodes": 2},
+        {**copies, "lora": True, "gradient_checkpointing": True},
+        {**copies, "context_parallel": 2, "nodes": 3},
+    ]
+    for found in compared(tmp_path, 4, cases):
+        assert found["conversations: norm"] > 0.01
+
+
 @pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 9])
 def test_ranks_have_each_token_once_and_as_many_predictions_as_the_others(num_tokens: int) -> None:
     predict_M = np.random.default_rng(num_tokens).integers(0, num_tokens, 11)

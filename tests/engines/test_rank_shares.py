@@ -3,7 +3,7 @@
 import numpy as np
 
 from rlcore.data.row_costs import LayerCost, row_costs
-from rlcore.engines.hf.train.ranks import balanced, computed_tokens, shares
+from rlcore.engines.hf.train.ranks import balanced, by_node, computed_tokens, shares
 from rlcore.testing.tiny import batch_of_rows, random_batch
 from rlcore.types import SharedPrefix
 
@@ -50,3 +50,8 @@ def test_a_row_of_32k_tokens_gets_a_rank_with_fewer_tokens_than_the_others() -> 
 
     assert largest(cost) < 1.01
     assert largest(LayerCost()) > 1.25
+
+
+def test_ranks_are_sorted_by_node_and_the_first_stays_the_first() -> None:
+    assert by_node(["b", "a", "b", "c", "a"]) == [0, 2, 1, 4, 3]
+    assert by_node(["a"] * 3) == [0, 1, 2]

@@ -20,13 +20,14 @@ from rlcore.train import checkpoint
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parent / "ranks_on_disk.py"
-NUM = {"a1": 1, "b2": 2, "c4": 4, "d1": 1}
+NUM = {"a1": 1, "b2": 2, "c4": 4, "d4": 2, "e1": 1}
+"""Parts of the training state; d4 are two copies of the weights on two ranks each."""
 LAYERS = 3
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of one model by 1, 2, 4 and 1 ranks, each going on from the one before."""
+    """Checkpoints of one model by 1, 2, 4, two copies on 4, and 1 ranks, each going on from the one before."""
     directory = tmp_path_factory.mktemp("ranks")
     model = write_tiny_model(directory / "tiny", num_hidden_layers=LAYERS, tie_word_embeddings=False)
     command = [str(directory), str(model)]
@@ -59,8 +60,8 @@ def weights_of(directory: Path) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("stage", ["b2", "c4", "d1"])
-def test_another_number_of_ranks_goes_on_with_the_same_bits(saved: Path, stage: str) -> None:
+@pytest.mark.parametrize("stage", ["b2", "c4", "d4", "e1"])
+def test_another_mesh_of_ranks_goes_on_with_the_same_bits(saved: Path, stage: str) -> None:
     (tensors, values), (first, plain) = state_of(saved / stage, NUM[stage]), state_of(saved / "a1", 1)
     assert values == plain
     assert plain["counters"]["updates_done"] == 1, "which the numbers of stochastic rounding are drawn from"

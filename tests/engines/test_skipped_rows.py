@@ -13,10 +13,10 @@ from torch import Tensor
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
 from rlcore.data.batch import select
+from rlcore.data.dealt import split
 from rlcore.data.row_costs import LayerCost
 from rlcore.engines.hf import TrainEngine
 from rlcore.engines.hf.train import engine as engine_module
-from rlcore.engines.hf.train.microbatch import split
 from rlcore.engines.hf.train.policy_loss import PolicyLoss, taught_rows
 from rlcore.engines.hf.train.ranks import Ranks, balanced, computed_tokens
 from rlcore.engines.hf.train.shards import idle
@@ -212,9 +212,13 @@ class RecordedRanks:
         self.rank, self.num = rank, 2
         self.exchanges: list[str] = []
 
-    def rows_of(self, batch: Batch, way: SharedPrefix, cost: LayerCost) -> Int64s:
+    def micro_batches(
+        self, batch: Batch, most: int, way: SharedPrefix, cost: LayerCost, *, together: bool
+    ) -> list[Int64s]:
         assert cost.per_seen > 0  # of the model
-        return np.flatnonzero(balanced(computed_tokens(batch, way), np.arange(len(batch)), 2) == self.rank)
+        assert not together  # each rank has whole weights
+        rows = np.flatnonzero(balanced(computed_tokens(batch, way), np.arange(len(batch)), 2) == self.rank)
+        return [rows[part] for part in split(select(batch, rows), most, way)] if len(rows) else []
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         self.exchanges.append("gradients")

@@ -12,8 +12,8 @@ from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, ModelConfig
 from rlcore.data import token_tree
 from rlcore.data.batch import needed_tokens, select
+from rlcore.data.dealt import split
 from rlcore.engines.hf import TrainEngine
-from rlcore.engines.hf.train.microbatch import split
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.engines.hf.train.ranks import computed_tokens
 from rlcore.engines.hf.train.tree import PackedBatch, pack

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(560)]
 
 ROOT = Path(__file__).parent.parent.parent
 PLAN_MODULES = ("requests", "components", "reward_functions", "planner", "sources")
-FITTING = ("pools", "schedule", "data_parallel", "clusters", "weight_sync", "colocation", "prefixes")
+FITTING = ("pools", "schedule", "data_parallel", "mesh", "clusters", "weight_sync", "colocation", "prefixes")
 PLANS = (
     "plan/test_cluster_offers.py",
     "plan/test_contract_classes.py",
@@ -23,6 +23,7 @@ PLANS = (
     "plan/test_plan_attention.py",
     "plan/test_plan_context.py",
     "plan/test_plan_memory.py",
+    "plan/test_plan_mesh.py",
     "plan/test_plan_offers.py",
     "plan/test_plan_pools.py",
     "plan/test_plan_prompt_order.py",

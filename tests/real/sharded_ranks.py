@@ -113,7 +113,10 @@ class Story:
             expected = {name: tensor.clone() for name, tensor in whole_tensors(engine.model).items()}
         if self.ranks.rank == 0:
             self.same("copied", dict(sorted(copied.items())), dict(sorted(expected.items())))
-            found = load_file(self.directory / "streamed" / "model.safetensors")
+            files = sorted((self.directory / "streamed").glob("*.safetensors"))
+            found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+            if len(files) != engine._shards.num_units:
+                raise ValueError(f"{len(files)} files")
             self.same("written", dict(sorted(found.items())), dict(sorted(expected.items())))
         elif copied:
             raise ValueError("both ranks have a copy")

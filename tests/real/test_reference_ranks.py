@@ -12,7 +12,7 @@ from rlcore.cluster.local import LocalCluster
 from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.clusters import Deadlines
-from rlcore.contracts.reference import ReferenceWorker
+from rlcore.contracts.reference import ReferenceSlices, ReferenceWorker
 from rlcore.data.batch import select
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
@@ -87,6 +87,24 @@ def test_two_ranks_say_what_one_process_says(model: Path, tmp_path: Path, way: s
         assert np.abs(expected).max() > 1.0
         np.testing.assert_allclose(found, expected, atol=1e-6 * np.abs(expected).max())
         assert np.abs(moved - expected).max() > 1e-5, "the actor has moved, and its reference has not"
+
+
+@pytest.mark.parametrize("heads", [4, 3])
+def test_two_ranks_with_slices_say_what_one_process_says_of_another_model(
+    model: Path, tmp_path: Path, heads: int
+) -> None:
+    """Three heads are not divided among two ranks, each of which then computes whole sequences."""
+    shape = {"num_attention_heads": heads, "num_key_value_heads": 1, "hidden_size": 48, "head_dim": 8}
+    other = write_tiny_model(tmp_path / "other", **shape)
+    settings = (f"reference.path={other}", "actor.shared_prefix=tree", "actor.sharding=fsdp2")
+    sliced = planned(model, *settings, "actor.data_parallel=2", "actor.context_parallel=2")
+    [reference] = [worker for worker in sliced.workers if worker.request.role.name == "reference"]
+    assert reference.request.spec == ReferenceSlices(2 if heads == 4 else 1)
+    one, _ = logprobs_of(planned(model, *settings[:2]), tmp_path)
+    two, _ = logprobs_of(sliced, tmp_path)
+    for expected, found in zip(one, two, strict=True):
+        assert np.abs(expected).max() > 1.0
+        np.testing.assert_allclose(found, expected, atol=1e-6 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("sharding", ["one process", "none", "fsdp2"])

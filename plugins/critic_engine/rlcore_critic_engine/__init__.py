@@ -130,4 +130,4 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 
 @hookimpl
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
-    return [WorkerClass(CriticWorker, "hf", HfCritic, on_every_rank=True)]
+    return [WorkerClass(CriticWorker, "hf", HfCritic, on_every_rank=True, context_parallel=True)]

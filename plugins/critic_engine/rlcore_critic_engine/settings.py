@@ -29,6 +29,11 @@ class CriticSettings:
     """Processes that train it together, each on a share of every mini-batch; on the actor's trunk as many as it has."""
     sharding: Literal["none", "fsdp2"] = option("none", used_when="data_parallel != 1")
     """fsdp2: each rank keeps a part of weights, gradients and optimizer state; none: each keeps all of them."""
+    dp_replicate: int = option(1, at_least=1, used_when="sharding == 'fsdp2'")
+    """Copies of the sharded weights, each on as many neighbouring ranks, as `actor.dp_replicate`."""
+    context_parallel: int = option(1, at_least=1, used_when="data_parallel != 1")
+    """Neighbouring ranks that hold slices of the same sequences, as `actor.context_parallel`, which decides on the
+    actor's trunk."""
     backend: str = "hf"
     """Settings of the critic."""
     lr: float = option(1e-5, at_least=0)
@@ -69,7 +74,7 @@ class CriticSettings:
     """Updates at the start of the run in which only the critic learns."""
 
     def engine(self, actor: EngineConfig) -> EngineConfig:
-        """The settings as the training engine takes them; on the actor's trunk its number format and checkpointing."""
+        """The settings as the training engine takes them; on the actor's trunk its number format and slices."""
         engine = EngineConfig(
             lr=self.lr,
             lr_schedule=self.lr_schedule,
@@ -85,6 +90,8 @@ class CriticSettings:
             lora=self.lora,
             data_parallel=self.data_parallel,
             sharding=self.sharding,
+            dp_replicate=self.dp_replicate,
+            context_parallel=self.context_parallel,
             micro_batch_tokens=self.micro_batch_tokens,
             shared_prefix=self.shared_prefix,
             max_skipped_updates=self.max_skipped_updates,
@@ -92,5 +99,9 @@ class CriticSettings:
         if self.trunk == "own":
             return engine
         return replace(
-            engine, dtype=actor.dtype, rounding=actor.rounding, gradient_checkpointing=actor.gradient_checkpointing
+            engine,
+            dtype=actor.dtype,
+            rounding=actor.rounding,
+            gradient_checkpointing=actor.gradient_checkpointing,
+            context_parallel=actor.context_parallel,
         )

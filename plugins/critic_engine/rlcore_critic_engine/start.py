@@ -60,7 +60,9 @@ def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:
         peak_tflops=context.config.cluster.peak_tflops,
         shared_prefix=context.shared_prefix,
         # A process is in one group of ranks: a critic inside an actor is in the actor's.
-        ranks=actor_engine(context).ranks if settings.trunk == "actor" else ranks_of(context),
+        ranks=actor_engine(context).ranks
+        if settings.trunk == "actor"
+        else ranks_of(context, settings.context_parallel),
     )
     if head.kind == "unknown":  # now that its files are here
         head = starting_head(model, settings)

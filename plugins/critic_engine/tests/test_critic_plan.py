@@ -98,8 +98,27 @@ def test_the_memory_of_a_critic_is_that_of_its_own_model(sizes: dict[str, Any], 
     assert "critic" not in planned(models, path(models, "nowhere"))[0].memory_bytes
 
 
-def test_a_critic_on_the_trunk_of_ranks_with_slices_is_refused(models: Path) -> None:
-    sliced = ("actor.data_parallel=2", "actor.context_parallel=2")
-    with pytest.raises(PlanError, match=r"'critic' of .* trains inside 'actor', whose ranks hold slices of each seq"):
-        planned(models, *sliced, "plugins.critic_engine.trunk=actor")
+def test_a_critic_on_the_actors_trunk_has_its_slices_and_its_way(models: Path) -> None:
+    sliced, trunk = ("actor.data_parallel=2", "actor.context_parallel=2"), "plugins.critic_engine.trunk=actor"
+    found = planned(models, *sliced, trunk)[1]
+    assert (found.request.ranks, found.request.engine and found.request.engine.context_parallel) == (2, 2)
     assert planned(models, *sliced)[1].request.ranks == 1
+    with pytest.raises(
+        PlanError, match=r"'critic': plugins\.critic_engine\.context_parallel=2: slices need .* is none"
+    ):
+        planned(models, *sliced, trunk, "plugins.critic_engine.shared_prefix=none")
+
+
+def test_a_critic_with_separate_ranks_has_slices_of_its_own(models: Path) -> None:
+    ranks = ("plugins.critic_engine.data_parallel=2", "plugins.critic_engine.context_parallel=2")
+    found = planned(models, *ranks)[1]
+    assert (found.request.ranks, found.request.engine and found.request.engine.context_parallel) == (2, 2)
+    with pytest.raises(
+        PlanError, match=r"plugins\.critic_engine\.context_parallel=2: plugins\.critic_engine\.data_par"
+    ):
+        planned(models, "plugins.critic_engine.data_parallel=3", "train.prompts_per_step=3", ranks[1])
+    copies = ("plugins.critic_engine.sharding=fsdp2", "plugins.critic_engine.dp_replicate=2")
+    with pytest.raises(
+        PlanError, match=r"'critic': plugins\.critic_engine\.dp_replicate=2: .* each copy several ranks"
+    ):
+        planned(models, *ranks, *copies)

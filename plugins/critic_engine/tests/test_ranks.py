@@ -28,6 +28,24 @@ KINDS = {
         "plugins.critic_engine.shared_prefix=tree",
     ),
     "whole, shared out": ("plugins.critic_engine.data_parallel={ranks}", "plugins.critic_engine.sharding={sharding}"),
+    "whole, slices": (
+        "plugins.critic_engine.data_parallel={ranks}",
+        "plugins.critic_engine.context_parallel={slices}",
+        "plugins.critic_engine.shared_prefix=tree",
+    ),
+    "whole, shared out, slices": (
+        "plugins.critic_engine.data_parallel={ranks}",
+        "plugins.critic_engine.sharding={sharding}",
+        "plugins.critic_engine.context_parallel={slices}",
+        "plugins.critic_engine.shared_prefix=tree",
+    ),
+    "head on the actor, slices": (
+        "actor.data_parallel={ranks}",
+        "actor.context_parallel={slices}",
+        "actor.shared_prefix=tree",
+        "plugins.critic_engine.shared_prefix=tree",
+        "plugins.critic_engine.trunk=actor",
+    ),
     "head on the actor": ("actor.data_parallel={ranks}", "plugins.critic_engine.trunk=actor"),
 }
 
@@ -178,11 +196,10 @@ def check_same(one: Found, two: Found, in_parts: bool = False) -> None:
 
 def _with_ranks(settings: Sequence[str], ranks: int) -> list[str]:
     """The settings for that many; one alone has nothing to share out."""
-    sharding = "fsdp2" if ranks > 1 else "none"
     return [
-        setting.format(ranks=ranks, sharding=sharding)
+        setting.format(ranks=ranks, sharding="fsdp2", slices=2)
         for setting in settings
-        if ranks > 1 or "{sharding}" not in setting
+        if ranks > 1 or not ("{sharding}" in setting or "{slices}" in setting)
     ]
 
 

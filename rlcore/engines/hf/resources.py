@@ -5,6 +5,7 @@ from typing import Any
 
 from rlcore.config import RunConfig
 from rlcore.contracts.actor import ACTOR
+from rlcore.contracts.reference import ReferenceSlices
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.plan.activations import BYTES
 from rlcore.plan.memory import frozen_bytes_per_parameter
@@ -32,10 +33,17 @@ def _cached_tokens(config: RunConfig) -> int:
 def complete_reference(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
     """The actor's base where that has a LoRA adapter; else a second model with the actor's ranks and sharding.
 
-    A `reference.path` asks for a second model in any case.
+    A `reference.path` asks for a second model in any case. It has the actor's slices where they divide its heads.
     """
     actor = config.actor
     if actor.lora.enabled and not config.reference.path and actor.backend == request.backend:
         return replace(request, embedded_in=ACTOR, engine=actor, bytes_per_parameter=0.0, note=BASE_NOTE)
     held = frozen_bytes_per_parameter(actor) if request.bytes_per_parameter else 0.0
-    return replace(request, ranks=actor.data_parallel, bytes_per_parameter=held)
+    slices, heads = actor.context_parallel, request.model.shape.heads if request.model and request.model.shape else 0
+    note = request.note
+    if request.model is not None and heads % slices:
+        note = f"each rank computes whole sequences: actor.context_parallel={slices} does not divide its {heads} heads"
+        slices = 1
+    return replace(
+        request, ranks=actor.data_parallel, bytes_per_parameter=held, spec=ReferenceSlices(slices), note=note
+    )

@@ -13,11 +13,11 @@ from zlib import crc32
 from rlcore.aio import in_daemon_thread
 from rlcore.config import EngineConfig
 from rlcore.contracts.actor import ActorWorker
-from rlcore.contracts.reference import ReferenceWorker
+from rlcore.contracts.reference import ReferenceSlices, ReferenceWorker
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.engines.freed_memory import give_back_freed_memory, yield_device
 from rlcore.errors import WorkerError
-from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, TokenScores, WeightsHandle
+from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, SharedPrefix, TokenScores, WeightsHandle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,6 +113,8 @@ class HfActor(ActorWorker):
         if self.context.weights_kind == "adapter":
             self.engine.save_adapter(directory)
             return WeightsHandle(version, "adapter", str(directory))
+        if self._server is not None:  # replicas that come back wait for the new version
+            self._server.withdraw()
         if self.context.weights_kind == "tcp":
             return WeightsHandle(version, "tcp", self._offer(self.engine.copy_whole()))
         if self.context.weights_kind == "shm":
@@ -169,7 +171,7 @@ class HfActor(ActorWorker):
 class HfReference(ReferenceWorker):
     """The frozen policy: inside an actor with LoRA that actor with its adapter off, else a second model.
 
-    A second model has the actor's ranks and sharding, and its slices where it is the model that the actor began with.
+    A second model has the actor's ranks and sharding, and its slices where the model can be computed in them.
     """
 
     engine: TrainEngine
@@ -194,12 +196,14 @@ class HfReference(ReferenceWorker):
         _use_threads(context)
         path = config.reference.path
         other = path not in ("", config.model.path)  # whose revisions are not the policy's
+        slices = context.spec if isinstance(context.spec, ReferenceSlices) else ReferenceSlices()
         scoring = EngineConfig(
             dtype=config.actor.dtype,
             data_parallel=context.num_ranks,
             sharding=config.actor.sharding,
+            dp_replicate=config.actor.dp_replicate,
             micro_batch_tokens=config.reference.micro_batch_tokens,
-            context_parallel=1 if other else config.actor.context_parallel,  # whose heads are not the policy's
+            context_parallel=slices.num if context.shared_prefix is SharedPrefix.TREE else 1,
         )
         return TrainEngine(
             ModelKind.CAUSAL_LM,

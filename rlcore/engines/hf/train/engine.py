@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.data.batch import select
+from rlcore.data.dealt import split
 from rlcore.data.row_costs import LayerCost
 from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.engine_files import engine_files, part_of
 from rlcore.engines.hf.train.flops import update_flops
-from rlcore.engines.hf.train.gather import gathered_adapter, gathered_weights
+from rlcore.engines.hf.train.gather import gathered_adapter, gathered_units
 from rlcore.engines.hf.train.loss_scale import LossScale
-from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, ReadMetrics, split
+from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, ReadMetrics
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, ValueModel
 from rlcore.engines.hf.train.offload import Offload
 from rlcore.engines.hf.train.optimizer import MasterAdamW, check_schedule, learning_rate
@@ -40,9 +41,12 @@ from rlcore.engines.hf.train.state import (
     whole_tensors,
 )
 from rlcore.engines.hf.train.state_files import StateCopy, StateFile, write_files
+from rlcore.engines.hf.train.unit_files import save_whole_in_units
 from rlcore.engines.weight_server import host_copies
 from rlcore.errors import ConfigError, WorkerError
-from rlcore.types import Batch, Bools, Float32s, Metrics, SharedPrefix, TokenScores
+from rlcore.types import Batch, Bools, Float32s, Int64s, Metrics, SharedPrefix, TokenScores
+
+EMPTY: Int64s = np.zeros(0, dtype=np.int64)
 
 
 class TrainEngine:
@@ -241,17 +245,17 @@ class TrainEngine:
 
         Of several ranks the first one writes.
         """
-        weights = gathered_weights(self.model, self._shards, here=self._is_first)
-        if self._is_first:
-            save_whole(self.model, directory, weights)
+        if self._shards is not None and self.ranks is not None:
+            save_whole_in_units(self.model, self._shards, self.ranks, directory)
+        elif self._is_first:
+            save_whole(self.model, directory)
 
     def copy_whole(self) -> dict[str, Tensor]:
         """In host memory, what `save_whole` would write. Of several ranks the first one has it, the others nothing."""
-        weights = gathered_weights(self.model, self._shards, here=self._is_first)
-        if not self._is_first:
-            return {}
-        tensors = whole_tensors(self.model, weights)
-        return host_copies(tensors) if weights is None else tensors
+        if self._shards is not None and self.ranks is not None:
+            units = gathered_units(self.model, self._shards, rank=self.ranks.rank, takers=1)
+            return {name: tensor for _, tensors in units for name, tensor in tensors.items()}
+        return host_copies(whole_tensors(self.model)) if self._is_first else {}
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapter of a LoRA model into `directory`, as peft does. Of several ranks the first one writes."""
@@ -272,7 +276,7 @@ class TrainEngine:
         if self._shards is not None:
             self._shards.scatter()
         load_weights(self.model, directory)
-        counters = load_training_state(directory, self._optimizer, *part_of(self._shards, self.ranks))
+        counters = load_training_state(directory, self._optimizer, *part_of(self._shards))
         if self._shards is not None and self._shards.stay_whole:
             self.stay_whole()
         self._offload.end()
@@ -289,25 +293,25 @@ class TrainEngine:
 
     def _scores(self, model: PolicyModel | ValueModel, batch: Batch, most: int, entropy: bool = False) -> Float32s:
         """(1, B, T) scores, or (2, B, T) with the entropy behind them."""
-        score_here = partial(
-            score,
-            model,
-            max_tokens=most,
-            temperature=self.temperature,
-            device=self.device,
-            shared_prefix=self.shared_prefix,
-            context=self._context,
-            with_entropy=entropy,
-            others=partial(self._idle, batch),
-        )
         with self._offload.weights(), self._by_layers():
-            if self.ranks is None:
-                return score_here(batch)
-            return self.ranks.scored(batch, self.shared_prefix, self._cost, score_here, 1 + entropy)
+            scores_KBT = score(
+                model,
+                batch,
+                self._dealt(batch, most),
+                temperature=self.temperature,
+                device=self.device,
+                shared_prefix=self.shared_prefix,
+                context=self._context,
+                with_entropy=entropy,
+            )
+            return scores_KBT if self.ranks is None else self.ranks.summed(scores_KBT)
 
-    def _idle(self, batch: Batch, num_passes: int) -> list[Batch]:
-        """Micro-batches that this rank discards while others are at their passes, after `num_passes` of its."""
-        return [] if self._shards is None else [idle(batch)] * self._shards.num_idle(num_passes)
+    def _dealt(self, batch: Batch, most: int) -> list[Int64s]:
+        """The rows of each of this rank's micro-batches of at most so many tokens."""
+        if self.ranks is None:
+            return split(batch, most, self.shared_prefix) if len(batch) else []
+        together = self._shards is not None  # also while weights are whole, which then changes no bit of a score
+        return self.ranks.micro_batches(batch, most, self.shared_prefix, self._cost, together=together)
 
     def _taught(self, minibatch: Batch) -> Batch:
         """The rows of the mini-batch that an update computes, maybe none."""
@@ -330,6 +334,7 @@ class TrainEngine:
     def _accumulate(self, minibatch: Batch, taught: Batch) -> ReadMetrics:
         """Gradients of the whole mini-batch, times the loss scale, in the masters; its loss, without, and metrics.
 
+        With nothing taught each rank computes a row of weight 0: gradients of 0, of those weights that have any.
         Nothing in it waits for the device before all micro-batches are under way.
         """
         if self._loss is None or minibatch.weights_B is None:
@@ -337,19 +342,23 @@ class TrainEngine:
         sums = MetricSums()
         if self._shards is not None:
             self._shards.scatter()
-        own, others = self._micro_batches(minibatch, taught)
+        rows = self._dealt(taught, self.config.micro_batch_tokens) if len(taught) else [EMPTY]
         apart = 0 if self._context is None else self._context.rank
-        counted = [] if apart else own
+        parts = [select(taught, part) if len(part) else idle(minibatch) for part in rows]  # of weight 0 without rows
+        counts = [len(part) > 0 and not apart for part in rows]
         with self.model.training_mode(), self.model.attending(self.shared_prefix), self._seeded(apart), self._adding():
-            for index, part in enumerate(own + others):
+            for index, part in enumerate(parts):
+                if self._shards is not None:
+                    self._shards.sum_copies(now=index + 1 == len(parts))
                 micro = MicroBatch(part, self.device, self.shared_prefix, self._context)
                 scores_N, entropy_N = self.model(micro, self.temperature, True)
                 terms = self._loss(micro, Predictions(micro.spread(scores_N), micro.spread(entropy_N)))
                 partial = micro.weighted(terms.loss_BT)
                 (partial * self._scale.value).backward()  # type: ignore[no-untyped-call]
                 self._optimizer.collect_gradients()
-                if index < len(counted):
+                if counts[index]:
                     sums.add(terms, micro.mask_BT, partial)
+        counted = list(compress(parts, counts))
         read = sums.read().with_shared_tokens(f"{self.name}/shared_tokens_frac", counted, self.shared_prefix)
         if self.ranks is None:
             return read
@@ -360,19 +369,6 @@ class TrainEngine:
     def _adding(self) -> AbstractContextManager[None]:
         """Context in which gradients are added to their sums at once; not where FSDP needs to see each of them."""
         return self.model.adding_gradients() if self._shards is None else nullcontext()
-
-    def _micro_batches(self, minibatch: Batch, taught: Batch) -> tuple[list[Batch], list[Batch]]:
-        """This rank's micro-batches, and those it computes with weight 0 while the others are at theirs.
-
-        With nothing taught each rank computes one of weight 0: gradients of 0, of those weights that have any.
-        """
-        if not len(taught):
-            return [], [idle(minibatch)]
-        ranks = self.ranks
-        here = taught if ranks is None else select(taught, ranks.rows_of(taught, self.shared_prefix, self._cost))
-        rows = split(here, self.config.micro_batch_tokens, self.shared_prefix) if len(here) else []
-        own = [select(here, row) for row in rows]
-        return own, self._idle(minibatch, len(own))
 
     def _performance(self, minibatch: Batch, seconds: float) -> Metrics:
         """time/tflops/<name>: needed operations over wall time; time/mfu/<name>: those over the device's peak."""

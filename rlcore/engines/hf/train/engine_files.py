@@ -26,16 +26,15 @@ def engine_files(
     in_units = False
     if shards is not None and ranks is not None and full and model.owns_transformer:
         in_units = True
-        yield from (file.below(MODEL_DIR) for file in unit_files(model, shards, ranks))
+        yield from (file.below(MODEL_DIR) for file in unit_files(model, shards, ranks, takers=ranks.num))
     weights = None if full else gathered_adapter(model, shards, here=first)
     with nullcontext() if shards is None else shards.by_layers():  # a value head is whole inside
         if first:
             yield from weight_files(model, weights, in_units=in_units)
-    part, num_parts = part_of(shards, ranks)
-    if first or num_parts > 1:
-        yield from training_state_files(optimizer, counters, part, num_parts)
+    if first if shards is None else shards.writes:
+        yield from training_state_files(optimizer, counters, *part_of(shards))
 
 
-def part_of(shards: Shards | None, ranks: Ranks | None) -> tuple[int, int]:
+def part_of(shards: Shards | None) -> tuple[int, int]:
     """(part, number of parts) of the optimizer's state that is this rank's."""
-    return (0, 1) if shards is None or ranks is None else (ranks.rank, ranks.num)
+    return (0, 1) if shards is None else shards.part

@@ -1,41 +1,46 @@
-"""Gathers what is written of a sharded model, one unit after the other, in host memory.
+"""Gathers what leaves a sharded model, one unit after the other, in host memory.
 
-So no device holds more of the weights than its shards and one unit.
+So no device holds more of the weights than its shards and one unit, and no process holds more of them in host memory
+than what its caller keeps, and one unit.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from rlcore.engines.hf.train.model import Model
-from rlcore.engines.hf.train.sharded_tensors import HOST, gathered
+from rlcore.engines.hf.train.sharded_tensors import gathered
 from rlcore.engines.hf.train.shards import Shards
-from rlcore.engines.hf.train.state import merged_weights, tensors_of
+from rlcore.engines.hf.train.state import buffers_of, merged_weights, tensors_of, whole_tensors
 from rlcore.engines.hf.train.state_files import private_copies
 
 
 @torch.no_grad()
-def gathered_weights(model: Model, shards: Shards | None, *, here: bool) -> dict[str, Tensor] | None:
-    """`merged_weights` of the whole model, private copies in host memory; nothing on ranks that are not `here`.
+def gathered_units(model: Model, shards: Shards, *, rank: int, takers: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """(number, tensors) of the units that this rank takes: every `takers`th, the first one by rank 0.
 
-    All ranks have to come here. Tied weights share their copy. None of a model without shards, which is whole.
+    All ranks have to go through. The tensors are private copies in host memory, named as `from_pretrained` finds them
+    in files, an adapter merged into its base; tied weights come once. The tensors that are not parameters are in
+    the first unit.
     """
-    if shards is None:
-        return None
-    found: dict[str, Tensor] = {}
-    for names in shards.unit_by_unit():
-        if here:
-            found |= private_copies(merged_weights(model, names))
-    if not here:
-        return {}
-    own_names = [name.replace(".base_layer.", ".") for name in tensors_of(model.transformer) if ".lora_" not in name]
-    buffers = tensors_of(model.transformer)
-    return {name: found[name] if name in found else buffers[name].to(HOST, copy=True) for name in own_names}
+    for number, names in enumerate(shards.unit_by_unit()):
+        if number % takers == rank:
+            yield number, _copied(model, names, buffers=number == 0)  # nothing here keeps it until the next one
 
 
 @torch.no_grad()
 def gathered_adapter(model: Model, shards: Shards | None, *, here: bool) -> dict[str, Tensor] | None:
-    """The tensors of a LoRA model's adapter by their names in the peft model, gathered as `gathered_weights` does."""
+    """The tensors of a LoRA model's adapter by their names in the peft model; nothing on ranks that are not `here`.
+
+    All ranks have to come here. None of a model without shards, which is whole.
+    """
     if shards is None:
         return None
     found = {name: gathered(tensor) for name, tensor in tensors_of(model.adapter).items() if ".lora_" in name}
     return found if here else {}
+
+
+def _copied(model: Model, names: frozenset[str], *, buffers: bool) -> dict[str, Tensor]:
+    tensors = merged_weights(model, names) | (buffers_of(model) if buffers else {})
+    return whole_tensors(model, private_copies(tensors))

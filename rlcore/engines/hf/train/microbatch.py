@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from rlcore.algo.aggregation import weighted_sum
-from rlcore.data.batch import micro_batches, needed_tokens, shared_micro_batches
-from rlcore.data.token_tree import tree_micro_batches
+from rlcore.data.batch import needed_tokens
 from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.prefixes import PaddedBatch, pad
 from rlcore.engines.hf.train.ranks import shared_tokens
 from rlcore.engines.hf.train.transfers import device_tensor
 from rlcore.engines.hf.train.tree import PackedBatch, pack
-from rlcore.types import Batch, Bools, Float32s, Int64s, SharedPrefix
+from rlcore.types import Batch, Bools, Float32s, SharedPrefix
 
 LOWEST = -math.inf
 """The maximum over no tokens."""
@@ -212,12 +211,3 @@ class ReadMetrics:
             for name, value in self.sums.items()
             if self.nums[name]
         }
-
-
-def split(batch: Batch, max_tokens: int, shared_prefix: SharedPrefix) -> list[Int64s]:
-    """The rows of each micro-batch."""
-    if shared_prefix is SharedPrefix.NONE:
-        return micro_batches(batch.lengths_B, max_tokens)
-    if shared_prefix is SharedPrefix.TREE:
-        return tree_micro_batches(batch, max_tokens)
-    return shared_micro_batches(batch, max_tokens)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -99,7 +100,9 @@ class MasterAdamW:
         gradients = [master.grad for master in self.masters if master.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         if isinstance(norm, DTensor):  # of the ranks' parts
-            norm = norm.full_tensor()
+            mesh, norm = norm.device_mesh, norm.full_tensor()
+            if mesh.ndim > 1:  # a last bit that differs would let the copies of the weights part
+                dist.all_reduce(norm, dist.ReduceOp.MAX, group=mesh.get_group(0))
         if max_norm > 0.0:
             nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)
         return float(norm)

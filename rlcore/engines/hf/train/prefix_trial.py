@@ -2,10 +2,11 @@
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.microbatch import MicroBatch
-from rlcore.engines.hf.train.model import Model
+from rlcore.engines.hf.train.model import Model, PolicyModel
 from rlcore.errors import ConfigError
 from rlcore.types import Batch, Int64s, SharedPrefix, TokenArrays
 
@@ -54,14 +55,23 @@ def check_context(model: Model, shared_prefix: SharedPrefix, context: ContextGro
     weight = next(model.transformer.parameters())
     batch = two_groups(config.vocab_size)
     with model.attending(shared_prefix):
-        whole_N, _ = model(MicroBatch(batch, weight.device, shared_prefix), 1.0, False)
-        sliced_N, _ = model(MicroBatch(batch, weight.device, shared_prefix, context), 1.0, False)
+        whole_N = _trial_scores(model, MicroBatch(batch, weight.device, shared_prefix))
+        sliced_N = _trial_scores(model, MicroBatch(batch, weight.device, shared_prefix, context))
     difference = float((whole_N - sliced_N).abs().max() / whole_N.abs().max().clamp_min(1e-3))
     if not difference <= TOLERANCES[weight.dtype]:
         raise ConfigError(
             f"{name}: {type(model.transformer).__name__} cannot be computed in slices (its scores differ by "
             f"{difference:.2g} of the largest); choose {who}.context_parallel=1"
         )
+
+
+def _trial_scores(model: Model, micro: MicroBatch) -> Tensor:
+    """(N,) log-probs; of a value model, whose head may be zero, the norms of the states that it reads."""
+    if isinstance(model, PolicyModel):
+        scores_N: Tensor = model(micro, 1.0, False)[0]
+        return scores_N
+    norm_N = model.hidden_at(micro).float().norm(dim=1)
+    return micro.of_all(norm_N, norm_N)[0]
 
 
 def _cannot(model: Model, shared_prefix: SharedPrefix, who: str, found: str) -> str:

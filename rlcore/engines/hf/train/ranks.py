@@ -9,7 +9,7 @@ Every rank has the whole model and optimizer (data parallel), and makes the same
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous as rendezvous_at
 
 from rlcore.contracts.workers import WorkerContext
 from rlcore.data.batch import needed_tokens, select, shared_prefixes, suffix_lengths
+from rlcore.data.dealt import dealt, split
 from rlcore.data.row_costs import Float64s, LayerCost, row_costs
 from rlcore.data.token_tree import tree_tokens
 from rlcore.engines.hf.train.context import ContextGroup
@@ -50,6 +51,7 @@ class Ranks:
         if num % context_parallel:
             raise ConfigError(f"context_parallel={context_parallel}: {num} ranks; needs a number that divides them")
         self.rank, self.num, self.device = rank, num, device
+        self._groups: dict[tuple[tuple[int, ...], ...], Any] = {}
         with boundary(f"rank {rank} of {num}: meeting the others at {rendezvous}", WorkerError):
             store, *_ = next(rendezvous_at(rendezvous, rank, num, timeout=timedelta(seconds=MEET_S)))
             store.set(f"here/{rank}", "yes")
@@ -61,23 +63,41 @@ class Ranks:
                 world_size=num,
                 timeout=timedelta(seconds=EXCHANGE_S),
             )
+            self.order = by_node([rank["node"] for rank in self.gather({"node": os.uname().nodename})])
+            """The ranks in the order of their places: neighbours are on one node."""
+            self.place = self.order.index(rank)
+            """This rank's index in the order."""
             self.context = self._context(context_parallel)
             """The ranks that compute the same rows as this one; None: it computes its rows alone."""
 
     def _context(self, size: int) -> ContextGroup | None:
         if size == 1:
             return None
-        # Every rank has to make all groups.
-        groups = [
-            dist.new_group(list(range(start, start + size)), timeout=timedelta(seconds=EXCHANGE_S))
-            for start in range(0, self.num, size)
-        ]
-        return ContextGroup(self.rank % size, size, groups[self.rank // size])
+        group = self.group([self.order[start : start + size] for start in range(0, self.num, size)])
+        return ContextGroup(self.place % size, size, group)
 
-    def rows_of(self, batch: Batch, shared_prefix: SharedPrefix, cost: LayerCost) -> Int64s:
-        """Rows of the batch that are this rank's, or its context group's, in order, maybe none."""
+    def group(self, division: Sequence[Sequence[int]]) -> Any:
+        """The process group of this rank, where each rank is in one list of the division; all have to come here."""
+        key = tuple(tuple(ranks) for ranks in division)
+        if key not in self._groups:
+            groups = [dist.new_group(list(ranks), timeout=timedelta(seconds=EXCHANGE_S)) for ranks in key]
+            self._groups[key] = next(group for group, ranks in zip(groups, key, strict=True) if self.rank in ranks)
+        return self._groups[key]
+
+    def micro_batches(
+        self, batch: Batch, max_tokens: int, shared_prefix: SharedPrefix, cost: LayerCost, *, together: bool
+    ) -> list[Int64s]:
+        """Rows of each micro-batch of this rank, or of its context group.
+
+        Ranks that compute each micro-batch `together` all have as many, some maybe without rows.
+        """
         size = 1 if self.context is None else self.context.num
-        return np.flatnonzero(shares(batch, shared_prefix, cost, self.num // size) == self.rank // size)
+        num, own = self.num // size, self.place // size
+        if together:
+            return dealt(batch, max_tokens, shared_prefix, cost, num)[own]
+        rows = np.flatnonzero(shares(batch, shared_prefix, cost, num) == own)
+        parts = split(select(batch, rows), max_tokens, shared_prefix) if len(rows) else []
+        return [rows[part] for part in parts]
 
     @property
     def reports(self) -> bool:
@@ -98,21 +118,9 @@ class Ranks:
             ):
                 parameter.grad = part.view_as(parameter)
 
-    def scored(
-        self,
-        batch: Batch,
-        shared_prefix: SharedPrefix,
-        cost: LayerCost,
-        score: Callable[[Batch], Float32s],
-        num: int,
-    ) -> Float32s:
-        """(num, B, T) scores of the whole batch, of which each rank computes those of its rows with `score`."""
-        scores_KBT = np.zeros((num, *batch.tokens.loss_mask_BT.shape), dtype=np.float32)
-        rows = self.rows_of(batch, shared_prefix, cost)
-        some_KBT = score(select(batch, rows))  # also without rows: other ranks may wait for this one's passes
-        if self.reports:
-            scores_KBT[:, rows, : some_KBT.shape[2]] = some_KBT
-        tensor = torch.tensor(scores_KBT, device=self.device)
+    def summed(self, scores_KBT: Float32s) -> Float32s:
+        """(K, B, T) scores of all rows, of which each rank has those that it computed and 0 elsewhere."""
+        tensor = torch.tensor(scores_KBT if self.reports else np.zeros_like(scores_KBT), device=self.device)
         dist.all_reduce(tensor)
         return np.asarray(tensor.cpu().numpy())
 
@@ -135,6 +143,11 @@ class Ranks:
         """Leave the others."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def by_node(nodes: Sequence[str]) -> list[int]:
+    """The ranks on these nodes, those of one node together, nodes in the order of their first rank."""
+    return sorted(range(len(nodes)), key=lambda rank: nodes.index(nodes[rank]))
 
 
 def ranks_of(context: WorkerContext, context_parallel: int = 1) -> Ranks | None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
-from rlcore.engines.hf.train.sharded_tensors import like, own, placeholder, rows_of
+from rlcore.engines.hf.train.sharded_tensors import like, own, part_of, placeholder, placements, rows_of
 
 Rows = dict[str, Tensor]
 """This rank's rows of each parameter, by its name in the transformer; tied parameters once."""
@@ -63,7 +63,7 @@ def take_rows(model: nn.Module, mesh: DeviceMesh) -> Rows:
         if isinstance(parameter, DTensor):
             rows[name] = own(parameter).detach()
         else:
-            part = rows_of(len(parameter), mesh.get_local_rank(), mesh.size())
+            part = rows_of(len(parameter), *part_of(mesh))
             rows[name] = parameter.detach()[part].to(mesh.device_type, copy=True)
     _replace(model, lambda parameter: placeholder(parameter).to(mesh.device_type))
     return rows
@@ -90,10 +90,10 @@ def fill(model: nn.Module, rows: Rows) -> None:
 
 
 def _rows_on_meta(parameter: Tensor, mesh: DeviceMesh) -> Tensor:
-    part = rows_of(len(parameter), mesh.get_local_rank(), mesh.size())
+    part = rows_of(len(parameter), *part_of(mesh))
     local = torch.empty(part.stop - part.start, *parameter.shape[1:], dtype=parameter.dtype, device="meta")
     return DTensor.from_local(
-        local, mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=parameter.stride()
+        local, mesh, placements(mesh), run_check=False, shape=parameter.shape, stride=parameter.stride()
     )
 
 

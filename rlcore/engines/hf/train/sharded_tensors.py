@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 HOST = torch.device("cpu")
 
@@ -54,11 +56,20 @@ def own(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def part_of(mesh: DeviceMesh) -> tuple[int, int]:
+    """(part, number of parts) of what this rank has; the last dimension of a mesh shards, one before it replicates."""
+    last = mesh.ndim - 1
+    return int(mesh.get_local_rank(last)), int(mesh.size(last))
+
+
+def placements(mesh: DeviceMesh) -> list[Placement]:
+    """Rows over the last dimension of a mesh, the same ones over a dimension before it."""
+    return [*(Replicate() for _ in range(mesh.ndim - 1)), Shard(0)]
+
+
 def place(tensor: Tensor) -> tuple[int, int]:
     """(part, number of parts) of what this rank has of a tensor."""
-    if not isinstance(tensor, DTensor):
-        return 0, 1
-    return int(tensor.device_mesh.get_local_rank()), int(tensor.device_mesh.size())
+    return part_of(tensor.device_mesh) if isinstance(tensor, DTensor) else (0, 1)
 
 
 @torch.no_grad()

@@ -1,8 +1,11 @@
 """FSDP2: each rank keeps a part of every weight, of its gradient and of the optimizer's state.
 
 Updates and scores gather the weights of one layer at a time, and an update gives every rank its part of the summed
-gradient. All ranks take part in each of these exchanges, so all have to make the same number of passes: `idle`. What
-writes weights gathers them in the same portions.
+gradient. All ranks take part in each of these exchanges, so all have to make the same number of passes; a rank that
+has no rows for one computes `idle`. What writes weights gathers them in the same portions.
+
+The ranks may keep several copies of the shards (HSDP), each on neighbours: weights are gathered within a copy, and
+copies sum their gradients once per update.
 
 Sampling runs on whole weights, which stay gathered from then on: ranks then do what they have to do at their own pace.
 What FSDP does is in torch.distributed.fsdp (arXiv 2304.11277); its gradients are divided by nothing, since the
@@ -16,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlcore.data.batch import select
@@ -25,6 +27,7 @@ from rlcore.engines.hf.train.model import Model
 from rlcore.engines.hf.train.prefix_trial import two_groups
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.sharded_load import Rows, fill, forget
+from rlcore.engines.hf.train.sharded_tensors import part_of
 from rlcore.errors import ConfigError
 from rlcore.types import Batch
 
@@ -32,8 +35,11 @@ NEEDED = "reset_iter_state"
 """Of FSDPModule: what older releases of torch lack."""
 
 
-def mesh_of(ranks: Ranks) -> DeviceMesh:
-    """The ranks as a mesh of one dimension; ConfigError when this torch cannot shard over it."""
+def mesh_of(ranks: Ranks, copies: int = 1, who: str = "actor") -> DeviceMesh:
+    """The ranks as a mesh of one dimension, or of copies and, within each, neighbours that shard it (HSDP).
+
+    ConfigError naming `who` when this torch cannot shard over it, or copies do not divide the ranks or their slices.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     if not hasattr(FSDPModule, NEEDED):
@@ -41,7 +47,17 @@ def mesh_of(ranks: Ranks) -> DeviceMesh:
             f"actor.sharding=fsdp2: torch {torch.__version__} has no FSDPModule.{NEEDED}; needs torch >= 2.13, or "
             "actor.sharding=none"
         )
-    return init_device_mesh(ranks.device.type, (ranks.num,))
+    if copies == 1:
+        return init_device_mesh(ranks.device.type, (ranks.num,))
+    slices = 1 if ranks.context is None else ranks.context.num
+    if ranks.num % (copies * slices) or copies == ranks.num:
+        raise ConfigError(
+            f"{who}.dp_replicate={copies}: {ranks.num} ranks, {slices} of them on each slice of a sequence; needs a "
+            "number that divides them, with at least two ranks for each copy"
+        )
+    by_copy = np.array(ranks.order).reshape(copies, -1)
+    groups = [ranks.group(by_copy.T.tolist()), ranks.group(by_copy.tolist())]
+    return DeviceMesh.from_group(groups, ranks.device.type, by_copy, mesh_dim_names=("replicate", "shard"))
 
 
 class Shards:
@@ -58,7 +74,7 @@ class Shards:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        self._ranks = ranks
+        self._mesh = mesh
         self._model: Any = model
         self._is_whole = False
         dtype = next(model.transformer.parameters()).dtype
@@ -96,10 +112,9 @@ class Shards:
 
     @contextmanager
     def by_layers(self) -> Iterator[None]:
-        """Forward passes without gradients gather a layer at a time inside, all ranks as many of them: `num_idle`.
+        """Forward passes without gradients gather a layer at a time inside, all ranks as many.
 
-        What is in no layer is whole inside. Weights that are whole stay whole, and each rank then makes as many passes
-        as it likes.
+        What is in no layer is whole inside. Weights that are whole stay whole.
         """
         if self._is_whole:
             yield
@@ -110,6 +125,20 @@ class Shards:
             yield
         finally:
             self.scatter()
+
+    def sum_copies(self, *, now: bool) -> None:
+        """Sum gradients over copies in the next backward pass, or keep their sums over passes until it is time."""
+        self._model.set_requires_all_reduce(now)
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """(part, number of parts) of what this rank keeps."""
+        return part_of(self._mesh)
+
+    @property
+    def writes(self) -> bool:
+        """True for the ranks of the first copy, whose parts are the whole."""
+        return self._mesh.ndim == 1 or self._mesh.get_local_rank(0) == 0
 
     @property
     def num_units(self) -> int:
@@ -137,14 +166,6 @@ class Shards:
         self._model.set_reshard_after_forward(True)
         self._model.set_reshard_after_forward(False, recurse=False)  # its backward pass begins at once
         self._is_whole = False
-
-    def num_idle(self, num_passes: int) -> int:
-        """The number of passes that the busiest rank makes beyond this one's; 0 while weights are whole."""
-        if self._is_whole:
-            return 0
-        most = torch.tensor(num_passes, device=self._ranks.device)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        return int(most) - num_passes
 
 
 def _names_by_unit(model: Model, units: Sequence[Any]) -> list[frozenset[str]]:

@@ -49,7 +49,7 @@ def start_model(
     With ranks that share it out each one reads its rows only, and masters are rows, too. Random numbers are drawn in
     `seeded`. Unless it `trains`, no weight of a model that is loaded has a gradient.
     """
-    mesh = mesh_of(ranks) if ranks is not None and config.sharding == "fsdp2" else None
+    mesh = mesh_of(ranks, config.dp_replicate, section) if ranks is not None and config.sharding == "fsdp2" else None
     rows: Rows = {}
     if isinstance(model, ModelConfig):
         with seeded:

@@ -44,7 +44,7 @@ def weight_files(model: Model, weights: Weights | None = None, *, in_units: bool
     if model.adapter is not None:
         yield from (file.below(ADAPTER_DIR) for file in _adapter_files(model, weights))
     elif model.owns_transformer and not in_units:
-        yield from (file.below(MODEL_DIR) for file in _transformer_files(model, None))
+        yield from (file.below(MODEL_DIR) for file in _transformer_files(model))
     if isinstance(model, ValueModel):
         yield value_head_file(model).below(MODEL_DIR)
 
@@ -67,12 +67,12 @@ def _adapter_files(model: Model, weights: Weights | None) -> Iterator[StateFile]
     yield StateFile("adapter_model.safetensors", found, OF_TORCH)
 
 
-def _transformer_files(model: Model, weights: Weights | None) -> Iterator[StateFile]:
-    """The files of save_pretrained; `weights` are those of `merged_weights` where they have been gathered."""
+def _transformer_files(model: Model) -> Iterator[StateFile]:
+    """The files of save_pretrained."""
     from huggingface_hub import split_torch_state_dict_into_shards
 
     yield from transformer_settings(model)
-    tensors = stored_tensors(model, merged_weights(model) if weights is None else dict(weights))
+    tensors = stored_tensors(model, merged_weights(model))
     split = split_torch_state_dict_into_shards(
         tensors, filename_pattern="model{suffix}.safetensors", max_shard_size=MAX_FILE_SIZE
     )
@@ -88,14 +88,13 @@ def transformer_settings(model: Model) -> Iterator[StateFile]:
     return settings_files(lambda directory: model.transformer.save_pretrained(directory, state_dict={}))
 
 
-def save_whole(model: Model, directory: Path, weights: Weights | None = None) -> None:
+def save_whole(model: Model, directory: Path) -> None:
     """Write a model directory for from_pretrained; of a LoRA model its base with the adapter added to the weights.
 
     The model's own tensors stay as they are: merging in place and taking it back would not restore their low bits.
-    `weights` are those of `merged_weights` where they have been gathered.
     """
     with boundary(f"weights in '{directory}'", CheckpointError):
-        write_files(_transformer_files(model, weights), directory)
+        write_files(_transformer_files(model), directory)
 
 
 def stored_tensors(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -107,7 +106,10 @@ def stored_tensors(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor
 
 @torch.no_grad()
 def whole_tensors(model: Model, weights: Weights | None = None) -> dict[str, Tensor]:
-    """The tensors that `save_whole` would write, by the names that they would have there."""
+    """The tensors that `save_whole` would write, by the names that they would have there.
+
+    `weights`: only these of `merged_weights`.
+    """
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
@@ -139,6 +141,12 @@ def merged_weights(model: Model, names: Collection[str] | None = None) -> dict[s
             added = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
             merged[f"{name}.weight"] = parts.moved((base.weight + added).detach(), HOST)
     return merged
+
+
+def buffers_of(model: Model) -> dict[str, Tensor]:
+    """The tensors of the transformer's files other than parameters."""
+    parameters = {name for name, _ in model.transformer.named_parameters(remove_duplicate=False)}
+    return {name: tensor for name, tensor in tensors_of(model.transformer).items() if name not in parameters}
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:

@@ -58,7 +58,7 @@ def check_range(
     first = torch.tensor(bad.index(True) if True in bad else len(bad))
     if mesh is not None:
         first = first.to(mesh.device_type)
-        dist.all_reduce(first, dist.ReduceOp.MIN, group=mesh.get_group())
+        dist.all_reduce(first, dist.ReduceOp.MIN, group=mesh.get_group(mesh.ndim - 1))
     if int(first) < len(bad):
         name = [name for name, weight in weights.items() if weight.dtype == torch.float16][int(first)]
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The files of `model/` of a sharded model: one per unit, each made by another rank in turn.
+"""The files of a sharded model: one per unit, in a checkpoint each made by another rank in turn.
 
 Ranks gather one unit after the other, and the rank whose turn it is has it to write or to copy. So none of them holds
 more of the weights than its shards, one unit and what it copies. `from_pretrained` opens the directory: names and index
@@ -7,45 +7,47 @@ are those that transformers writes itself for large models.
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlcore.engines.hf.train.model import Model
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.shards import Shards
-from rlcore.engines.hf.train.state import INDEX, merged_weights, stored_tensors, tensors_of, transformer_settings
-from rlcore.engines.hf.train.state_files import OF_TORCH, StateFile
+from rlcore.engines.hf.train.state import INDEX, buffers_of, merged_weights, stored_tensors, transformer_settings
+from rlcore.engines.hf.train.state_files import OF_TORCH, StateFile, write_files
+from rlcore.errors import CheckpointError, boundary
 
 
 @torch.no_grad()
-def unit_files(model: Model, shards: Shards, ranks: Ranks) -> Iterator[StateFile]:
-    """This rank's files of the directory; all ranks have to go through, and none of them waits for files of others."""
+def unit_files(model: Model, shards: Shards, ranks: Ranks, *, takers: int) -> Iterator[StateFile]:
+    """This rank's files of the directory: every `takers`th unit; rank 0 has the first one, and the other files.
+
+    All ranks have to go through, and none of them waits for files of others. Of a LoRA model the adapter is merged.
+    """
     if ranks.rank == 0:
         yield from transformer_settings(model)
     weight_map: dict[str, str] = {}
     size = 0
     for number, names in enumerate(shards.unit_by_unit()):
-        if number % ranks.num != ranks.rank:
-            continue
-        tensors = merged_weights(model, names)
-        if number == 0:
-            tensors |= _buffers(model)
-        file = f"model-{number + 1:05d}-of-{shards.num_units:05d}.safetensors"
-        found = stored_tensors(model, tensors)
-        weight_map |= dict.fromkeys(found, file)
-        size += sum(tensor.numel() * tensor.element_size() for tensor in found.values())
-        yield StateFile(file, found, OF_TORCH)
+        if number % takers == ranks.rank:
+            file = f"model-{number + 1:05d}-of-{shards.num_units:05d}.safetensors"
+            tensors = merged_weights(model, names) | (buffers_of(model) if number == 0 else {})
+            found = stored_tensors(model, tensors)
+            weight_map |= dict.fromkeys(found, file)
+            size += sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+            yield StateFile(file, found, OF_TORCH)
+            del tensors, found  # merged weights, which are not to stay while those of the next unit are made
     parts = ranks.gather({"weight_map": weight_map, "size": size})
     if ranks.rank == 0:
         yield _index(parts)
 
 
-def _buffers(model: Model) -> dict[str, Tensor]:
-    """The tensors of the transformer's files other than parameters."""
-    parameters = {name for name, _ in model.transformer.named_parameters(remove_duplicate=False)}
-    return {name: tensor for name, tensor in tensors_of(model.transformer).items() if name not in parameters}
+def save_whole_in_units(model: Model, shards: Shards, ranks: Ranks, directory: Path) -> None:
+    """Write the model into `directory` on rank 0, an adapter merged into its base; all ranks have to come here."""
+    with boundary(f"weights in '{directory}'", CheckpointError):
+        write_files(unit_files(model, shards, ranks, takers=1), directory)
 
 
 def _index(parts: list[dict[str, Any]]) -> StateFile:

@@ -1,0 +1,89 @@
+"""The mesh of ranks that share a model out: copies of the weights, each on neighbours, and slices of sequences within.
+
+A copy on the ranks of one node gathers its layers over the links of that node. Between nodes only gradients travel,
+once per update.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rlcore.config import RunConfig
+from rlcore.contracts.clusters import PoolPlan, WorkerPlan
+from rlcore.errors import PlanError
+from rlcore.plan.activations import largest_micro_batch, update_bytes
+from rlcore.plan.machine_facts import Facts
+from rlcore.plan.memory import CONTEXT_BYTES, training_bytes_per_parameter
+from rlcore.types import SharedPrefix
+
+GIB = 2**30
+
+
+def nodes_of_ranks(config: RunConfig) -> int:
+    """The nodes that the actor's ranks are on, as far as `cluster.pools` says; those of a union count as one."""
+    pool = config.cluster.pools.get(config.cluster.train_pool)
+    return 1 if pool is None or pool.colocates else pool.nodes
+
+
+def copies_over_nodes(config: RunConfig, facts: Facts) -> int:
+    """The number of nodes where each holds a copy of the actor's sharded weights by default; else 1."""
+    return 1 if why_one_copy(config, facts) else nodes_of_ranks(config)
+
+
+def why_one_copy(config: RunConfig, facts: Facts) -> str:
+    """Reason why all ranks share out one copy, on several nodes or on one; empty where each node holds one."""
+    engine, nodes = config.actor, nodes_of_ranks(config)
+    if engine.sharding == "none" or nodes == 1:
+        return "nothing is shared out between nodes"
+    ranks, rest = divmod(engine.data_parallel, nodes)
+    if rest or ranks < 2 or ranks % engine.context_parallel:
+        slices = f" with {engine.context_parallel} slices" if engine.context_parallel > 1 else ""
+        return f"{engine.data_parallel} ranks on {nodes} nodes{slices} do not give each node a copy of several ranks"
+    needed, size = _needed_bytes(config, facts, nodes), facts.usable_gpu_bytes
+    if needed is None or size is None:
+        return "the memory of a device or of the model is unknown, so it is unknown if a node holds a copy"
+    if needed > size:
+        return (
+            f"a copy for each of {nodes} nodes needs {needed / GIB:.1f} GiB of a device, which has {size / GIB:.1f}: "
+            f"all {engine.data_parallel} ranks share out one"
+        )
+    return ""
+
+
+def _needed_bytes(config: RunConfig, facts: Facts, copies: int) -> int | None:
+    """Bytes of a rank where this many copies exist, for the largest micro-batch; None where they are unknown."""
+    if facts.parameters is None or facts.shape is None:
+        return None
+    engine = replace(config.actor, dp_replicate=copies)
+    size = largest_micro_batch(config, engine, SharedPrefix.TREE)
+    held = CONTEXT_BYTES + training_bytes_per_parameter(engine) * facts.parameters
+    return int(held) + update_bytes(facts.shape, engine, size, config.cluster.device)
+
+
+def check_copies(workers: Sequence[WorkerPlan], pools: Sequence[PoolPlan]) -> None:
+    """PlanError for copies of weights that ranks, slices or nodes do not divide into."""
+    nodes = {pool.name: pool.nodes for pool in pools}
+    for plan in workers:
+        engine = plan.request.engine
+        if engine is not None and plan.request.embedded_in is None and engine.dp_replicate > 1:
+            _check(plan, engine.dp_replicate, engine.context_parallel, nodes[plan.request.pool])
+
+
+def _check(plan: WorkerPlan, copies: int, slices: int, nodes: int) -> None:
+    ranks, settings = plan.request.ranks, plan.request.settings or plan.request.role.name
+    who, otherwise = f"role '{plan.request.role.name}': {settings}.dp_replicate={copies}", f"{settings}.dp_replicate=1"
+    if ranks % copies or ranks == copies:
+        raise PlanError(
+            f"{who}: {settings}.data_parallel={ranks}; needs a number that divides it and leaves each copy several "
+            f"ranks, or {otherwise}"
+        )
+    size, on_node = ranks // copies, -(-ranks // nodes)
+    if size % slices:
+        raise PlanError(
+            f"{who}: a copy has {size} ranks, and {settings}.context_parallel={slices} ranks hold slices of the same "
+            f"sequences; needs a context_parallel that divides {size}, or {otherwise}"
+        )
+    if size % on_node and on_node % size:
+        raise PlanError(
+            f"{who}: a copy has {size} ranks and a node {on_node}, so copies begin in the middle of nodes; needs "
+            f"{settings}.dp_replicate={nodes}, a copy for each node, or {otherwise}"
+        )

@@ -1,0 +1,137 @@
+"""Weights that leave a sharded actor: host memory holds a unit of them at a time, or the one copy that is sent."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from live_bytes import LiveBytes
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rlcore.config import LoraConfig, ModelConfig
+from rlcore.contracts.weights import weights_of
+from rlcore.engines.hf.train.gather import gathered_units
+from rlcore.engines.hf.train.model import Model, ModelKind, load_model
+from rlcore.engines.hf.train.ranks import Ranks
+from rlcore.engines.hf.train.shards import Shards, _names_by_unit
+from rlcore.engines.hf.train.state import whole_tensors
+from rlcore.engines.hf.train.unit_files import save_whole_in_units
+from rlcore.engines.hf.worker import HfActor
+from rlcore.testing.tiny import write_tiny_model
+
+LAYERS = 8
+
+
+class Gathered(Shards):
+    """Shards of one rank, which are whole already."""
+
+    def __init__(self, model: Any) -> None:
+        self._names = _names_by_unit(model, [*reversed(model.transformer.model.layers), model])
+        self._is_whole = True
+
+
+class Alone(Ranks):
+    """One rank, without a process group."""
+
+    def __init__(self) -> None:
+        self.rank, self.num = 0, 1
+
+    def gather(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [dict(value)]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A model whose layers are most of it, and much alike in size."""
+    return write_tiny_model(tmp_path / "tiny", hidden_size=64, intermediate_size=128, num_hidden_layers=LAYERS)
+
+
+def loaded(directory: Path, lora: bool) -> Model:
+    """The model, with an adapter that adds something if it has one."""
+    config = LoraConfig(enabled=lora, rank=2)
+    found = load_model(
+        ModelKind.CAUSAL_LM, ModelConfig(path=str(directory)), dtype="float32", device="cpu", lora=config
+    )
+    with torch.no_grad():
+        for name, parameter in found.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.1)
+    return found
+
+
+def unit_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of the largest unit."""
+    sizes: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        unit = ".".join(name.split(".")[:3]) if ".layers." in name else "rest"
+        sizes[unit] = sizes.get(unit, 0) + tensor.nbytes
+    return max(sizes.values())
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_files_are_written_with_a_unit_in_host_memory_at_a_time(directory: Path, tmp_path: Path, lora: bool) -> None:
+    model = loaded(directory, lora)
+    expected = {name: tensor.clone() for name, tensor in whole_tensors(model).items()}
+    whole, unit = sum(tensor.nbytes for tensor in expected.values()), unit_bytes(expected)
+    assert whole > 5 * unit
+    with LiveBytes([*model.parameters(), *model.buffers()]) as live:
+        save_whole_in_units(model, Gathered(model), Alone(), tmp_path / "out")
+    # An adapter is merged into a unit before the unit is copied.
+    assert unit <= live.peak < (3.2 if lora else 1.1) * unit
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) == LAYERS + 1
+    found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert found.keys() == expected.keys()
+    assert [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])] == []
+
+
+def test_a_rank_copies_the_units_that_it_takes_and_no_others(directory: Path) -> None:
+    model = loaded(directory, False)
+    taken = [
+        [
+            (number, frozenset(tensors))
+            for number, tensors in gathered_units(model, Gathered(model), rank=rank, takers=3)
+        ]
+        for rank in range(3)
+    ]
+    assert [[number for number, _ in units] for units in taken] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    names = [name for units in taken for _, found in units for name in found]
+    assert sorted(names) == sorted(whole_tensors(model))
+
+
+class Copies:
+    """An engine that copies a model of one tensor."""
+
+    def __init__(self) -> None:
+        self.weight, self.ranks = torch.zeros(1000), None
+
+    def copy_whole(self) -> dict[str, Tensor]:
+        self.weight = self.weight.add_(1.0)
+        return {"weight": self.weight.clone()}
+
+
+@pytest.mark.parametrize("kind", ["tcp", "shm"])
+def test_the_process_that_sends_keeps_one_copy_and_no_second_one_while_it_is_made(kind: str) -> None:
+    engine, actor = Copies(), HfActor.__new__(HfActor)
+    rollout = SimpleNamespace(weights_bucket_mib=1)
+    actor.context = cast(
+        "Any",
+        SimpleNamespace(
+            weights_kind=kind, rank=0, address="127.0.0.1", device="cpu", config=SimpleNamespace(rollout=rollout)
+        ),
+    )
+    actor.engine = cast("Any", engine)
+    received: Sequence[float] = []
+    try:
+        with LiveBytes([engine.weight]) as live:
+            for version in range(3):
+                handle = actor.weights(version, Path("unused"))
+                peak = live.peak
+        received = [float(tensor[0]) for _, tensor in weights_of(handle)]
+    finally:
+        actor.close()
+    assert received == [3.0]
+    assert peak == 4000
