@@ -53,6 +53,11 @@ def frozen_bytes_per_parameter(engine: EngineConfig) -> float:
     return whole if is_whole(engine) else whole / engine.data_parallel + whole
 
 
+def at_work_bytes_per_parameter(engine: EngineConfig) -> float:
+    """Of one rank with `offload`, during a backward pass: weights and gradients, counted as training bytes are."""
+    return frozen_bytes_per_parameter(engine) + _gradient_bytes_per_parameter(engine)
+
+
 def _gradient_bytes_per_parameter(engine: EngineConfig) -> float:
     """Of one rank, as counted in `training_bytes_per_parameter`."""
     if engine.lora.enabled:

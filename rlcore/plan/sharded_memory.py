@@ -29,6 +29,8 @@ def sharded_bytes(engine: EngineConfig, model: ModelFacts) -> dict[str, int]:
     trained = size if engine.lora.enabled else TRAINING_BYTES[engine.dtype]
     kept = size if engine.lora.enabled else trained - GRADIENT_BYTES[engine.dtype]
     masters = BYTES["float32"] if engine.dtype in HALF and not engine.lora.enabled else 0
+    if engine.offload and not engine.lora.enabled:
+        return _offloaded_bytes(engine, parameters / ranks, outside, layer)
     held = int(kept * parameters / ranks)
     forward = size * (2 * outside + FORWARD_LAYERS * layer)
     largest = size * max(outside, layer)
@@ -37,6 +39,26 @@ def sharded_bytes(engine: EngineConfig, model: ModelFacts) -> dict[str, int]:
         "sample": held,
         "score": held + forward,
         "update": int(trained * parameters / ranks) + size * (2 * outside + BACKWARD_LAYERS * layer),
+        "hand-over": held + largest,
+        "save": held + largest,
+    }
+
+
+def _offloaded_bytes(engine: EngineConfig, share: float, outside: int, layer: int) -> dict[str, int]:
+    """The same of a rank whose weights and optimizer state rest on the host; `share`: its number of parameters.
+
+    State is there in the optimizer's step only, when nothing is gathered.
+    """
+    size, gradients = BYTES[engine.dtype], GRADIENT_BYTES[engine.dtype]
+    held, state = int(size * share), int(MOMENT_BYTES[engine.dtype] * share)
+    masters = BYTES["float32"] if engine.dtype in HALF else 0
+    forward, largest = size * (2 * outside + FORWARD_LAYERS * layer), size * max(outside, layer)
+    backward = size * (2 * outside + BACKWARD_LAYERS * layer)
+    return {
+        "start": held + int(masters * share) + forward,
+        "sample": 0,
+        "score": held + forward,
+        "update": held + int(gradients * share) + max(backward, state),
         "hand-over": held + largest,
         "save": held + largest,
     }
@@ -55,7 +77,7 @@ def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
     weights, state = BYTES[engine.dtype] * parameters, int(MOMENT_BYTES[engine.dtype] * parameters)
     sharded = engine.sharding != "none" and engine.data_parallel > 1
     found = {
-        "offload": (weights + state) * request.ranks if engine.offload else 0,
+        "offload": (weights + state) * (1 if sharded else request.ranks) if engine.offload else 0,
         "hand-over": weights if request.role.name == "actor" and plan.weights_kind else 0,
         "save": state + min(weights, largest_unit(engine, plan.facts.model_of(request)) * request.ranks)
         if sharded and not plan.saves_copies

@@ -35,8 +35,8 @@ def test_training_waits_for_a_save_where_the_host_holds_no_copy_and_the_plan_say
     assert plan(needed + 0.01).saves_copies
     small = plan(needed - 0.01)
     assert not small.saves_copies
-    said = [note for note in small.notes if note.startswith("checkpoints: training waits while they are written")]
-    assert said == [
+    found = [note for note in small.notes if note.startswith("checkpoints: training waits while they are written")]
+    assert found == [
         f"checkpoints: training waits while they are written: a copy of weights and optimizer state takes about 11.2 "
         f"GiB, the run {run / GIB:.1f} GiB of the host's {needed - 0.01:.1f} GiB"
     ]
