@@ -6,9 +6,8 @@ from math import ceil
 from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.errors.checks.interfaces import defines
-from rlcore.plan.activations import BYTES
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import CONTEXT_BYTES, GRADIENT_BYTES, resting_share
+from rlcore.plan.memory import CONTEXT_BYTES, at_work_bytes_per_parameter, frozen_bytes_per_parameter, resting_share
 from rlcore.plan.run_plan import SchedulePlan
 
 ACTOR, ROLLOUT = "actor", "rollout"
@@ -200,7 +199,7 @@ def bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_devic
     engine = request.engine
     if engine is None or not engine.offload or engine.lora.enabled:
         return held, whole - held
-    at_work = min(held, int((BYTES[engine.dtype] + GRADIENT_BYTES[engine.dtype]) * parameters))
+    at_work = min(held, int(at_work_bytes_per_parameter(engine) * parameters))
     return at_work, max(whole - held, held - at_work)
 
 
@@ -216,7 +215,8 @@ def resting_bytes(plan: WorkerPlan, workers: Sequence[WorkerPlan], held: int, fa
     if not engine.offload:
         return int(resting_share(engine) * held)
     hosts = any(worker.request.embedded_in == request.role for worker in workers)
-    return min(held, BYTES[engine.dtype] * (facts.model_of(request).parameters or 0)) if hosts else 0
+    weights = int(frozen_bytes_per_parameter(engine) * (facts.model_of(request).parameters or 0))
+    return min(held, weights) if hosts else 0
 
 
 def _total(entries: Sequence[tuple[str, int, int]]) -> int:
@@ -231,9 +231,9 @@ def _lower(workers: Sequence[WorkerPlan], entries: Sequence[tuple[str, int, int]
 
 
 def _may_offload(workers: Sequence[WorkerPlan]) -> bool:
-    """True if `actor.offload` is free to be set: it does not go with shards."""
+    """True if `actor.offload` is free to be set."""
     engines = [plan.request.engine for plan in workers if plan.request.role.name == ACTOR]
-    return any(engine and not engine.offload and engine.sharding == "none" for engine in engines)
+    return any(engine and not engine.offload for engine in engines)
 
 
 def _check_devices(

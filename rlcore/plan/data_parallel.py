@@ -18,11 +18,6 @@ def check_ranks(workers: Sequence[WorkerPlan], arithmetic: Mapping[str, int]) ->
         _check_shares(plan, arithmetic)
         if engine.sharding != "none":
             sharded.add(request.role.name)
-            if engine.offload:
-                raise PlanError(
-                    f"role '{request.role.name}': offload=true with sharding={engine.sharding}: each rank keeps its "
-                    "part of the optimizer's state on its device; choose one of the two"
-                )
     for plan in workers:
         host = plan.request.embedded_in
         if host is not None and host.name in sharded and plan.asked_by != CORE:

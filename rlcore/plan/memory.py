@@ -70,6 +70,11 @@ def frozen_bytes_per_parameter(engine: EngineConfig) -> float:
     return BYTES[engine.dtype] / engine.shard_ranks
 
 
+def at_work_bytes_per_parameter(engine: EngineConfig) -> float:
+    """Of one rank with `offload`, during a backward pass: weights and gradients, counted as training bytes are."""
+    return frozen_bytes_per_parameter(engine) + _gradient_bytes_per_parameter(engine)
+
+
 def _gradient_bytes_per_parameter(engine: EngineConfig) -> float:
     """Of one rank, as counted in `training_bytes_per_parameter`."""
     return 0.0 if engine.lora.enabled else GRADIENT_BYTES[engine.dtype] / engine.shard_ranks

@@ -9,7 +9,11 @@ from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.requests import ModelFacts
 from rlcore.plan.activations import BYTES, HALF
 from rlcore.plan.gathered import gathered_bytes, largest_unit
-from rlcore.plan.memory import resting_bytes_per_parameter, training_bytes_per_parameter
+from rlcore.plan.memory import (
+    at_work_bytes_per_parameter,
+    resting_bytes_per_parameter,
+    training_bytes_per_parameter,
+)
 from rlcore.plan.run_plan import RunPlan
 
 MOMENT_BYTES = {"float64": 16.0, "float32": 8.0, "bfloat16": 12.0, "float16": 12.0}
@@ -20,14 +24,37 @@ def sharded_bytes(engine: EngineConfig, model: ModelFacts) -> dict[str, int]:
     """Bytes of one rank by phase, without activations and context; of LoRA the frozen weights alone."""
     parameters = model.parameters or 0
     masters = BYTES["float32"] if engine.dtype in HALF and not engine.lora.enabled else 0
-    held = int(resting_bytes_per_parameter(engine) * parameters)
     forward = gathered_bytes(engine, model, backward=False)
+    backward = gathered_bytes(engine, model, backward=True)
     largest = largest_unit(engine, model)
+    if engine.offload and not engine.lora.enabled:
+        return _offloaded_bytes(engine, parameters, forward, backward, largest)
+    held = int(resting_bytes_per_parameter(engine) * parameters)
     return {
         "start": int((BYTES[engine.dtype] + masters) * parameters / engine.shard_ranks) + forward,
         "sample": held,
         "score": held + forward,
-        "update": int(training_bytes_per_parameter(engine) * parameters) + gathered_bytes(engine, model, backward=True),
+        "update": int(training_bytes_per_parameter(engine) * parameters) + backward,
+        "hand-over": held + largest,
+        "save": held + largest,
+    }
+
+
+def _offloaded_bytes(
+    engine: EngineConfig, parameters: int, forward: int, backward: int, largest: int
+) -> dict[str, int]:
+    """The same of a rank whose weights and optimizer state rest on the host.
+
+    State is there in the optimizer's step only, when nothing is gathered.
+    """
+    share = parameters / engine.shard_ranks
+    held, state = int(BYTES[engine.dtype] * share), int(MOMENT_BYTES[engine.dtype] * share)
+    masters = BYTES["float32"] if engine.dtype in HALF else 0
+    return {
+        "start": held + int(masters * share) + forward,
+        "sample": 0,
+        "score": held + forward,
+        "update": int(at_work_bytes_per_parameter(engine) * parameters) + max(backward, state),
         "hand-over": held + largest,
         "save": held + largest,
     }
@@ -48,7 +75,7 @@ def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
     unit = largest_unit(engine, plan.facts.model_of(request)) if sharded else weights
     sent = unit if plan.weights_kind == "directory" else weights
     found = {
-        "offload": (weights + state) * request.ranks if engine.offload else 0,
+        "offload": (weights + state) * request.ranks // engine.shard_ranks if engine.offload else 0,
         "hand-over": sent if request.role.name == "actor" and plan.weights_kind else 0,
         "save": state + min(weights, unit * request.ranks) if sharded and not plan.saves_copies else state + weights,
     }

@@ -13,7 +13,7 @@ from rlcore.plan.activations import BYTES, MicroBatchSize, update_bytes
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
-    GRADIENT_BYTES,
+    at_work_bytes_per_parameter,
     frozen_bytes_per_parameter,
     gathered_for_update,
     resting_share,
@@ -119,7 +119,7 @@ def _trains(config: RunConfig, facts: Facts, *, offload: bool) -> bool:
     work += gathered_for_update(engine, ModelFacts(parameters, shape))
     held = trained_bytes(config, facts)
     if offload:
-        at_work = (BYTES[engine.dtype] + int(GRADIENT_BYTES[engine.dtype])) * parameters
+        at_work = int(at_work_bytes_per_parameter(engine) * parameters)
         held, work = (1 + _critics(config)) * at_work, max(work, trained_bytes(config, facts) - at_work)
     reference, processes = _reference_bytes(config, facts)
     beside = reference + ASLEEP_BYTES + (2 + _critics(config) + processes) * CONTEXT_BYTES
@@ -129,7 +129,7 @@ def _trains(config: RunConfig, facts: Facts, *, offload: bool) -> bool:
 def _may_offload(config: RunConfig, facts: Facts) -> bool:
     """True if `actor.offload` goes with the engine, and the host has memory for what it moves."""
     engine = config.actor
-    if engine.lora.enabled or (engine.sharding != "none" and engine.data_parallel > 1):
+    if engine.lora.enabled:
         return False
     moved = trained_bytes(config, facts) * engine.data_parallel
     return facts.memory_bytes is None or moved <= HOST_SHARE * facts.memory_bytes

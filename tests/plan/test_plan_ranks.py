@@ -5,7 +5,7 @@ import pytest
 from rlcore.config import EngineConfig, LoraConfig
 from rlcore.errors import ConfigError, PlanError
 from rlcore.plan import Facts, RunPlan, make_plan
-from rlcore.plan.memory import training_bytes_per_parameter
+from rlcore.plan.memory import at_work_bytes_per_parameter, training_bytes_per_parameter
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
 
@@ -33,10 +33,13 @@ def test_sharding_without_a_second_rank_has_no_effect_and_says_so() -> None:
         planned(*HF, "actor.sharding=fsdp2")
 
 
-def test_a_sharded_optimizer_is_not_offloaded() -> None:
-    settings = (*HF, "actor.data_parallel=2", "actor.sharding=fsdp2", "cluster.device=cuda", "actor.offload=true")
-    with pytest.raises(PlanError, match="role 'actor': offload=true with sharding=fsdp2"):
-        planned(*settings, gpus=2)
+def test_a_rank_that_is_offloaded_holds_its_weights_and_gradients_at_work() -> None:
+    def bytes_of(**settings: object) -> float:
+        return at_work_bytes_per_parameter(EngineConfig(**settings))  # type: ignore[arg-type]
+
+    assert bytes_of(offload=True) == 4.0 + 4.0
+    assert bytes_of(offload=True, data_parallel=4, sharding="fsdp2") == (4.0 + 4.0) / 4 + 4.0
+    assert bytes_of(offload=True, data_parallel=2, sharding="fsdp2", dtype="bfloat16") == (2.0 + 6.0) / 2 + 2.0
 
 
 def test_what_a_rank_holds() -> None:

@@ -107,6 +107,19 @@ def test_of_an_adapter_the_frozen_weights_are_shared_out() -> None:
     assert found["update"] - found["sample"] < 6 * GIB
 
 
+def test_a_sharded_rank_that_rests_on_the_host_holds_nothing_while_others_sample() -> None:
+    resting, plain = (
+        sharded_bytes(EngineConfig(dtype="bfloat16", data_parallel=8, sharding="fsdp2", offload=offload), MODELS["7B"])
+        for offload in (True, False)
+    )
+    share = 7_615_616_512 / 8
+    assert resting["sample"] == 0
+    assert plain["score"] - resting["score"] == pytest.approx(12 * share, abs=2)
+    assert resting["start"] == plain["start"]
+    gathered = plain["update"] - 20 * share
+    assert resting["update"] == pytest.approx(8 * share + max(gathered, 12 * share), abs=2), "one of the two at a time"
+
+
 def plan(*overrides: str, model: ModelFacts = MODELS["7B"], gpus: int = 4, size: int = 200 * GIB) -> RunPlan:
     settings = ("actor.backend=hf", "cluster.device=cuda", "rollout.backend=null_replica", "actor.dtype=bfloat16")
     hooks, loaded = configure([], [*SETTINGS, *settings, *overrides], ["null"])
@@ -122,6 +135,7 @@ def test_host_memory_is_counted_for_what_rests_there_is_handed_over_and_is_saved
     copied = host_memory(plan(*SHARDED))["actor"]
     assert copied["hand-over"] == 2 * 2 * 152064 * 3584, "embeddings and head, the largest unit that is written"
     assert copied["save"] == 14 * parameters, "all ranks together copy everything"
+    assert host_memory(plan(*SHARDED, "actor.offload=true"))["actor"]["offload"] == 14 * parameters, "each its part"
     sent = host_memory(replace(plan(*SHARDED), weights_kind="tcp"))["actor"]
     assert sent["hand-over"] == 2 * parameters, "which is kept for replicas that come back"
     sharded = host_memory(replace(plan(*SHARDED), saves_copies=False))["actor"]

@@ -89,7 +89,7 @@ class TrainEngine:
         """
         self.kind, self.config, self.name = ModelKind(kind), config, name
         self._section = section or name
-        self._peak_tflops = peak_tflops
+        self._peak_tflops, self._seed = peak_tflops, seed
         self.device = torch.device(device)
         self.temperature, self.num_updates = temperature, num_updates
         self.updates_done = self._skipped_in_a_row = 0
@@ -97,7 +97,6 @@ class TrainEngine:
         self._scale = LossScale(config.dtype == "float16")
         self.ranks = ranks
         """The processes that train this model together; None: this one alone."""
-        self._seed = seed
         self._copy: StateCopy | None = None
         started = start_model(
             self.kind,
@@ -115,7 +114,7 @@ class TrainEngine:
         self._optimizer = MasterAdamW(self.model, config, seed, started.masters)
         self.shared_prefix = shared_prefix
         self._cost = LayerCost.of_config(self.model.transformer.config.get_text_config())
-        self._offload = Offload(self.model, self._optimizer, self.device, config.offload)
+        self._offload = Offload(self.model, self._optimizer, self.device, config.offload, self._shards)
         self._offload.end()
 
     @property
@@ -145,6 +144,7 @@ class TrainEngine:
     def stay_whole(self) -> None:
         """All weights are here between updates, from now on; every rank has to come here."""
         if self._shards is not None:
+            self._offload.stay()
             self._shards.stay_whole = True
             with self._shards.whole():
                 pass
@@ -236,30 +236,33 @@ class TrainEngine:
 
     def _files(self) -> Iterator[StateFile]:
         """The files of a checkpoint, made while it is iterated."""
-        counters = {"updates_done": self.updates_done, "skipped_in_a_row": self._skipped_in_a_row}
-        counters |= self._scale.counters()
-        return engine_files(self.model, self._optimizer, self._shards, self.ranks, counters)
+        own = {"updates_done": self.updates_done, "skipped_in_a_row": self._skipped_in_a_row}
+        with self._offload.gathering():
+            yield from engine_files(self.model, self._optimizer, self._shards, self.ranks, own | self._scale.counters())
 
     def save_whole(self, directory: Path) -> None:
         """Write the model into `directory` for from_pretrained, an adapter merged into its base.
 
         Of several ranks the first one writes.
         """
-        if self._shards is not None and self.ranks is not None:
-            save_whole_in_units(self.model, self._shards, self.ranks, directory)
-        elif self._is_first:
-            save_whole(self.model, directory)
+        with self._offload.gathering():
+            if self._shards is not None and self.ranks is not None:
+                save_whole_in_units(self.model, self._shards, self.ranks, directory)
+            elif self._is_first:
+                save_whole(self.model, directory)
 
     def copy_whole(self) -> dict[str, Tensor]:
         """In host memory, what `save_whole` would write. Of several ranks the first one has it, the others nothing."""
-        if self._shards is not None and self.ranks is not None:
-            units = gathered_units(self.model, self._shards, rank=self.ranks.rank, takers=1)
-            return {name: tensor for _, tensors in units for name, tensor in tensors.items()}
-        return host_copies(whole_tensors(self.model)) if self._is_first else {}
+        with self._offload.gathering():
+            if self._shards is not None and self.ranks is not None:
+                units = gathered_units(self.model, self._shards, rank=self.ranks.rank, takers=1)
+                return {name: tensor for _, tensors in units for name, tensor in tensors.items()}
+            return host_copies(whole_tensors(self.model)) if self._is_first else {}
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapter of a LoRA model into `directory`, as peft does. Of several ranks the first one writes."""
-        weights = gathered_adapter(self.model, self._shards, here=self._is_first)
+        with self._offload.gathering():
+            weights = gathered_adapter(self.model, self._shards, here=self._is_first)
         if self._is_first:
             save_adapter(self.model, directory, weights)
 

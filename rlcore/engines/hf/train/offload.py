@@ -5,7 +5,7 @@ the activations of the update are gone.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from rlcore.engines.freed_memory import yield_device
 from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.optimizer import MasterAdamW
 from rlcore.engines.hf.train.sharded_tensors import HOST
+from rlcore.engines.hf.train.shards import Shards
 
 
 class Offload:
@@ -23,7 +24,16 @@ class Offload:
     in updates only.
     """
 
-    def __init__(self, model: nn.Module, optimizer: MasterAdamW, device: torch.device, enabled: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: MasterAdamW,
+        device: torch.device,
+        enabled: bool,
+        shards: Shards | None = None,
+    ) -> None:
+        """`shards`: of a model that is shared out, each rank moves its part, and gathers none while it is away."""
+        self._shards = shards
         self._model, self._optimizer, self._device, self._enabled = model, optimizer, device, enabled
         self._weights_stay = False
         self._weights_here = True
@@ -74,6 +84,12 @@ class Offload:
             yield
         finally:
             self._move_weights(here=were_here)
+            if not were_here:
+                yield_device(str(self._device))
+
+    def gathering(self) -> AbstractContextManager[None]:
+        """Weights can be gathered inside; a model that is whole is read where it rests."""
+        return nullcontext() if self._shards is None else self.weights()
 
     def _rest_state(self) -> None:
         self._optimizer.to(HOST)
@@ -83,7 +99,11 @@ class Offload:
         if here == self._weights_here:
             return
         device = self._device if here else HOST
+        if self._shards is not None:
+            self._shards.scatter()
         for tensor in (*self._model.parameters(), *self._model.buffers()):
-            tensor.data = parts.begin_move(tensor.data, device)
+            parts.move(tensor, device)
         self._weights_here = here
         parts.finish_moves(self._device)
+        if self._shards is not None:
+            self._shards.have_moved(here=here)

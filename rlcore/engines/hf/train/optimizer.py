@@ -140,8 +140,9 @@ class MasterAdamW:
         for state in self._adamw.state.values():
             for name, value in state.items():
                 if isinstance(value, Tensor) and name != "step":
-                    state[name] = parts.begin_move(value, device)
-        for index, master in enumerate(self._copies()):
+                    parts.move(value, device)
+        for index, copied in enumerate(self._copies()):
+            master = parts.holder(copied)
             if device != parts.HOST and index in self._resting:
                 master.data = parts.begin_move(self._resting.pop(index), device)
             elif device == parts.HOST and index not in self._resting:
@@ -175,7 +176,7 @@ class MasterAdamW:
                 own(master).copy_(tensors[f"master.{number}"])
 
     def _values(self) -> list[Tensor]:
-        """The masters that are copies, wherever they are."""
+        """The masters that are copies, wherever they are; of sharded ones that rest this rank's part."""
         return [self._resting.get(index, master) for index, master in enumerate(self._copies())]
 
     def _copies(self) -> list[Tensor]:

@@ -29,9 +29,21 @@ def begin_move(tensor: Tensor, device: torch.device) -> Tensor:
     What leaves an accelerator gets pinned memory, so copies in both directions run at the full speed of the bus, one
     after the other, without a wait for each.
     """
-    if device == HOST and tensor.device.type == "cuda" and not isinstance(tensor, DTensor):
+    if device == HOST and tensor.device.type == "cuda":
         return torch.empty_like(tensor, device=HOST, pin_memory=True).copy_(tensor, non_blocking=True)
     return tensor.to(device, non_blocking=tensor.device == HOST and tensor.is_pinned())
+
+
+@torch.no_grad()
+def move(tensor: Tensor, device: torch.device) -> None:
+    """Begin to move a tensor, of one that is shared out this rank's part, to a device or to host memory, in place."""
+    held = holder(tensor)
+    held.data = begin_move(held.data, device)
+
+
+def holder(tensor: Tensor) -> Tensor:
+    """The tensor whose `data` is this rank's part; `own` gives a view of it."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def finish_moves(device: torch.device) -> None:

@@ -167,6 +167,17 @@ class Shards:
         self._model.set_reshard_after_forward(False, recurse=False)  # its backward pass begins at once
         self._is_whole = False
 
+    @torch.no_grad()
+    def have_moved(self, *, here: bool) -> None:
+        """Gather from the places to which the parts were moved; until they are `here` nothing may be gathered."""
+        for unit in self._units:
+            for group in unit._get_fsdp_state()._fsdp_param_groups:
+                for parameter in group.fsdp_params:
+                    if here:
+                        parameter.reset_sharded_param()
+                    else:  # what it has kept would stay on the device
+                        parameter._sharded_param_data = parameter.sharded_param._local_tensor.view(-1)
+
 
 def _names_by_unit(model: Model, units: Sequence[Any]) -> list[frozenset[str]]:
     """The names of the parameters that each unit gathers: those within it, and not within an earlier one."""
