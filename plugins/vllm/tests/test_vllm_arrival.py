@@ -83,12 +83,12 @@ def test_a_run_whose_engine_is_killed_goes_on_with_the_right_weights(tmp_path: P
     command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null"]
     command += [f"{key}={value}" for key, value in values.items()]
     metrics, ends_at, killed = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 310.0, False
-    with (tmp_path / "said").open("w") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
+    with (tmp_path / "said").open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
             while process.poll() is None and time.monotonic() < ends_at:
                 if not killed and metrics.exists() and metrics.read_text():
-                    engines = [one for one in descendants(process.pid) if b"EngineCore" in _title(one)]
+                    engines = [pid for pid in descendants(process.pid) if b"EngineCore" in _title(pid)]
                     os.kill(max(engines), signal.SIGKILL)
                     killed = True
                 time.sleep(0.05)
