@@ -10,7 +10,6 @@ import secrets
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -95,7 +94,7 @@ class Groups:
             meeting.over.set()
 
     def _send(self, meeting: _Meeting) -> None:
-        """Broadcast all tensors; when that fails, the connections of all members end, and the group with them."""
+        """Broadcast all tensors; when that fails the group ends, and the threads of all members end theirs."""
         members = [(connection, wish) for connection, wish in meeting.members if _is_there(connection)]
         connections = [connection for connection, _ in members]
         try:
@@ -103,9 +102,6 @@ class Groups:
                 self._broadcast(self._gathered(members), connections, meeting.tensors)
         except (OSError, EOFError, RuntimeError) as error:  # torch's errors are RuntimeErrors
             logger.warning("weights: a broadcast to %d processes broke: %s", len(connections), str(error))
-            for connection in connections:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
             self.abandon()
 
     def abandon(self) -> None:
