@@ -31,26 +31,23 @@ LAYERS = [
 LEVEL = {room: number for number, layer in enumerate(LAYERS) for room in layer}
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "vllm", "ray", "peft"}
 HEAVY_OWNERS = {"algo", "engines", "data", "report", "testing"}
-HEAVY_CONTRACTS = tuple(
-    ("contracts", name)
-    for name in (
-        "weights.py",
-        "weight_buckets.py",
-        "weight_groups.py",
-        "weight_stream.py",
-        "reward_models.py",
-        "templates.py",
-        "template_child.py",
-    )
+HEAVY_NAMES = (
+    "weights",
+    "weight_buckets",
+    "weight_groups",
+    "weight_stream",
+    "reward_models",
+    "templates",
+    "template_child",
 )
+HEAVY_CONTRACTS = {("contracts", f"{name}.py") for name in HEAVY_NAMES}
 """Helpers for engines, which import what they need in their functions: TORCH_FREE has them, too."""
 TORCH_FREE = [
     "errors", "types", "imports", "aio", "errors.checks.data", "errors.checks.arrays", "config", "contracts",
     "contracts.workers", "contracts.clusters", "contracts.hooks", "contracts.actor", "contracts.reference",
     "contracts.rollout", "contracts.critic", "contracts.agents", "contracts.weights", "contracts.stop_scan",
-    "contracts.reward_models", "contracts.sampled_row",
-    "contracts.reward_manager", "contracts.reward_replica", "contracts.components", "contracts.tokens", "plan",
-    "data", "data.tokenizer", "agents.single_turn", "reward.functions", "cluster.child", "cluster.child_main",
+    "contracts.reward_models", "contracts.sampled_row", "contracts.reward_manager", "contracts.reward_replica",
+    "contracts.components", "contracts.tokens", "plan", "data", "data.tokenizer", "agents.single_turn", "reward.functions", "cluster.child", "cluster.child_main",
     "cluster.local", "cluster.kit", "engines.hf", "runtime.machine", "runtime.launch", "runtime.rollout_service",
     "report.trackers", "report.core_trackers", "contracts.tracking",
     "plugins", "plugins.builtin", "plugins.planning", "testing", "testing.null", "testing.conformance", "cli",

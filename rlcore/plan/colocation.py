@@ -7,7 +7,7 @@ from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.errors.checks.interfaces import defines
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import CONTEXT_BYTES, at_work_bytes_per_parameter, frozen_bytes_per_parameter, resting_share
+from rlcore.plan.memory import CONTEXT_BYTES, frozen_bytes_per_parameter, held_and_working_bytes, resting_share
 from rlcore.plan.run_plan import SchedulePlan
 
 ACTOR, ROLLOUT = "actor", "rollout"
@@ -185,22 +185,11 @@ def devices_of_ranks(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
 
 
 def bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_device: int) -> tuple[int, int]:
-    """(bytes that a rank holds during its phase, further bytes that it needs while it works), without its context.
-
-    With `offload` a rank holds weights and gradients. It needs the activations of a backward pass, and after them, in
-    their place, the optimizer's state.
-    """
+    """(bytes that a rank holds during its phase, further bytes that it needs while it works), without its context."""
     request = plan.request
     if request.device_frac:
         return int(request.device_frac * of_device), 0
-    whole = max(0, memory.get(request.role.name, 0) - CONTEXT_BYTES)
-    parameters = facts.model_of(request).parameters or 0
-    held = min(whole, int(request.bytes_per_parameter * parameters))
-    engine = request.engine
-    if engine is None or not engine.offload or engine.lora.enabled:
-        return held, whole - held
-    at_work = min(held, int(at_work_bytes_per_parameter(engine) * parameters))
-    return at_work, max(whole - held, held - at_work)
+    return held_and_working_bytes(plan, memory.get(request.role.name, 0), facts)
 
 
 def resting_bytes(plan: WorkerPlan, workers: Sequence[WorkerPlan], held: int, facts: Facts) -> int:

@@ -121,6 +121,22 @@ def _rank_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPla
     return PROCESS_BYTES + weights + int((PIECES if request.engine else 1.0) * (held + working - weights))
 
 
+def held_and_working_bytes(plan: WorkerPlan, estimate: int, facts: Facts) -> tuple[int, int]:
+    """(bytes that a rank holds during its phase, further bytes that it needs while it works), without its context.
+
+    `estimate`: the bytes of `memory_estimate`. With `offload` a rank holds weights and gradients. It needs the
+    activations of a backward pass, and after them, in their place, the optimizer's state.
+    """
+    request, engine = plan.request, plan.request.engine
+    whole = max(0, estimate - CONTEXT_BYTES)
+    parameters = facts.model_of(request).parameters or 0
+    held = min(whole, int(request.bytes_per_parameter * parameters))
+    if engine is None or not engine.offload or engine.lora.enabled:
+        return held, whole - held
+    at_work = min(held, int(at_work_bytes_per_parameter(engine) * parameters))
+    return at_work, max(whole - held, held - at_work)
+
+
 def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
     """Bytes that a role needs besides weights, gradients and optimizer state; 0 where they are unknown.
 
@@ -188,6 +204,8 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
     on_host: dict[str, int] = {}
     for plan in workers:
         request, size = plan.request, memory.get(plan.request.role.name, 0)
+        if size and request.gpus:
+            size = CONTEXT_BYTES + sum(held_and_working_bytes(plan, size, facts))
         if request.gpus and facts.usable_gpu_bytes is not None and size > facts.usable_gpu_bytes:
             raise PlanError(
                 f"role '{request.role.name}' needs about {_gib(size)} GiB a rank, a device has "

@@ -38,8 +38,8 @@ def test_a_rank_that_is_offloaded_holds_its_weights_and_gradients_at_work() -> N
         return at_work_bytes_per_parameter(EngineConfig(**settings))  # type: ignore[arg-type]
 
     assert bytes_of(offload=True) == 4.0 + 4.0
-    assert bytes_of(offload=True, data_parallel=4, sharding="fsdp2") == (4.0 + 4.0) / 4 + 4.0
-    assert bytes_of(offload=True, data_parallel=2, sharding="fsdp2", dtype="bfloat16") == (2.0 + 6.0) / 2 + 2.0
+    assert bytes_of(offload=True, data_parallel=4, sharding="fsdp2") == (4.0 + 4.0) / 4
+    assert bytes_of(offload=True, data_parallel=2, sharding="fsdp2", dtype="bfloat16") == (2.0 + 6.0) / 2
 
 
 def test_what_a_rank_holds() -> None:

@@ -232,7 +232,7 @@ def test_a_run_says_who_worked_when(tmp_path: Path) -> None:
     phases = names(events, lambda event: event["cat"] == "phase")
     assert phases >= {"sampling", "scoring", "updating", "handing over weights", "evaluating", "saving a checkpoint"}
     calls = names(events, lambda event: event["cat"] == "call")
-    assert calls >= {"generate", "logprobs", "update", "publish", "save"}
+    assert calls >= {"generate", "logprobs", "update", "publish", "snapshot", "write_snapshot"}
     assert names(events, lambda event: event["cat"] == "reward") == {"letters"}
     samples = [event for event in events if event.get("cat") == "sample"]
     of_step = {

@@ -61,7 +61,7 @@ def gone(run_dir: Path) -> None:
     run_dir.rename(run_dir.with_name("gone"))
 
 
-WAY_OUT = r"make room or bring the directory back, then (go on|begin again) with --resume"
+WAY_OUT = r"make room or bring the directory back, then (continue|begin again) with --resume"
 WAYS: dict[str, tuple[Callable[[Path], object], str]] = {
     "whole": (gone, f"run/.*': records cannot be written: FileNotFoundError: .*; {WAY_OUT}"),
     "metrics": (replaced("metrics.jsonl"), f"metrics.jsonl': records cannot be written: .*; {WAY_OUT}"),

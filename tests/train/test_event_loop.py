@@ -63,7 +63,9 @@ def test_a_run_whose_tasks_are_all_cancelled_ends_in_one_line_after_it_has_close
         finally:
             closed.append(True)
 
-    with pytest.raises(WorkerError, match=r"^train: found the run cancelled by code in this process, .*--resume$"):
+    with pytest.raises(
+        WorkerError, match=r"^train: found the run cancelled by code in this process, .*--resume --from-start$"
+    ):
         run_to_end(work())
     assert closed == [True]
 
