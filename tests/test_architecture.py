@@ -49,8 +49,8 @@ TORCH_FREE = [
     "contracts.reward_models", "contracts.sampled_row", "contracts.reward_manager", "contracts.reward_replica",
     "contracts.components", "contracts.tokens", "plan", "data", "data.tokenizer", "agents.single_turn",
     "reward.functions", "cluster.child", "cluster.child_main", "cluster.local", "cluster.kit", "engines.hf",
-    "runtime.machine", "runtime.launch", "runtime.rollout_service", "report.trackers",
-    "report.core_trackers", "plugins.builtin", "plugins.planning", "testing", "testing.null", "testing.conformance", "cli",
+    "runtime.machine", "runtime.launch", "runtime.rollout_service", "report.core_trackers",
+    "plugins.builtin", "plugins.planning", "testing", "testing.null", "testing.conformance", "cli",
 ]  # fmt: skip
 
 
