@@ -33,7 +33,7 @@ def copies_over_nodes(config: RunConfig, facts: Facts) -> int:
 def why_one_copy(config: RunConfig, facts: Facts) -> str:
     """Reason why all ranks share out one copy, on several nodes or on one; empty where each node holds one."""
     engine, nodes = config.actor, nodes_of_ranks(config)
-    if engine.sharding == "none" or nodes == 1:
+    if engine.sharding == "none":
         return "nothing is shared out between nodes"
     ranks, rest = divmod(engine.data_parallel, nodes)
     if rest or ranks < 2 or ranks % engine.context_parallel:

@@ -9,8 +9,8 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ class MetricsLog:
     def cut_back(self, step: int) -> None:
         """Drop the records of later steps: a resumed run writes them again."""
         if self._path.exists():
-            kept = [line for line in _whole_lines(self._path, MAX_RECORD) if _parse(line, self._path)["step"] <= step]
+            with closing(_whole_lines(self._path, MAX_RECORD)) as lines:
+                kept = [line for line in lines if _parse(line, self._path)["step"] <= step]
             with writing_records(self._path):
                 write_atomically(self._path, b"".join(kept))
 
@@ -112,7 +113,10 @@ def trajectory_lines(rows: Iterable[tuple[ScoredTrajectory, float | None]], lane
 def read(run_dir: Path) -> list[Metrics]:
     """The records of the run's metrics, in order; 'step' among them, null as NaN. CheckpointError on a bad line."""
     path = run_dir / METRICS
-    records = (_parse(line, path) for line in _whole_lines(path, MAX_RECORD)) if path.exists() else ()
+    if not path.exists():
+        return []
+    with closing(_whole_lines(path, MAX_RECORD)) as lines:
+        records = [_parse(line, path) for line in lines]
     return [{name: math.nan if value is None else value for name, value in record.items()} for record in records]
 
 
@@ -125,7 +129,10 @@ def last_step(run_dir: Path) -> int:
 def read_trajectories(run_dir: Path, step: int) -> list[dict[str, Any]]:
     """The recorded trajectories of the step; empty when there are none."""
     path = run_dir / TRAJECTORIES / f"step_{step:06d}.jsonl"
-    return [json.loads(line) for line in _whole_lines(path)] if path.exists() else []
+    if not path.exists():
+        return []
+    with closing(_whole_lines(path)) as lines:
+        return [json.loads(line) for line in lines]
 
 
 def average(metrics: Iterable[Mapping[str, float]]) -> Metrics:
@@ -202,7 +209,7 @@ def _leaf(value: Any) -> Any:
     return as_json(value.value) if isinstance(value, Enum) else redact(str(value))
 
 
-def _whole_lines(path: Path, most_bytes: int = -1) -> Iterator[bytes]:
+def _whole_lines(path: Path, most_bytes: int = -1) -> Generator[bytes]:
     """The lines that end in a line break. CheckpointError where one has `most_bytes`: that is not read further."""
     if not path.is_file():
         raise CheckpointError(f"'{path}': it is not a file; remove it")

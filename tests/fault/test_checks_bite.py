@@ -35,6 +35,7 @@ PLANS = (
     "plan/test_shared_pools.py",
     "plan/test_plan_weights.py",
     "plan/test_stated_resources.py",
+    "plan/test_weight_sync_of_plans.py",
     "reward/test_reward_plan.py",
     "train/test_new_weights.py",
     "train/test_schedule.py",

@@ -53,7 +53,7 @@ class Critic:
 
         return self.found if self.sync else later()
 
-    values = update = expect = _answer
+    values = update = expect = snapshot = _answer
 
     def actor_may_update(self) -> Any:
         return self.found if self.sync else self._answer()
@@ -137,6 +137,14 @@ def test_metrics_may_be_nan_and_of_numpy_and_are_averaged() -> None:
 def test_async_where_sync_is_due_and_the_reverse_are_named() -> None:
     with pytest.raises(PluginError, match=r"critic 'c' .*actor_may_update\(\) returned coroutine; needs True or False"):
         critic(True).actor_may_update()
+
+
+@pytest.mark.parametrize(("found", "sync"), [(None, False), (1, False), (True, True)])
+def test_a_snapshot_that_is_not_a_promise_of_true_or_false_is_named(found: Any, sync: bool) -> None:
+    words = "at once; needs an `async def`" if sync else "needs True or False"
+    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': snapshot\(\) returned .*{words}"):
+        asyncio.run(critic(found, sync).snapshot())
+    assert [asyncio.run(critic(value).snapshot()) for value in (True, np.False_)] == [True, False]
     with pytest.raises(PluginError, match=r"critic 'c' .*metrics\(\) returned coroutine; needs a dict"):
         critic({}).metrics()
     with pytest.raises(PluginError, match=r"critic 'c' .*update\(\) returned dict at once; needs an `async def`"):
