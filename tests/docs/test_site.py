@@ -10,7 +10,7 @@ from browsing import chromium, look, text_of, until, violations
 
 SITE = Path(__file__).parents[2] / "build" / "site"
 EVERY_PAGE = sorted(page for page in SITE.rglob("*.html") if page.name != "404.html")  # which only a server shows
-PAGES = ("index", "tutorial", "tutorials/judge", "concepts/plan", "comparison", "metrics", "hooks", "results/ppo_critic")
+PAGES = ("index", "tutorial", "tutorials/judge", "concepts/plan", "comparison", "metrics", "faq", "results/ppo_critic")
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

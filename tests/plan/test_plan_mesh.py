@@ -63,7 +63,13 @@ def test_each_node_holds_a_copy_where_one_fits() -> None:
         (8, 8, (), FACTS, r"8 ranks on 8 nodes do not give"),
         (2, 12, ("actor.context_parallel=4",), FACTS, r"12 ranks on 2 nodes with 4 slices do not give"),
         (2, 16, (), replace(FACTS, parameters=None), r"it is unknown if a node holds a copy"),
-        (2, 16, (), replace(FACTS, gpu_memory_bytes=None, gpu_free_bytes=None), r"it is unknown if a node holds a copy"),
+        (
+            2,
+            16,
+            (),
+            replace(FACTS, gpu_memory_bytes=None, gpu_free_bytes=None),
+            r"it is unknown if a node holds a copy",
+        ),
     ],
     ids=["no room", "not divided", "one each", "slices", "unknown model", "unknown device"],
 )
