@@ -4,13 +4,8 @@ With the Python of .venv-vllm. Gloo carries the broadcasts; NCCL itself needs GP
 """
 
 import asyncio
-import contextlib
-import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rlcore import Completion, GenerateRequest, Sampling, WeightsHandle
-from rlcore.testing.leaks import descendants
 from rlcore.testing.marks import needs
 from rlcore.testing.tiny import write_tiny_model
 
@@ -48,66 +42,6 @@ def test_a_real_engine(case: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", __file__, case, str(tmp_path)]
     done = subprocess.run(command, text=True, capture_output=True, timeout=320, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_run_whose_engine_is_killed_goes_on_with_the_right_weights(tmp_path: Path, replicas: int) -> None:
-    """With gloo: one engine comes back, the other of two goes on meanwhile; log-probs follow the actor's."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"Sea {n}.", "answer": "e"}) + "\n" for n in range(8)))
-    values = {
-        "model.path": write_tiny_model(tmp_path / "tiny", num_attention_heads=1),
-        "model.tokenizer": "bytes",
-        "data.sources.all.path": prompts,
-        "reward.functions.letters.fn": "count_letter",
-        "rollout.backend": "vllm",
-        "rollout.replicas": replicas,
-        "rollout.samples_per_prompt": 4,
-        "rollout.max_tokens": 32,
-        "rollout.weight_sync": "nccl",
-        "rollout.weights_transport": "gloo",
-        "rollout.check_weights_every": 1,
-        "plugins.vllm.max_model_len": 128,
-        "plugins.vllm.kv_cache_gib": 0.1,
-        "plugins.vllm.enforce_eager": "true",
-        "actor.lr": 1e-2,
-        "algo.entropy_coef": 1e-9,
-        "train.prompts_per_step": 2,
-        "train.max_steps": 4,
-        "train.dir": tmp_path,
-        "train.name": "run",
-        "checkpoint.every_steps": 0,
-        "checkpoint.at_end": "false",
-        "cluster.threads": 1,
-    }
-    command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null"]
-    command += [f"{key}={value}" for key, value in values.items()]
-    metrics, ends_at, killed = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 310.0, False
-    with (tmp_path / "output").open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            while process.poll() is None and time.monotonic() < ends_at:
-                if not killed and metrics.exists() and metrics.read_text():
-                    engines = [child for child in descendants(process.pid) if b"EngineCore" in _title(child)]
-                    os.kill(max(engines), signal.SIGKILL)
-                    killed = True
-                time.sleep(0.05)
-        finally:
-            process.kill()
-            process.wait()
-    log = (tmp_path / "run" / "log.txt").read_text()
-    assert process.returncode == 0, (tmp_path / "output").read_text()[-2000:] + log[-3000:]
-    assert log.count("it is being restarted") == 1
-    assert replicas == 2 or "rollout[0]: restarted" in log, "its rows wait for it"
-    steps = [row for row in map(json.loads, metrics.read_text().splitlines()) if "reward/mean" in row]
-    assert len(steps) == 4
-    assert all(step["policy/rollout_logprob_diff"] < 1e-3 for step in steps)
-
-
-def _title(process: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-    return b""
 
 
 def started(path: Path, *, keeps_cache: bool) -> "VllmSampler":
