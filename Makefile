@@ -78,7 +78,7 @@ soak: $(STAMPS)/dev  ## everything together for MINUTES, with faults from a seed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(ARGS)
 
 real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
-	$(BIN)/python -m pytest -m real $(TESTS) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(GROUPED) -m real $(TESTS) $(ARGS)
 
 browser: $(STAMPS)/dev docs  ## rlcore-view and the site in Chromium (Debian: apt-get install chromium chromium-driver)
 	$(BIN)/python -m pytest -m browser $(VIEW)/tests tests/docs $(ARGS)

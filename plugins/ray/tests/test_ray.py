@@ -18,7 +18,7 @@ from rlcore.testing.leaks import descendants, is_running
 from rlcore.testing.runs import differing, run_settings
 from rlcore.testing.tiny import write_tiny_model
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.xdist_group("machine")]
 
 DEADLINE_S = 120.0
 RAY = ("plugins.ray.object_store_gib=0.1",)

@@ -24,7 +24,7 @@ from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.testing.tiny import write_tiny_model
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.xdist_group("machine")]
 
 DEADLINE_S = 140.0
 PLUGIN = '''
