@@ -158,6 +158,7 @@ def test_two_ranks_share_out_a_classifier_with_its_head(model: Path, tmp_path: P
 
 @pytest.mark.real
 @pytest.mark.timeout(300)
+@pytest.mark.xdist_group("machine")
 def test_two_ranks_on_ray_make_the_update_of_one(model: Path, tmp_path: Path) -> None:
     """In a separate process, which leaves Ray with it."""
     pytest.importorskip("ray")
