@@ -3,11 +3,12 @@
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from rlcore.testing.here import letters_here
+from rlcore.testing.here import letters_here, rewards_here
 from rlcore.testing.leaks import leaks
 
 SUITES = ("fault", "real", "gpu")
@@ -30,6 +31,13 @@ def _the_letters_need_no_process(request: pytest.FixtureRequest) -> Iterator[Non
     else:
         with letters_here():
             yield
+
+
+@pytest.fixture
+def rewards_in_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Reward functions need no process, for tests of what is made of scores; those with a mark have real processes."""
+    with nullcontext() if any(request.node.get_closest_marker(mark) for mark in SUITES) else rewards_here():
+        yield
 
 
 class MarkedFiles:
@@ -56,7 +64,7 @@ class MarkedFiles:
 
 
 def pytest_collection_finish() -> None:
-    """Modules live until the end: a collector that walks them again and again takes a tenth of the suite's time."""
+    """Modules stay until the end, so the garbage collector need not walk them in every test."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

@@ -126,7 +126,7 @@ def _command(arguments: list[str]) -> int:
         answer(f"rlcore {__version__}")
         return 0
     if name not in COMMANDS:
-        raise ConfigError(f"there is no command '{name}'; {nearest(name, tuple(COMMANDS))}")
+        raise ConfigError(f"found no command '{name}'; {nearest(name, tuple(COMMANDS))}")
     try:
         os.getcwd()
     except OSError as cause:

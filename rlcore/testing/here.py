@@ -3,7 +3,7 @@
 import asyncio
 import pickle
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
@@ -63,16 +63,8 @@ class HereChildren:
     def __init__(self) -> None:
         self.started: list[HereChild] = []
 
-    async def start(
-        self,
-        target: str,
-        *args: Any,
-        name: str,
-        threads: int = 1,
-        deadline_s: float = 60.0,
-        env: Sequence[str] | None = None,
-    ) -> Child:
-        """See `rlcore.contracts.children.Children`."""
+    async def start(self, target: str, *args: Any, name: str, **limits: Any) -> Child:
+        """See `rlcore.contracts.children.Children`; limits are those of a process."""
         self.started.append(HereChild(import_target(target)(*args), name))
         return self.started[-1]
 
@@ -90,21 +82,13 @@ class RunChildren:
         self._stands_in = stands_in
         self._processes = ChildProcesses()
 
-    async def start(
-        self,
-        target: str,
-        *args: Any,
-        name: str,
-        threads: int = 1,
-        deadline_s: float = 60.0,
-        env: Sequence[str] | None = None,
-    ) -> Child:
+    async def start(self, target: str, *args: Any, name: str, **limits: Any) -> Child:
         """See `rlcore.contracts.children.Children`. A function with a limit of memory gets a process for it."""
         if target == SERVED:
             spec, memory_gib = args
             if not memory_gib and self._stands_in(spec):
                 return HereChild(ServedReward(spec), name)
-        return await self._processes.start(target, *args, name=name, threads=threads, deadline_s=deadline_s, env=env)
+        return await self._processes.start(target, *args, name=name, **limits)
 
     async def close(self) -> None:
         """End the real ones."""

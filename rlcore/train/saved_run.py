@@ -46,5 +46,5 @@ def open_run(path: Path) -> SavedRun:
     for place in (full, *full.parents[:2]):
         if (place / CONFIG).is_file() and not (place / "manifest.json").exists():
             return SavedRun(place)
-    found = "there is no such directory" if not full.exists() else f"there is no {CONFIG} in it"
+    found = "found no such directory" if not full.exists() else f"found no {CONFIG} in it"
     raise ConfigError(f"'{path}': is not a run: {found}; needs a directory that rlcore train has written")

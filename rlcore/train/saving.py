@@ -224,7 +224,7 @@ class Saver:
             return f"{why}, so nothing is saved; start it again"
         if self.last is None:
             forced = " --from-start" if self._trainer.progress.step else ""
-            return f"{why}; there is no checkpoint to resume from; start over with --resume{forced}"
+            return f"{why}; no checkpoint was saved; start over with --resume{forced}"
         return f"{why}; the last checkpoint is {self.last}; continue with --resume"
 
     async def restore(self, path: Path) -> None:

@@ -113,3 +113,12 @@ def test_a_soak_that_cannot_be_judged_ends_in_one_line(
     assert soak["soak"].main(["--minutes", "0"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert re.search("problem: .*after 5.0 seconds", lines[-1])
+
+
+def test_a_soak_whose_first_step_does_not_come_ends_in_one_line(
+    soak: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(soak["soak"].BOUNDS, "null", soak["soak_bounds"].Bounds(start_s=0.0))
+    assert soak["soak"].main(["--minutes", "1"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert re.search("problem: no step after 0 in 0 s", lines[-1])

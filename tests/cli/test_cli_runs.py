@@ -33,8 +33,8 @@ def failing(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.mark.parametrize("command", ["resume", "chat"])
 def test_what_is_no_run_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not a run: there is no config.yaml in it" in failing(capsys, command, str(tmp_path))
-    assert "is not a run: there is no such directory" in failing(capsys, command, str(tmp_path / "nothing"))
+    assert "is not a run: found no config.yaml in it" in failing(capsys, command, str(tmp_path))
+    assert "is not a run: found no such directory" in failing(capsys, command, str(tmp_path / "nothing"))
 
 
 def test_a_chat_on_a_run_without_a_checkpoint_is_one_line(

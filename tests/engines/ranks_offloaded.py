@@ -117,7 +117,7 @@ def main(rank: str, directory: str, path: str, dtype: str) -> None:
     found = {}
     for offload in (False, True):
         memory = HostMemory()
-        setattr(parts, "begin_move", memory.moved)  # noqa: B010 - there is no accelerator
+        setattr(parts, "begin_move", memory.moved)  # noqa: B010 - a fake in place of an accelerator
         setattr(MasterAdamW, "to", lambda optimizer, device, memory=memory: memory.moving_state(optimizer, device))  # noqa: B010 - as above
         (Path(directory) / str(offload)).mkdir(exist_ok=True)
         found[str(offload)] = trained(ranks, Path(directory) / str(offload), path, dtype, offload, memory)

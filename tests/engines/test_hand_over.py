@@ -80,7 +80,7 @@ def test_files_are_written_with_a_unit_in_host_memory_at_a_time(directory: Path,
     with LiveBytes([*model.parameters(), *model.buffers()]) as live:
         save_whole_in_units(model, Gathered(model), Alone(), tmp_path / "out")
     # Weights that are in host memory are written from there; an adapter is merged into a copy of a unit.
-    assert live.peak < 3.2 * unit if lora else live.peak == 0
+    assert unit <= live.peak < 3.2 * unit if lora else live.peak == 0
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) == LAYERS + 1
     found = {name: tensor for file in files for name, tensor in load_file(file).items()}

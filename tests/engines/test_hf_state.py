@@ -144,7 +144,7 @@ def test_a_snapshot_holds_the_state_of_its_moment_and_is_written_as_that_was(
     engine.save(tmp_path / "later")
     later = files_of(tmp_path / "later")
     assert {name for name in files if files[name] != later[name]} >= {"trainer_state.safetensors"}
-    with pytest.raises(ValueError, match="there is no snapshot to write"):
+    with pytest.raises(ValueError, match="found no snapshot to write"):
         engine.write_snapshot(tmp_path / "again")
 
 

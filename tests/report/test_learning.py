@@ -1,6 +1,6 @@
 """Reasons why nothing is learned: runs with a fault name it once, and the viewer says the same of their files."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
@@ -11,10 +11,11 @@ from rlcore_view.cli import main as view
 
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
-from rlcore.testing.here import rewards_here
 from rlcore.testing.null import NullActor
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.train import train
+
+pytestmark = pytest.mark.usefixtures("rewards_in_process")
 
 REWARDS = """
 import random
@@ -50,12 +51,6 @@ def noise(completions, **columns):
 """
 ENDS = list(ascii_letters + "0123456789")
 """Stop strings after which nearly every response ends on its own."""
-
-
-@pytest.fixture(autouse=True)
-def _rewards_need_no_process() -> Iterator[None]:
-    with rewards_here():
-        yield
 
 
 @pytest.fixture

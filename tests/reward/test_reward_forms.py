@@ -3,8 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,19 +11,14 @@ import pytest
 
 from rlcore.config import EvalConfig, RewardFunctionConfig, RunConfig, TrainConfig
 from rlcore.errors import PluginError, RlcoreError
-from rlcore.testing.here import rewards_here
 from rlcore.testing.rewards import make_prompt, make_trajectory, score_rewards
 from rlcore.types import Lane, Reward, RewardStatus, Trajectory
+
+pytestmark = pytest.mark.usefixtures("rewards_in_process")
 
 FORMS = str(Path(__file__).parent.parent / "scorers" / "forms.py")
 GROUP = RunConfig(eval=EvalConfig(samples_per_prompt=4), train=TrainConfig(max_steps=7))
 function = partial(RewardFunctionConfig, children=1)
-
-
-@pytest.fixture(autouse=True)
-def _rewards_need_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    with nullcontext() if request.node.get_closest_marker("fault") else rewards_here():
-        yield
 
 
 def one(name: str, trajectory: Trajectory | None = None, **settings: Any) -> Reward:

@@ -3,8 +3,8 @@
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,20 +26,15 @@ from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import ConfigError, PluginError, RewardError
 from rlcore.reward.canary import check_canary
 from rlcore.reward.functions import FunctionRewards
-from rlcore.testing.here import rewards_here
 from rlcore.testing.rewards import make_prompt, make_trajectory, score_rewards, use_rewards
 from rlcore.types import FrozenDict, Lane, Reward, RewardStatus, Trajectory
+
+pytestmark = pytest.mark.usefixtures("rewards_in_process")
 
 function = partial(RewardFunctionConfig, children=1)
 """A reward function in one child, unless a test says more: each takes a fifth of a second to start."""
 LOGS = ("log_extra", "log_metric")
 """Arguments of TRL's trainer for functions with **kwargs, beside the columns."""
-
-
-@pytest.fixture(autouse=True)
-def _rewards_need_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    with nullcontext() if request.node.get_closest_marker("fault") else rewards_here():
-        yield
 
 
 @pytest.fixture

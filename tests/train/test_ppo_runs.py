@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import pytest
 from rlcore.errors import WorkerError
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
-from rlcore.testing.here import rewards_here
 from rlcore.testing.runs import differing
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.train import train
+
+pytestmark = pytest.mark.usefixtures("rewards_in_process")
 
 REWARDS = """
 from rlcore import Reward
@@ -28,12 +28,6 @@ async def by_token(trajectory):
     scores = numpy.where(trajectory.loss_mask, trajectory.token_ids % 2 / 8, 0).astype(numpy.float32)
     return Reward(score=0.0, token_scores=scores)
 """
-
-
-@pytest.fixture(autouse=True)
-def _rewards_need_no_process() -> Iterator[None]:
-    with rewards_here():
-        yield
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """PPO with streamed mini-batches: the same as unstreamed where it can be, whitened by mini-batch, and it learns."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ import pytest
 from rlcore.plugins.planning import plan_run
 from rlcore.report import metrics
 from rlcore.testing.causes import Script, play
-from rlcore.testing.here import rewards_here
 from rlcore.testing.runs import differing, run_settings
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.train import train
 from rlcore.types import Batch
+
+pytestmark = pytest.mark.usefixtures("rewards_in_process")
 
 REWARDS = """
 import asyncio, zlib
@@ -27,12 +27,6 @@ async def evens(trajectory):
 """
 STREAM = ("schedule.stream_minibatches=true",)
 PROMPTS = 4
-
-
-@pytest.fixture(autouse=True)
-def _rewards_need_no_process() -> Iterator[None]:
-    with rewards_here():
-        yield
 
 
 def settings(directory: Path, backend: str, **more: Any) -> list[str]:

@@ -1,7 +1,6 @@
 """Runs whose order of prompts looks at results: what it is told under each schedule, and resumption bit for bit."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,10 @@ import pytest
 
 from rlcore.report.metrics import read_trajectories
 from rlcore.testing import write_prompts
-from rlcore.testing.here import rewards_here
 from rlcore.testing.runs import differing
 from rlcore.train import train
+
+pytestmark = pytest.mark.usefixtures("rewards_in_process")
 
 PLUGIN = """
 import json
@@ -51,12 +51,6 @@ SCHEDULES = {
     "one step off": {"max_staleness": 1},
     "resampled": {},
 }
-
-
-@pytest.fixture(autouse=True)
-def _rewards_need_no_process() -> Iterator[None]:
-    with rewards_here():
-        yield
 
 
 @pytest.fixture

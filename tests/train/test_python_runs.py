@@ -5,7 +5,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 
 import rlcore
 from rlcore.errors import ConfigError
-from rlcore.testing.here import rewards_here
 from rlcore.testing.runs import differing
 from rlcore.testing.tiny import write_tiny_model
 
@@ -37,12 +35,6 @@ NULL: dict[str, Any] = {
 
 def few_as(completions: list[str], **columns: Any) -> list[float]:
     return [float(completion.count("a")) for completion in completions]
-
-
-@pytest.fixture(autouse=True)
-def _rewards_need_no_process() -> Iterator[None]:
-    with rewards_here():
-        yield
 
 
 @pytest.fixture
@@ -94,6 +86,7 @@ def test_a_resume_with_other_rows_is_refused(settings: dict[str, Any]) -> None:
         rlcore.train(**settings, **{"train.name": "run"}, resume=True)
 
 
+@pytest.mark.usefixtures("rewards_in_process")
 def test_a_start_that_fails_leaves_no_run_and_a_name_that_is_taken_stays_as_it_is(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="boxedd"):
         rlcore.train(**{**settings, "rewards": "boxedd"}, **{"train.name": "run"})
@@ -141,6 +134,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(settings: dict[str, Any], ch
     assert not Path(settings["train.dir"]).exists()
 
 
+@pytest.mark.usefixtures("rewards_in_process")
 def test_the_result_has_history_table_trajectories_evaluations_and_model(settings: dict[str, Any]) -> None:
     result = rlcore.train(**settings, eval=HELDOUT)
     assert [record["step"] for record in result.history] == [1, 2, 3]
@@ -204,6 +198,7 @@ def test_a_callback_that_raises_is_a_warning_and_the_run_goes_on(
     assert re.search(r"test_python_runs\.py:\d+\); it is not called again", out.replace("\n", ""))
 
 
+@pytest.mark.usefixtures("rewards_in_process")
 def test_stop_when_ends_the_run_with_evaluation_and_checkpoint(settings: dict[str, Any]) -> None:
     seen: list[dict[str, float]] = []
 
@@ -242,9 +237,9 @@ def test_evaluations_keep_their_samples_and_need_the_run_only(settings: dict[str
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is not a run: there is no config.yaml in it"):
+    with pytest.raises(ConfigError, match=r"is not a run: found no config.yaml in it"):
         rlcore.resume(tmp_path)
-    with pytest.raises(ConfigError, match=r"is not a run: there is no such directory"):
+    with pytest.raises(ConfigError, match=r"is not a run: found no such directory"):
         rlcore.evaluate(checkpoint=tmp_path / "nothing")
 
 

@@ -1,7 +1,6 @@
 """Actor and critic are told when the updates of a step begin and end, once each, however the step ends."""
 
 import sys
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ import pytest
 from rlcore.errors import WorkerError
 from rlcore.plugins.planning import plan_run
 from rlcore.testing import write_prompts
-from rlcore.testing.here import rewards_here
 from rlcore.train import run_training
 from rlcore.train.signals import Stopped
+
+pytestmark = pytest.mark.usefixtures("rewards_in_process")
 
 PLUGIN = '''
 """An actor and a critic that say what they are told, in order."""
@@ -115,12 +115,6 @@ UPDATE = ["critic updates", "actor updates"]
 ENDS = ["critic ends", "actor ends", "publish"]
 WHOLE = ["critic begins", "critic updates", "actor begins", "actor updates", *UPDATE, *ENDS]
 """A step of two mini-batches."""
-
-
-@pytest.fixture(autouse=True)
-def _rewards_need_no_process() -> Iterator[None]:
-    with rewards_here():
-        yield
 
 
 @pytest.fixture

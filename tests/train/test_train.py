@@ -182,7 +182,7 @@ def test_a_signal_ends_the_run_also_when_the_save_fails(config: dict[str, Any], 
     stopping(config, tmp_path, 20, block=str(tmp_path / "runs" / "run" / "checkpoints"))
     with pytest.raises(
         Stopped,
-        match=r"the save failed: .*; there is no checkpoint to resume from; start over with --resume --from-start",
+        match=r"the save failed: .*; no checkpoint was saved; start over with --resume --from-start",
     ):
         run(config)
 

@@ -1,7 +1,6 @@
 """Whole runs on the hf backend with a tiny random transformers model."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from rlcore.errors import ConfigError, RewardError
 from rlcore.plugins.planning import plan_run
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
-from rlcore.testing.here import rewards_here
 from rlcore.testing.runs import differing
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.train import TrainResult, run_evaluation, train
+
+pytestmark = pytest.mark.usefixtures("rewards_in_process")
 
 REWARDS = '''
 async def vowels(trajectory):
@@ -36,12 +36,6 @@ class StopsOnce:
             raise RuntimeError("as asked")
         return 0.0
 '''
-
-
-@pytest.fixture(autouse=True)
-def _rewards_need_no_process() -> Iterator[None]:
-    with rewards_here():
-        yield
 
 
 @pytest.fixture

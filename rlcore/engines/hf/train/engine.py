@@ -230,7 +230,7 @@ class TrainEngine:
     def write_snapshot(self, directory: Path) -> None:
         """Write as `save` does, but the state at the last `snapshot`, once; any thread may, while training goes on."""
         if self._copy is None:
-            raise ValueError(f"{self.name}: there is no snapshot to write")
+            raise ValueError(f"{self.name}: found no snapshot to write; call snapshot() first")
         copied, self._copy = self._copy, None
         copied.write(directory)
 
