@@ -178,6 +178,10 @@ def without_hand_over(found: StepEstimate) -> float:
     return found.total - found.seconds["hand-over"]
 
 
+UNBOUNDED = ("verl #1208, Qwen2.5 0.5B, 4 GH200: generation", "verl #2854, Qwen2 7B, 8 GPUs: generation")
+"""The first report is about a slow engine; the lengths of responses of the second are not published."""
+
+
 @pytest.mark.parametrize(
     ("name", "estimate", "measured"),
     [
@@ -218,8 +222,7 @@ def without_hand_over(found: StepEstimate) -> float:
 def test_the_page_has_the_estimates_of_runs_that_were_measured(name: str, estimate: float, measured: float) -> None:
     row = f"| {name} | {estimate:.1f} s | {measured} s | {estimate / measured:.2f} |"
     assert row in PAGE.read_text("utf-8"), row
-    slow_engine = name == "verl #1208, Qwen2.5 0.5B, 4 GH200: generation"  # which its report is about
-    assert slow_engine or 0.49 < estimate / measured < 2.0
+    assert name in UNBOUNDED or 0.5 < estimate / measured < 2.0
 
 
 def test_values_between_products_count_most_where_products_are_small() -> None:
