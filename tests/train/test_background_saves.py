@@ -1,5 +1,6 @@
 """Checkpoints that are written while training goes on: the state of their step, one at a time, errors told."""
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlcore.report import metrics
 from rlcore.testing.runs import differing, run_settings
 from rlcore.train import Start, checkpoint, run_training
 from rlcore.train.callbacks import Callbacks
+from rlcore.train.saving import Saver
 
 STEPS = 4
 PLUGIN = """
@@ -177,6 +179,29 @@ def test_behind_an_error_of_the_run_the_checkpoint_that_is_being_written_is_fini
     with pytest.raises(ConfigError, match=r"the run ended after step 2: .*step_2, continue with --resume"):
         run_training(planned(tmp_path, "patient", "ended", last=2), Start(), Callbacks(stop_when=refuses))
     assert calls(tmp_path, "ended")[-1] == "written 2"
+
+
+def test_a_run_that_a_worker_ends_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path) -> None:
+    slow = {"plugins.null.save_s": 1.0, "plugins.null.fail_at_update": 3}
+    with pytest.raises(RlcoreError, match="update 3 fails"):
+        run_training(planned(tmp_path, "null", "failed", **slow))
+    newest = checkpoint.latest(tmp_path / "runs" / "failed")
+    assert newest is not None
+    assert newest.name == "step_2"
+
+
+def test_what_ends_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = Saver._save_workers
+
+    async def with_an_evaluation(saver: Saver, staging: Path, copied: asyncio.Event) -> None:
+        await really(saver, staging, copied)
+        saver._trainer.evaluations.append((saver._step_under_way, {"late": 1.0}))
+
+    monkeypatch.setattr(Saver, "_save_workers", with_an_evaluation)
+    run = run_training(planned(tmp_path, "null", "late")).run_dir
+    for step in range(1, STEPS + 1):
+        state = json.loads((run / "checkpoints" / f"step_{step}" / "state.json").read_text())
+        assert [late for late, _ in state["evaluations"]] == list(range(1, step))
 
 
 def test_the_time_for_which_a_save_keeps_training_is_a_metric_of_the_next_step(tmp_path: Path) -> None:
