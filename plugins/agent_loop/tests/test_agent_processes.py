@@ -87,7 +87,8 @@ def test_an_agent_that_does_not_care_for_401_gets_no_further_turn(tmp_path: Path
     parts = talk(policy, settings, processes=True).trajectories
     assert {part.info["ended_by"] for part in parts} == {"time_s"}
     assert 0 < len(parts) <= len(policy.requests) <= len(parts) + 1, "nothing is generated for a token that has ended"
-    assert parts[-1].info["num_requests"] == len(policy.requests)
+    # The time may end between a request and its turn of the loop; requests that were refused do not count.
+    assert parts[-1].info["num_requests"] - len(policy.requests) in (0, 1)
 
 
 def hosted(directory: Path, *calls: tuple[str, tuple[Any, ...], float]) -> list[Any]:
