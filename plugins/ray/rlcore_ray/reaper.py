@@ -1,18 +1,21 @@
-"""Ends what a driver leaves of the Ray that it started: `python -m rlcore_ray.reaper MARK`.
+"""Ends what a driver leaves of the Ray that it started: `python -m rlcore_ray.reaper MARK BEGAN`.
 
-Ray's servers end with the driver, but the agents beside them notice only after a minute. This process holds a pipe
+Ray's servers end with the driver, but the agents they start notice only after a minute. This process holds a pipe
 whose other end is the driver's alone, waits for its end, and kills every process that belongs to that Ray: those that
 were started with the mark in their environment, which some of Ray's write over, and those that write to a file of
-the session's directory, which the driver names on the pipe once there is one.
+a session directory whose name has the driver's process id and a time not before BEGAN. Ray makes that directory
+before it starts a process, so this also works for a driver that ends while Ray is starting.
 """
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 from rlcore.cluster.kit import marked
@@ -23,22 +26,20 @@ PATIENCE_S = 5.0
 """Seconds for which it goes on looking for what is still being started."""
 QUIET_S = 0.3
 """It has ended what is left when it has found nothing for this long: a process may be starting another."""
+SESSION_TIME = "%Y-%m-%d_%H-%M-%S_%f"
+"""Format of the time in the name of a session directory; a later time is a greater string."""
+SESSION = re.compile(r"/session_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{6})_(\d+)/")
 
 
 class Reaper:
     """The reaper of everything that is started with the mark in its environment from now on."""
 
     def __init__(self, mark: str) -> None:
-        command = [sys.executable, "-m", "rlcore_ray.reaper", mark]
+        began = datetime.now().strftime(SESSION_TIME)  # Ray's names have local time
+        command = [sys.executable, "-m", "rlcore_ray.reaper", mark, began]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )
-
-    def watch(self, session: str) -> None:
-        """A process that writes to a file of this directory belongs to it, too."""
-        if self._process.stdin is not None:
-            self._process.stdin.write(f"{session}\n".encode())
-            self._process.stdin.flush()
 
     def dismiss(self) -> None:
         """Let it end what is left, and itself."""
@@ -51,34 +52,34 @@ class Reaper:
             self._process.wait()
 
 
-def belonging(mark: str, session: str, driver: int) -> Iterator[int]:
+def belonging(mark: str, began: str, driver: int) -> Iterator[int]:
     """Processes of this user, except for driver and reaper, that have the mark or write to a file of the session."""
     yield from (int(entry.name) for entry in marked(VARIABLE, mark) if int(entry.name) != driver)
-    for entry in Path("/proc").glob("[0-9]*") if session else ():
+    for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if int(entry.name) not in (os.getpid(), driver) and _writes_to(entry, session):
+            if int(entry.name) not in (os.getpid(), driver) and _writes_to_session(entry, began, driver):
                 yield int(entry.name)
 
 
-def _writes_to(entry: Path, directory: str) -> bool:
+def _writes_to_session(entry: Path, began: str, driver: int) -> bool:
     for link in (entry / "fd").iterdir():
         with contextlib.suppress(OSError):
-            if os.readlink(link).startswith(f"{directory}/"):
+            session = SESSION.search(os.readlink(link))
+            if session and session[1] >= began and int(session[2]) == driver:
                 flags = int((entry / "fdinfo" / link.name).read_text().split("flags:")[1].split()[0], 8)
                 if flags & os.O_ACCMODE != os.O_RDONLY:
                     return True
     return False
 
 
-def main(mark: str) -> None:
+def main(mark: str, began: str) -> None:
     """Wait for the end of standard input, then kill until nothing has been left for a while."""
     driver = os.getppid()
-    session = sys.stdin.readline().strip()
     sys.stdin.read()
     ends_at = time.monotonic() + PATIENCE_S
     quiet_at = time.monotonic() + QUIET_S
     while time.monotonic() < min(quiet_at, ends_at):
-        for process in belonging(mark, session, driver):
+        for process in belonging(mark, began, driver):
             quiet_at = time.monotonic() + QUIET_S
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
@@ -86,4 +87,4 @@ def main(mark: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -93,7 +93,7 @@ class RaySession:
             os.environ[VARIABLE] = mark
             make_private_token()
             with _loopback_only(), self._output.beginning():
-                context = ray.init(
+                ray.init(
                     "local",
                     _node_ip_address=LOOPBACK,
                     num_cpus=max(self._context.cpus, ceil(num_cpus)),
@@ -103,7 +103,6 @@ class RaySession:
                     **quiet,
                 )
             self._environment["GLOO_SOCKET_IFNAME"] = "lo"
-            self._reaper.watch(str(context.address_info["session_dir"]))
         except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
             joined = f"plugins.ray.address={settings.address}"
             place = joined if settings.address else "cluster: starting Ray on this machine"

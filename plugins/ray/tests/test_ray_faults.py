@@ -128,6 +128,15 @@ def listening(processes: set[int]) -> Iterator[tuple[str, str, int]]:
             continue
 
 
+def names(parent: int) -> set[str]:
+    """Names of the programs that this process and its descendants have started and that run."""
+    found = set()
+    for pid in descendants(parent):
+        with suppress(psutil.Error):
+            found.add(psutil.Process(pid).name())
+    return found
+
+
 def test_a_signal_ends_run_actors_and_ray_which_only_this_machine_with_its_token_could_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,16 +165,15 @@ def test_a_signal_ends_run_actors_and_ray_which_only_this_machine_with_its_token
 
 def test_a_signal_while_ray_is_being_started_leaves_nothing_of_it(tmp_path: Path) -> None:
     with training(settings(tmp_path)) as run:
-        wait_for("the plan", lambda: (tmp_path / "runs" / "run" / "plan.json").exists() or ended(run))
-        time.sleep(0.5)
+        wait_for("the first process of Ray", lambda: "gcs_server" in names(run.pid) or ended(run))
+        sent, seen = time.monotonic(), descendants(run.pid)
         run.send_signal(signal.SIGTERM)
-        sent, seen = time.monotonic(), set[int]()
         while run.poll() is None:
             seen |= descendants(run.pid)
             time.sleep(0.02)
         assert time.monotonic() - sent < 10.0
         assert run.returncode == 143, run.communicate()[1]
-    assert seen, "Ray was being started"
+    assert steps(tmp_path) == 0, "Ray was being started"
     wait_for("the end of every process", lambda: not any(map(is_running, seen)), 10)
 
 
