@@ -1,6 +1,7 @@
 """Distributions, constraints, Makefile and CI say the same thing as each other and as the tree."""
 
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -147,12 +148,28 @@ def test_make_test_runs_the_tests_of_every_distribution() -> None:
 
 def test_ci_calls_targets_that_exist_and_fits_into_its_time() -> None:
     steps = re.findall(r"^step (\S+) (\d+) make (\S+)$", CI, re.MULTILINE)
-    names = "test test-optimized fault real vllm docs browser lint types outsider"
+    names = "setup lint test fault real types outsider vllm docs browser test-optimized"
     assert [name for name, _, _ in steps] == names.split()
     for name, _, target in steps:
         assert name == target
         assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
-    assert sum(int(seconds) for _, seconds, _ in steps) <= CI_MINUTES * 60
+    [end] = re.findall(r"^END=(\d+)$", CI, re.MULTILINE)
+    assert int(end) < CI_MINUTES * 60
+    assert all(int(seconds) < int(end) / 2 for _, seconds, _ in steps)
+
+
+def test_a_step_for_which_no_time_is_left_has_failed_and_the_next_is_run(tmp_path: Path) -> None:
+    before, _, after = CI.partition("# Four environments")
+    steps = "END=$((SECONDS + 1))\nstep late 60 sleep 20\nEND=900\nstep good 60 true\n"
+    script = tmp_path / ".ci" / "run"
+    script.parent.mkdir()
+    script.write_text(before + steps + after[after.index('echo "=== summary"') :])
+    done = subprocess.run(["bash", script], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert [line.split()[:4] for line in done.stdout.splitlines()[-2:]] == [
+        ["FAILED", "late", "(exit", "124,"],
+        ["ok", "good", "(0", "s)"],
+    ]
 
 
 def test_what_agents_and_contributors_are_told_to_type_exists() -> None:

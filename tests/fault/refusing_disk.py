@@ -114,10 +114,12 @@ def _run_here(arguments: Sequence[str], log: Path, disk: Disk) -> None:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         from rlcore.cli import main
+        from rlcore.testing.here import letters_here
 
         disk.install()
         try:
-            code = main(arguments)
+            with letters_here():
+                code = main(arguments)
         finally:
             log.with_suffix(".json").write_text(json.dumps(disk.changes))
     except BaseException:  # noqa: BLE001  # a fork must not go on as its parent

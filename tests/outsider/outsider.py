@@ -62,7 +62,9 @@ def run(command: Sequence[str | Path], directory: Path, expected: int = 0) -> st
     """The command's output. Nothing of the repository reaches it through the environment."""
     print("$", " ".join(map(str, command)).strip().partition("\n")[0][:200], flush=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment |= {"PIP_CONSTRAINT": str(CONSTRAINTS), "PIP_BUILD_CONSTRAINT": str(CONSTRAINTS), "COLUMNS": "200"}
+    for installer in ("PIP", "UV"):
+        environment |= {f"{installer}_CONSTRAINT": str(CONSTRAINTS), f"{installer}_BUILD_CONSTRAINT": str(CONSTRAINTS)}
+    environment["COLUMNS"] = "200"
     done = subprocess.run(
         list(map(str, command)), cwd=directory, env=environment, text=True, capture_output=True, check=False
     )
@@ -95,6 +97,8 @@ def install(place: Path, wheels: Path) -> Path:
     venv.create(place / "venv", with_pip=True)
     bin_directory = place / "venv" / "bin"
     pip = [bin_directory / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if uv := shutil.which("uv"):  # as the Makefile does
+        pip = [uv, "pip", "install", "--quiet", "--python", bin_directory / "python"]
     index = subprocess.run(
         [sys.executable, ROOT / "requirements" / "torch_index.py"], text=True, capture_output=True, check=True
     )
