@@ -1,9 +1,9 @@
-"""Ends what a driver leaves of the Ray that it started: `python -m rlcore_ray.reaper MARK`.
+"""Ends what a driver leaves behind of a Ray that it started: `python -m rlcore_ray.reaper MARK`.
 
-Ray's servers end with the driver, but the agents beside them notice only after a minute. This process holds a pipe
-whose other end is the driver's alone, waits for its end, and kills every process that belongs to that Ray: those that
-were started with the mark in their environment, which some of Ray's write over, and those that write to a file of
-the session's directory, which the driver names on the pipe once there is one.
+Ray's servers end with the driver, but the agents next to them notice only after a minute. This process holds a pipe
+whose other end only the driver has. It waits for the pipe to close, then kills every process of that Ray: those with
+the mark in their environment (some of Ray's overwrite it), and those that write to a file in the session's directory,
+which the driver names on the pipe once it exists.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from pathlib import Path
 from rlcore.cluster.kit import marked
 
 VARIABLE = "RLCORE_RAY_OF"
-"""Holds the mark in the environment of what is guarded."""
+"""Environment variable with the mark."""
 PATIENCE_S = 5.0
-"""Seconds for which it goes on looking for what is still being started."""
+"""Seconds for which it keeps looking for processes that are still being started."""
 QUIET_S = 0.3
-"""It has ended what is left when it has found nothing for this long: a process may be starting another."""
+"""Seconds without a find after which it is done: a process may still be starting another."""
 
 
 class Reaper:
-    """The reaper of everything that is started with the mark in its environment from now on."""
+    """The reaper of every process started with the mark in its environment from now on."""
 
     def __init__(self, mark: str) -> None:
         command = [sys.executable, "-m", "rlcore_ray.reaper", mark]
@@ -35,13 +35,13 @@ class Reaper:
         )
 
     def watch(self, session: str) -> None:
-        """A process that writes to a file of this directory belongs to it, too."""
+        """Also reap processes that write to a file in this directory."""
         if self._process.stdin is not None:
             self._process.stdin.write(f"{session}\n".encode())
             self._process.stdin.flush()
 
     def dismiss(self) -> None:
-        """Let it end what is left, and itself."""
+        """Have it end what is left, and then itself."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -71,7 +71,7 @@ def _writes_to(entry: Path, directory: str) -> bool:
 
 
 def main(mark: str) -> None:
-    """Wait for the end of standard input, then kill until nothing has been left for a while."""
+    """Wait for the end of standard input, then kill until nothing has been found for QUIET_S seconds."""
     driver = os.getppid()
     session = sys.stdin.readline().strip()
     sys.stdin.read()
