@@ -20,12 +20,12 @@ from rlcore_view.write_page import write_page
 
 COMMANDS = ("page", "find", "diagnose", "diff")
 _PROMPTS = 20
-"""Prompts that `diff` prints; --json has all."""
+"""Most prompts that `diff` prints; --json prints all."""
 _RUN = "a run, of rlcore or of another trainer"
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "rlcore-view") -> int:
-    """Run the command; 2 and one line on stderr where it cannot. `PATH...` alone means `page PATH...`."""
+    """Run the command. Returns 2, with one line on stderr, if it fails. `PATH...` alone means `page PATH...`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] not in COMMANDS and not given[0].startswith("-"):
         given.insert(0, "page")
@@ -197,7 +197,7 @@ def _read(path: Path) -> Run:
 
 
 def _read_all(paths: Sequence[Path], empty: bool = False) -> list[Run]:
-    """The runs, each with a different name; ViewError for one without samples, unless `empty` ones will do."""
+    """The runs, each with a different name; ViewError for one without samples, unless `empty`."""
     runs = [read(path) for path in paths]
     for path, run in zip(paths, runs, strict=True):
         if not run.samples and not run.metrics and not empty:
@@ -206,7 +206,7 @@ def _read_all(paths: Sequence[Path], empty: bool = False) -> list[Run]:
 
 
 def _named(paths: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
-    """The runs with as much of their paths as tells them apart."""
+    """The runs, named by as much of their paths as distinguishes them."""
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return list(runs)
@@ -215,7 +215,7 @@ def _named(paths: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
         names = ["/".join(part[-length:]) for part in parts]
         if len(set(names)) == len(names):
             break
-    else:  # a path that was given twice
+    else:  # the same path twice
         return [replace(run, name=f"{run.name} ({number})") for number, run in enumerate(runs, 1)]
     shared = 0
     while len({name.split("/")[-1 - shared] for name in names}) == 1 and all(
@@ -227,7 +227,7 @@ def _named(paths: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
 
 
 def _say(text: str, to: TextIO | None = None) -> None:
-    """Print a line without secrets and without characters that would steer a terminal."""
+    """Print a line without secrets and terminal control characters."""
     shown = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in redact(text)
     )

@@ -1,4 +1,4 @@
-"""Compares runs: which differ in their seed alone, what their configurations differ in, and their samples by prompt."""
+"""Compares runs: finds those that differ only in their seed, and compares configurations and samples by prompt."""
 
 import difflib
 import json
@@ -13,11 +13,11 @@ _LINE = re.compile(r"^( *)(- )?(.*)$")
 _KEYED = re.compile(r"([^\s:'\"{\[][^:]*|'[^']*'|\"[^\"]*\"):(?: +(.*))?$")
 _PLACE_KEYS = ("train.seed", "train.dir", "train.name")
 MOST_WORDS = 3000
-"""Words of a text that are compared; what follows counts as one."""
+"""Words of a text that are compared; the rest counts as one word."""
 
 
 def settings(config: str) -> dict[str, str]:
-    """Values by dotted key, of a configuration in JSON or in the YAML that rlcore writes; empty for another text."""
+    """Values by dotted key, from a configuration in JSON or rlcore's YAML; empty for any other text."""
     try:
         return dict(_flat(json.loads(config)))
     except (ValueError, RecursionError):
@@ -52,7 +52,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def families(runs: Sequence[Run]) -> list[int]:
-    """A number per run, equal for runs that differ in their seed, name and place alone."""
+    """A number per run, equal for runs that differ only in seed, name and place."""
     known: dict[tuple[str, object], int] = {}
     return [known.setdefault(_family(run, number), len(known)) for number, run in enumerate(runs)]
 
@@ -66,7 +66,7 @@ def _family(run: Run, number: int) -> tuple[str, object]:
 
 
 def _without_place(run: Run) -> dict[str, str]:
-    """The run's settings without its seed and name, and with paths below its directory as they are there."""
+    """The run's settings without seed and name, with paths made relative to its directory."""
     values = settings(run.config)
     place = values.get("train.dir", "").rstrip("/")
     return {
@@ -77,7 +77,7 @@ def _without_place(run: Run) -> dict[str, str]:
 
 
 def changes(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
-    """Keys of the configuration that have different values, with the value of each run; None where it has none."""
+    """Configuration keys with different values, and the value in each run; None where it is absent."""
     values = [_without_place(run) for run in runs if run.config]
     if len(values) < len(runs) or len(runs) < 2:
         return []
@@ -87,7 +87,7 @@ def changes(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
 
 
 def prompts_of_both(first: Run, second: Run) -> list[dict[str, Any]]:
-    """Prompts that both runs trained on, with each run's mean score; those that differ most are first."""
+    """Prompts that both runs trained on, with each run's mean score, largest difference first."""
     means = [_means(run) for run in (first, second)]
     rows = [
         {
@@ -111,7 +111,7 @@ def _means(run: Run) -> dict[str, float]:
 
 
 def prompt_named(runs: Sequence[Run], name: str) -> str:
-    """The prompt of all runs that has this name, or the only one whose name ends in it or holds it."""
+    """The prompt with this name in all runs, or the only one whose name ends with it or contains it."""
     shared = set.intersection(*({sample.prompt_id for sample in run.samples} for run in runs))
     for fits in (str.__eq__, lambda prompt, end: prompt.endswith(f"/{end}"), str.__contains__):
         found = sorted(prompt for prompt in shared if fits(prompt, name))
@@ -136,7 +136,7 @@ def last_group(run: Run, prompt: str, step: int | None = None) -> list[Sample]:
 
 
 def marked(old: str, new: str) -> str:
-    """The new text, with `{+words+}` that the old one lacks and `[-words-]` that it lacks itself."""
+    """The new text, with added words as `{+words+}` and removed ones as `[-words-]`."""
     before, after = _words(old), _words(new)
     shown = list[str]()
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
@@ -155,7 +155,7 @@ def _words(text: str) -> list[str]:
 
 
 def summary(first: Run, second: Run) -> Mapping[str, Any]:
-    """Differences of two runs: configuration, last values of metrics, and prompts."""
+    """Differences between two runs: configuration, last values of metrics, and prompts."""
     shared = {name for record in first.metrics for name in record} & {
         name for record in second.metrics for name in record
     }

@@ -1,7 +1,7 @@
-"""Says why nothing is learned: what the data of a run shows, in words, with the key to change.
+"""Explains why a run does not learn, from its data, and names the key to change.
 
-A run and its viewer use the same rules (`rlcore_view.watch`). A rule is a function of the steps so far and of the
-configuration; it says what holds at the last step.
+A run and its viewer use the same rules (`rlcore_view.watch`). A rule is a function of the steps so far and the
+configuration; its findings are about the last step.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from rlcore_view.update_rules import (
 Rule = Callable[[History], Finding | None]
 
 REASONS: Sequence[Rule] = (failed, dropped, truncated, unread)
-"""Reasons why rewards are missing, or are what a response without an answer gets; the first that holds is said."""
+"""Reasons for rewards that are missing or that a response without an answer gets; the first match is reported."""
 OTHERS: Sequence[Rule] = (
     given_up,
     zero_advantages,

@@ -1,4 +1,4 @@
-"""Reads the files of a run again while it is written: the rest of those that have grown, and others if they changed."""
+"""Rereads the files of a growing run: only the new part of files that grew, and others only if they changed."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -10,41 +10,41 @@ from rlcore_view.model import ViewError
 
 Made = TypeVar("Made")
 _TAIL = 1024
-"""Bytes before the offset that must be as they were; else the file was cut back, and is read from its beginning."""
+"""Bytes before the offset that must be unchanged; otherwise the file is read from the start."""
 
 MAX_BYTES = 256 << 20
-"""Of a line, and of a file of settings: what has more is not one that a trainer wrote."""
+"""Most bytes of a line or a settings file; no trainer writes a larger one."""
 
 Stamp = tuple[int, int, int]
 
 
 @dataclass
 class _GrownFile:
-    """A file that grows, as far as it has been read."""
+    """A growing file, as far as it has been read."""
 
     inode: int
     offset: int = 0
-    """Whole lines are known up to here."""
+    """Complete lines are known up to here."""
     number: int = 0
-    """Lines up to there."""
+    """Number of lines up to there."""
     tail: bytes = b""
     """The last bytes before the offset."""
     made: list[Any] = field(default_factory=list)
     rest: bytes = b""
-    """The bytes behind the offset."""
+    """The bytes after the offset."""
     stamp: Stamp | None = None
-    """Of the file when all of it had been read."""
+    """The file's stamp when all of it had been read."""
 
 
 class FileMemory:
-    """Remembers what was made of files, and reads what is new."""
+    """Remembers the results made from files, and reads only what is new."""
 
     def __init__(self) -> None:
         self._whole: dict[tuple[Path, ...], tuple[list[Stamp | None], Any]] = {}
         self._grown: dict[Path, _GrownFile] = {}
 
     def whole(self, paths: Sequence[Path], make: Callable[[], Made]) -> Made:
-        """The result of `make`, which reads these files; made again only where one of them has changed."""
+        """The result of `make`, which reads these files; made again only if one of them has changed."""
         stamps, key = [_stamp(path) for path in paths], tuple(paths)
         known = self._whole.get(key)
         if known is None or known[0] != stamps:
@@ -59,10 +59,10 @@ class FileMemory:
         ends: tuple[bytes, ...] = (b"\n",),
         most_bytes: int | None = None,
     ) -> tuple[list[Made], bytes]:
-        """Results of `make` for (line, its number), but None; and what is behind the last line with such an end.
+        """Results of `make` for (line, its number), without None; and the bytes after the last line with such an end.
 
-        Lines that were read before are not read again, unless the file was cut back or replaced. `most_bytes`: of a
-        file that is read for the first time, only so many are, the last ones. ViewError if it cannot be read.
+        Lines that were read before are not read again, unless the file was truncated or replaced. `most_bytes`: read
+        only the last so many bytes of a file that is new. ViewError if it cannot be read.
         """
         stamp, known = _stamp(path), self._grown.get(path)
         if known is None or stamp is None or known.stamp != stamp:
@@ -78,7 +78,7 @@ class FileMemory:
 
 
 def opened(path: Path) -> BinaryIO:
-    """The file, opened to be read; ViewError if it cannot be, or is a pipe or a device, which may never end."""
+    """The file, opened for reading; ViewError if it cannot be, or is a pipe or a device, which may never end."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ViewError(f"'{path}': it is not a file; remove it")
@@ -88,7 +88,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def whole_file(path: Path) -> bytes:
-    """The content of a file that is read at once, such as one of settings; ViewError for a larger one."""
+    """The content of a small file, such as settings; ViewError for one that is too large."""
     with opened(path) as file:
         data = file.read(MAX_BYTES)
     if len(data) == MAX_BYTES:
@@ -97,7 +97,7 @@ def whole_file(path: Path) -> bytes:
 
 
 def lines_of(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """The lines of the file; ViewError where one is longer than any that a run writes."""
+    """The lines of the file; ViewError if one is longer than any that a run writes."""
     while line := file.readline(MAX_BYTES):
         if len(line) == MAX_BYTES:
             raise ViewError(f"'{path}': a line has {MAX_BYTES >> 20} MiB or more; fix or remove the file")
@@ -113,7 +113,7 @@ def _stamp(path: Path) -> Stamp | None:
 
 
 def _going_on(known: _GrownFile | None, descriptor: int, most_bytes: int | None) -> _GrownFile:
-    """The same, if the file still has what was read of it; else a new one."""
+    """The known state if the file still starts with what was read; otherwise a new one."""
     found = os.fstat(descriptor)
     if known is not None and known.inode == found.st_ino:
         begin = known.offset - len(known.tail)
@@ -128,7 +128,7 @@ def _read_lines(
     last = max((number for number, line in enumerate(lines, 1) if line.endswith(ends)), default=0)
     known.stamp, known.rest = None, b"".join(lines[last:])
     for line in lines[:last]:
-        made = make(line, known.number + 1)  # may raise: then this line is read again the next time
+        made = make(line, known.number + 1)  # may raise; then this line is read again next time
         if made is not None:
             known.made.append(made)
         known.number += 1

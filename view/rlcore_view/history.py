@@ -1,4 +1,4 @@
-"""The steps of a run as rules look at them, and what a rule says."""
+"""The steps of a run in the form that rules use, and the findings of rules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,24 +8,24 @@ from typing import Any
 from rlcore_view.step_facts import StepFacts
 
 WINDOW = 5
-"""Steps whose median stands for the beginning of a run, and for its end."""
+"""Steps whose median represents the beginning, and the end, of a run."""
 STEADY = 3
-"""Steps in a row in which a metric is out of bounds before a rule says so."""
+"""Steps in a row with a metric out of bounds before a rule reports it."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or may be, and in how many steps."""
+    """One problem, or possible problem, and the number of steps that show it."""
 
     name: str
     evidence: str
     """The finding, with numbers, in the last of these steps."""
     advice: str
-    """The key to change, or the thing to look at."""
+    """The key to change, or where to look."""
     times: int = 1
     """Steps in which it was found."""
     of: int = 1
-    """Steps that were looked at."""
+    """Steps that were checked."""
     first: int = 0
     last: int = 0
 
@@ -41,19 +41,19 @@ class Finding:
 
 @dataclass
 class History:
-    """The steps that rules look at; the configuration is empty where it is not known."""
+    """The steps that rules use; the configuration is empty if unknown."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     early: list[StepFacts] = field(default_factory=list)
     """The first steps, at most `WINDOW`."""
     recent: list[StepFacts] = field(default_factory=list)
-    """The last steps, as many as a rule looks at."""
+    """The last steps, as many as a rule needs."""
     num_steps: int = 0
     best_reward: float | None = None
     """The highest median reward of `WINDOW` steps in a row."""
 
     def add(self, facts: StepFacts) -> None:
-        """Take in the next step."""
+        """Add the next step."""
         self.num_steps += 1
         if len(self.early) < WINDOW:
             self.early.append(facts)
@@ -77,15 +77,15 @@ class History:
         return _median(self.early, name) if self.num_steps >= 2 * WINDOW else None
 
     def steady(self, test: Callable[[StepFacts], bool], steps: int = STEADY) -> bool:
-        """True if the test holds in each of so many last steps."""
+        """True if the test holds in each of the last `steps` steps."""
         return len(self.recent) >= steps and all(test(facts) for facts in self.recent[-steps:])
 
     def above(self, name: str, bound: float, steps: int = STEADY) -> bool:
-        """True if the metric is at least `bound` in each of so many last steps."""
+        """True if the metric is at least `bound` in each of the last `steps` steps."""
         return self.steady(lambda facts: facts.metrics.get(name, float("-inf")) >= bound, steps)
 
     def setting(self, key: str) -> Any:
-        """The value of a dotted key; None where it is not known."""
+        """The value of a dotted key; None if unknown."""
         value: Any = self.config
         for name in key.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
@@ -97,12 +97,12 @@ class History:
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
 
     def named(self, key: str) -> str:
-        """The key, with its value where that is known."""
+        """The key, with its value if known."""
         value = self.setting(key)
         return key if value is None else f"{key}={value}"
 
     def gain_lost(self) -> bool:
-        """True if the reward has lost at least half of what it had gained; a policy that does well may be sure."""
+        """True if the reward has lost at least half of its gain; low entropy is fine in a policy that does well."""
         start, late, best = self.start("reward/mean"), self.late("reward/mean"), self.best_reward
         return start is not None and late is not None and best is not None and late <= start + 0.5 * (best - start)
 

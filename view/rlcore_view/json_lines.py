@@ -1,4 +1,4 @@
-"""Files of JSON lines, as a run that is under way leaves them."""
+"""JSON Lines files, possibly still being written."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ Made = TypeVar("Made")
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of the file without a last line that does not end. ViewError names a line that is not an object."""
+    """The objects of the file, without an unfinished last line. ViewError names a line that is not an object."""
     try:
         with opened(path) as file:
             for number, line in enumerate(lines_of(file, path), 1):
@@ -24,7 +24,7 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def made_of(path: Path, make: Callable[[dict[str, Any]], Made]) -> Iterator[Made]:
-    """Results of `make` for each record of the file; ViewError names a record with fields of another kind."""
+    """Results of `make` for each record of the file; ViewError names a record with fields of the wrong type."""
     for number, record in enumerate(records(path), 1):
         with fields_expected(f"'{path}', record {number}"):
             made = make(record)
@@ -32,7 +32,7 @@ def made_of(path: Path, make: Callable[[dict[str, Any]], Made]) -> Iterator[Made
 
 
 def made_again(path: Path, make: Callable[[dict[str, Any]], Made], memory: FileMemory) -> list[Made]:
-    """The list of `made_of`; records that were read before are not read again."""
+    """`made_of` as a list, without rereading records that were read before."""
 
     def of_line(line: bytes, number: int) -> Made | None:
         if not line.strip():
@@ -46,7 +46,7 @@ def made_again(path: Path, make: Callable[[dict[str, Any]], Made], memory: FileM
 
 @contextmanager
 def fields_expected(where: str) -> Iterator[None]:
-    """Errors of a reader that meets missing fields, or values of another type, as a ViewError that names the place."""
+    """Turns a reader's errors about missing fields or wrong types into a ViewError that names the place."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
@@ -57,7 +57,7 @@ def fields_expected(where: str) -> Iterator[None]:
 
 
 def first_record(path: Path) -> dict[str, Any] | None:
-    """The first object, to guess the format; None where the file does not begin with one."""
+    """The first object, to guess the format; None if the file does not begin with one."""
     try:
         return next(records(path), None)
     except ViewError:

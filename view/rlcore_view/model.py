@@ -18,9 +18,9 @@ class Tokens:
     arrays: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     """`logprob`, `advantage`, `old_logprob`, ... by name; None, or in an `array` NaN, where a token has none."""
     sampled: Sequence[bool] = ()
-    """False where the policy did not sample the token; empty: it sampled all."""
+    """False if the policy did not sample the token; empty: it sampled all tokens."""
     turn: Sequence[int] = ()
-    """Index of the sampled stretch that the token belongs to; empty: there is one."""
+    """Index of the sampled stretch that the token belongs to; empty: there is only one."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Sample:
     num_sampled: int | None = None
     """Tokens that the policy sampled; None: not recorded."""
     truncated: bool | None = None
-    """True where a token budget ended the response; None: not recorded."""
+    """True if a token budget ended the response; None: not recorded."""
     status: str = "ok"
     versions: Sequence[Sequence[int]] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Sample:
         return self.step, self.lane, self.prompt_id, self.epoch
 
     def text(self) -> str:
-        """The response as one string; of messages, the assistant's."""
+        """The response as one string; for messages, the assistant's contents."""
         if isinstance(self.completion, str):
             return self.completion
         return "\n".join(str(m.get("content") or "") for m in self.completion if m.get("role") == "assistant")
@@ -75,35 +75,35 @@ class Event:
     start_s: float
     length_s: float
     row: str
-    """Events of one row are in one line: those of a sample, or of a worker."""
+    """Events with the same row share a line: those of a sample, or of a worker."""
     step: int | None = None
     sample: tuple[str, int, int, int] | None = None
-    """Prompt, epoch, sample and segment, where the event belongs to one."""
+    """Prompt, epoch, sample and segment, if the event belongs to one."""
     version: int | None = None
-    """Version of the weights, where they sampled."""
+    """Version of the weights, for sampling."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, or what is on disk of it."""
+    """A run, or what exists of it on disk."""
 
     name: str
     format: str
-    """The trainer whose files these are, as it is shown."""
+    """The trainer that wrote the files, as displayed."""
     samples: Sequence[Sample]
     metrics: Sequence[Mapping[str, float | None]] = ()
-    """One record per step or evaluation; 'step' is among the names."""
+    """One record per step or evaluation, including 'step'."""
     config: str = ""
     """The configuration as text."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     events: Sequence[Event] = ()
     alerts: Sequence[str] = ()
-    """Warnings and errors that the run logged, the last ones."""
+    """The last warnings and errors that the run logged."""
     notes: Sequence[str] = ()
-    """A sentence for each thing that a reader left out or could not read."""
+    """One sentence per item that a reader left out or could not read."""
 
     def groups(self, lane: str = "train") -> Iterator[list[Sample]]:
-        """The samples of each prompt that belong together, in the order in which they were recorded."""
+        """The samples of each group, in the order of recording."""
         groups: dict[tuple[int, str, str, int], list[Sample]] = {}
         for sample in self.samples:
             if sample.lane == lane:
@@ -111,6 +111,6 @@ class Run:
         yield from groups.values()
 
     def curve(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) of a metric, where it is a number."""
+        """(step, value) pairs of a metric, where the value is a number."""
         found = [(record.get("step"), record.get(name)) for record in self.metrics]
         return [(int(step), float(value)) for step, value in found if step is not None and value is not None]

@@ -1,6 +1,6 @@
 """Finds samples by an expression, such as `reward < 0.1 and truncated`.
 
-The page has the same language (`page/filter.js`); `view/tests/expressions.py` is the table of cases for both.
+The page implements the same language (`page/filter.js`); `view/tests/expressions.py` tests both.
 """
 
 import json
@@ -54,7 +54,7 @@ FIELDS: Mapping[str, Callable[[Sample], Any]] = {
     "response": response_of,
 }
 DEEPEST = 50
-"""Brackets, `not` and minus signs inside one another, at most."""
+"""Most nested brackets, `not` and minus signs."""
 _WORD = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\W\d][\w./-]*|(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e[+-]?[0-9]+)?"""
     r"""|[<>=!]=|[<>()-]|\S""",
@@ -76,10 +76,10 @@ Test = Callable[[Sample], Any]
 
 
 def parse(expression: str) -> Callable[[Sample], bool]:
-    """The test that the expression describes; ViewError names what it does not know.
+    """The test that the expression describes; ViewError names an unknown word.
 
-    Names of `FIELDS`, components of the reward as `reward.NAME`, numbers and texts in quotes, compared and joined by
-    and, or, not. A comparison with a value that a sample does not have is false; true and false count as 1 and 0.
+    Names of `FIELDS`, reward components as `reward.NAME`, numbers and quoted texts, compared and joined by and, or,
+    not. A comparison with a value that a sample does not have is false; true and false count as 1 and 0.
     """
     parser = _Parser(expression)
     test = parser.either()

@@ -1,6 +1,6 @@
-"""Takes secrets out of what is shown.
+"""Removes secrets from what is shown.
 
-These are values of the environment whose names sound like secrets, and tokens that are known by their form.
+Secrets are environment variables with telling names, and tokens with a known format.
 """
 
 import os
@@ -16,7 +16,7 @@ _FORMS = re.compile(
 
 
 def redact(text: str) -> str:
-    """The text with secrets replaced by the variable's name, or by what kind of token it was."""
+    """The text with secrets replaced by the variable's name or the kind of token."""
     for value, name in _secrets():
         if value in text:
             text = text.replace(value, f"${{{name}}}")

@@ -63,7 +63,7 @@ def truncated(history: History) -> Finding | None:
 
 
 def _with_more(facts: StepFacts) -> str:
-    """An estimate: responses go on to end at the rate of the second half of the budget."""
+    """An estimate that assumes that responses keep ending at the rate of the budget's second half."""
     if not facts.late_ends or not facts.late_tokens:
         return "none ends in its second half, so nothing shows how many tokens would do"
     share = 1.0 - (1.0 - facts.late_ends / facts.late_tokens) ** facts.budget
@@ -82,7 +82,7 @@ def unread(history: History) -> Finding | None:
 
 
 def equal_rewards(history: History) -> Finding | None:
-    steps = int(history.number("algo.equal_rewards_warn_steps", 1))  # files of another trainer may have one step
+    steps = int(history.number("algo.equal_rewards_warn_steps", 1))  # other trainers' files may have one step
     if not history.steady(lambda facts: 0 < facts.groups == facts.equal_groups, steps):
         return None
     now = history.now

@@ -1,7 +1,7 @@
-"""Serves the page on this machine alone, and newer editions of it while the run goes on.
+"""Serves the page on this machine only, and newer editions of it while the run continues.
 
-The address holds a random word, so no other page and no other user of the machine can guess it. Requests that name
-another host are refused: a name that an attacker turns into 127.0.0.1 reads nothing. Nothing is served from the disk.
+The address contains a random word, so no other page and no other user of the machine can guess it. Requests for another
+host are refused, so DNS rebinding to 127.0.0.1 reads nothing. No file is served from the disk.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from rlcore_view.write_page import PackedChunks, page_of, parts
 _SKIPPED = frozenset({"checkpoints", "rewards", "logs", ".git"})
 _DEEPEST = 4
 EDITIONS = 20
-"""Editions that a reader may have seen and still is sent the changes alone."""
+"""Recent editions for which a reader still gets only the changes."""
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -35,7 +35,7 @@ _HEADERS = {
 
 
 class Editions:
-    """Runs as they are on disk, read again when a file has changed."""
+    """Runs from the disk, read again when a file has changed."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], list[Run]], max_mb: float) -> None:
         self._paths, self._read, self._max_mb = paths, read, max_mb
@@ -45,10 +45,10 @@ class Editions:
         self._runs = list[Run]()
         self._parts: Mapping[str, str] = {}
         self._digests: dict[str, Mapping[str, bytes]] = {}
-        """By edition, the last ones: digests of its parts, to tell which have changed since."""
+        """Digests of the parts of recent editions, by edition, to find what has changed since."""
 
     def newest(self) -> tuple[str, list[Run]]:
-        """The edition's name and its runs; a run that cannot be read now is shown as it was, with the reason."""
+        """The edition's name and its runs. A run that cannot be read now is shown as before, with the reason."""
         with self._lock:
             edition = (
                 secrets.token_hex(4) if (seen := _fingerprint(self._paths)) != self._edition.split("@")[-1] else ""
@@ -72,10 +72,10 @@ class Editions:
             return page_of(runs, self._parts, edition)
 
     def news(self, seen: str) -> str | None:
-        """The changes since the edition that was seen, as JSON; None where it is the newest.
+        """The changes since the `seen` edition, as JSON; None if it is the newest.
 
-        `names` are those of all parts of the newest edition, and `parts` those that differ from the seen one's; all of
-        them, where that is one of long ago.
+        `names` lists all parts of the newest edition. `parts` has those that differ from the seen edition, or all of
+        them if that one is too old.
         """
         with self._lock:
             edition, _ = self.newest()
@@ -87,7 +87,7 @@ class Editions:
 
 
 def _fingerprint(paths: Sequence[Path]) -> str:
-    """A text that changes when a file of the runs does."""
+    """A text that changes when a file of the runs changes."""
     return str(hash(tuple(entry for path in paths for entry in _entries(path, _DEEPEST))))
 
 
@@ -107,7 +107,7 @@ def _entries(path: Path, depth: int) -> Iterator[tuple[str, int, int]]:
 
 
 def server_of(editions: Editions, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
-    """A server on 127.0.0.1 that does not serve yet, and the address of its page; port 0 takes a free one."""
+    """A server on 127.0.0.1, not yet serving, and the address of its page; port 0 picks a free port."""
     word, hosts = secrets.token_urlsafe(24), set[str]()
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), _handler(editions, word, hosts))
@@ -120,7 +120,7 @@ def server_of(editions: Editions, port: int = 0) -> tuple[ThreadingHTTPServer, s
 
 def _handler(editions: Editions, word: str, hosts: Set[str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """Answers the two addresses that hold the word."""
+        """Answers the two addresses that contain the word."""
 
         timeout = 30
         server_version, sys_version = "rlcore-view", ""
@@ -153,6 +153,6 @@ def _handler(editions: Editions, word: str, hosts: Set[str]) -> type[BaseHTTPReq
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Requests are not logged: their addresses hold the secret word."""
+            """Does nothing: the addresses of requests contain the secret word."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""Facts of a training step that diagnoses look at: counts over its samples, and the metrics that rules name."""
+"""Facts of a training step for diagnoses: counts over its samples, and the metrics that rules use."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
@@ -20,7 +20,7 @@ METRICS = (
     "actor/grad_norm",
     "actor/skipped",
 )
-"""The metrics that a rule looks at."""
+"""The metrics that rules use."""
 
 
 class Outcome(NamedTuple):
@@ -31,15 +31,15 @@ class Outcome(NamedTuple):
     sample: int
     """Within the group; the same for all segments of a sample."""
     score: float | None
-    """None: the reward failed, or said nothing."""
+    """None: the reward failed or is absent."""
     error: str | None
-    """None: the reward did not fail."""
+    """The reward's error; None: it did not fail."""
     truncated: bool | None
     """None: not recorded."""
     length: int | None
     """Sampled tokens; None: not recorded."""
     info: Mapping[str, Any]
-    """Of the reward; its key 'answer' is what the reward read out of the response."""
+    """Information from the reward; its key 'answer' is the answer that it read from the response."""
     components: Mapping[str, float | None]
     advantage: float | None
     """None: not trained on."""
@@ -51,11 +51,11 @@ class StepFacts:
 
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Those of `METRICS` that are finite numbers."""
+    """The finite numbers among `METRICS`."""
     responses: int = 0
     failed: int = 0
     error: str = ""
-    """Of the first reward that failed."""
+    """Error of the first reward that failed."""
     ended: int = 0
     cut: int = 0
     budget: int = 0
@@ -63,13 +63,13 @@ class StepFacts:
     late_tokens: int = 0
     """Tokens that were sampled in the second half of the budget."""
     late_ends: int = 0
-    """Responses that ended there."""
+    """Responses that ended in that half."""
     readable: int = 0
-    """Responses of which the reward says what answer it found."""
+    """Responses whose reward reports the answer that it found."""
     unread: int = 0
-    """Those of them with none."""
+    """Those among them without an answer."""
     groups: int = 0
-    """With at least two scores."""
+    """Groups with at least two scores."""
     equal_groups: int = 0
     low: float | None = None
     high: float | None = None
@@ -82,7 +82,7 @@ class StepFacts:
     """Those whose advantage is not 0."""
 
     def with_metrics(self, metrics: Mapping[str, float | None]) -> "StepFacts":
-        """The facts with those of the metrics that are in `METRICS` and finite."""
+        """The facts, with the metrics that are in `METRICS` and finite."""
         kept = {name: float(value) for name in METRICS if (value := metrics.get(name)) is not None and _finite(value)}
         return replace(self, metrics=kept)
 
@@ -92,7 +92,7 @@ class StepFacts:
 
 
 def facts_of(step: int, outcomes: Sequence[Outcome], metrics: Mapping[str, float | None]) -> StepFacts:
-    """The facts of a step, of the responses to training prompts."""
+    """The facts of a step, from the responses to training prompts."""
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     found = [outcome.info["answer"] for outcome in outcomes if "answer" in outcome.info]
     advantages = [outcome.advantage for outcome in outcomes if outcome.advantage is not None]
@@ -116,7 +116,7 @@ def _finite(value: float) -> bool:
 
 
 def _lengths(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Responses that ended and that were cut off, and how many end in the second half of the budget."""
+    """Counts of responses that ended, were cut off, and ended in the second half of the budget."""
     cut = [outcome.length or 0 for outcome in outcomes if outcome.truncated]
     ended = [outcome.length or 0 for outcome in outcomes if outcome.truncated is False]
     budget = max(cut, default=0)

@@ -17,7 +17,7 @@ from rlcore_view.model import Tokens, ViewError
 FORMAT, SCHEMA = "rlcore-tokens", 1
 _CODES = {"I32": "i", "I64": "q", "F32": "f", "U8": "B"}
 WITHHELD = "\N{FULL BLOCK}"
-"""In place of tokens that the run did not write, because the text of their row holds a secret."""
+"""Replaces tokens that the run did not write because their row's text contains a secret."""
 
 RowId = tuple[str, int, int, int]
 
@@ -28,11 +28,11 @@ class Vocabulary:
 
     pieces: Mapping[int, bytes]
     whole: Mapping[int, str]
-    """The texts of those tokens that are made of whole characters."""
+    """The texts of tokens that consist of whole characters."""
 
 
 def vocabulary(directory: Path, memory: FileMemory) -> Vocabulary:
-    """The vocabulary of the file; empty without it."""
+    """The vocabulary of the file; empty if it does not exist."""
     path = directory / "vocabulary.jsonl"
     pieces = dict(made_again(path, lambda entry: (int(entry["id"]), _bytes_of(entry)), memory) if path.exists() else ())
     whole: dict[int, str] = {}
@@ -43,7 +43,7 @@ def vocabulary(directory: Path, memory: FileMemory) -> Vocabulary:
 
 
 def rows_of(path: Path, known: Vocabulary) -> dict[RowId, Tokens]:
-    """The tokens of each row of a step's file; ViewError for a file of another kind or of a schema from the future."""
+    """The tokens of each row of a step's file; ViewError for another kind of file or a newer schema."""
     about, arrays = _load(path)
     schema = about.get("schema")
     if schema != SCHEMA:
@@ -84,7 +84,7 @@ def _array(spec: Mapping[str, Any], data: bytes) -> "array.array[Any]":
 
 
 def _texts(ids: Sequence[int], known: Vocabulary) -> list[str]:
-    """A text per token. A character that spans several tokens is at the last of them."""
+    """One text per token. A character that spans several tokens belongs to the last one."""
     with suppress(KeyError):
         return [*map(known.whole.__getitem__, ids)]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -5,18 +5,18 @@ from rlcore_view.reward_rules import HALF, cut_off
 from rlcore_view.step_facts import StepFacts
 
 COLLAPSED_ENTROPY, COLLAPSED_LENGTH = 0.05, 0.1
-"""Shares of what it was at the beginning."""
+"""Bounds relative to the value at the beginning of the run."""
 FAR_KL = 3.0
 """Nats per token from the reference."""
 DRIFT = 0.1
-"""Nats per token between sampler and trainer; the first step, which samples with the very weights, is the measure."""
+"""Nats per token between sampler and trainer; baseline: the first step, which samples with the actor's own weights."""
 FAR_RATIO = 100.0
 MOST_CLIPPED = 0.75
-"""Share of the tokens of all updates of a step; nothing is clipped in its first."""
+"""Share of the tokens over all updates of a step; the first update clips nothing."""
 CLIPPED_TO = 0.01
 """Share of its gradient that a clipped update keeps."""
 SMALL_WEIGHT = 0.02
-"""A usual size of a weight, for what rounding to half precision leaves of an update."""
+"""A typical magnitude of a weight, to judge how much of an update survives rounding to half precision."""
 HALF_BITS = {"bfloat16": 8, "float16": 11}
 
 
@@ -177,6 +177,6 @@ def rounded_away(history: History) -> Finding | None:
 
 
 def half_a_step(dtype: object) -> float | None:
-    """The most of `SMALL_WEIGHT` that is rounded away, half the distance of its neighbours; None in full precision."""
+    """The largest change of `SMALL_WEIGHT` that is rounded away (half the spacing there); None in full precision."""
     bits = HALF_BITS.get(str(dtype))
     return None if bits is None else SMALL_WEIGHT * 2.0 ** -(bits + 1)

@@ -1,4 +1,4 @@
-"""Watches a run step by step: says each finding once, and at the end how often and whether the reward rose."""
+"""Watches a run step by step: reports each finding once, and at the end its frequency and whether the reward rose."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ UNEXPLAINED = "none of the known causes shows in the data: read completions, tak
 
 
 class Watch:
-    """The findings of a run, as its steps come in; JSON between two steps."""
+    """The findings of a run as its steps arrive; its state is JSON."""
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        """`config`: the run's configuration as JSON, for the values of keys; empty where it is not known."""
+        """`config`: the run's configuration as JSON, for the values of keys; empty if unknown."""
         self._history = History(config or {})
         self._found: dict[str, Finding] = {}
 
     def step(self, facts: StepFacts) -> list[Finding]:
-        """Take in a step; the findings that no earlier step had."""
+        """Add a step. Returns the findings that no earlier step had."""
         self._history.add(facts)
         new = []
         for finding in findings_now(self._history):
@@ -44,7 +44,7 @@ class Watch:
         return sorted(counted, key=lambda finding: -finding.times)
 
     def learning(self) -> str:
-        """A sentence on the reward over the run; empty when there were too few steps to say."""
+        """A sentence on the reward over the run; empty if there were too few steps."""
         steps, late = self._history.num_steps, self._history.recent[-WINDOW:]
         start, end = (
             [facts.metrics["reward/mean"] for facts in part if "reward/mean" in facts.metrics]
@@ -60,7 +60,7 @@ class Watch:
         )
 
     def last_words(self) -> list[str]:
-        """Findings on learning at the end of a run, a line each."""
+        """Findings on learning at the end of a run, one per line."""
         found, learning = self.findings(), self.learning()
         lines = [learning] if learning else []
         if learning and ROSE not in learning and not found:
@@ -68,7 +68,7 @@ class Watch:
         return [*lines, *(str(finding) for finding in found)]
 
     def state(self) -> dict[str, Any]:
-        """Everything but the configuration, as JSON."""
+        """The state without the configuration, as JSON."""
         history = self._history
         return {
             "early": [facts.to_json() for facts in history.early],
@@ -108,7 +108,7 @@ def _facts(values: Mapping[str, Any]) -> StepFacts:
 
 
 def _whole(values: T) -> T:
-    """The same, if each of its counts is a whole number and each of its texts a text; TypeError else."""
+    """The same, if every count is an integer and every text a string; TypeError otherwise."""
     for entry in fields(values):
         if entry.type in (int, str) and type(getattr(values, entry.name)) is not entry.type:
             raise TypeError(f"{entry.name} is {getattr(values, entry.name)!r}")
@@ -116,7 +116,7 @@ def _whole(values: T) -> T:
 
 
 def watched(run: Run) -> Watch:
-    """Findings of a watch of the recorded run, in the words of the run itself."""
+    """A watch that has seen the recorded run, with the same findings as the run itself."""
     config = run.plan.get("config")
     watch = Watch(config if isinstance(config, Mapping) else None)
     samples, metrics = defaultdict[int, list[Sample]](list), defaultdict[int, dict[str, float | None]](dict)

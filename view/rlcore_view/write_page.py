@@ -1,7 +1,7 @@
-"""Writes runs as one HTML file that opens from a file manager: no network, no server, no foreign markup.
+"""Writes runs as one HTML file that opens from a file manager: no network, no server, no external markup.
 
-The page's script makes every text with `textContent`. A content security policy allows that script and nothing else.
-Small columns of every sample are in the page's head; texts and tokens are packed apart and unpacked when looked at.
+The page's script writes every text with `textContent`. A content security policy allows only that script. Small columns
+of every sample are in the page's head; texts and tokens are packed separately and unpacked on view.
 """
 
 import array
@@ -41,18 +41,18 @@ SCRIPTS = (
     "main.js",
 )
 FOLLOW = "follow.js"
-"""The script that asks the server for news; in pages of `--serve` alone."""
+"""The script that polls the server for changes; only in pages of `--serve`."""
 MEGABYTE = 1_000_000
 NAN = float("nan")
 CHUNK = 256
-"""Samples whose texts are packed together, at most."""
+"""Most samples whose texts are packed together."""
 
 
 def write_page(runs: Run | Sequence[Run], path: Path, max_mb: float = 100.0) -> None:
     """Write the page of one run, or of several to compare.
 
-    Above `max_mb`, texts of samples that are neither best nor worst are left out, and the page says so. The file
-    appears whole: a full disk leaves an older one as it was.
+    Above `max_mb`, texts of samples that are neither best nor worst are left out, and the page says so. The file is
+    replaced atomically: if the disk is full, an older one stays.
     """
     text = page(runs, max_mb)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -70,7 +70,7 @@ def page(runs: Run | Sequence[Run], max_mb: float = 100.0) -> str:
 
 
 def page_of(runs: Sequence[Run], data: Mapping[str, str], edition: str = "") -> str:
-    """The page of runs whose `parts` are `data`; with an `edition`, one that asks its server for a newer one."""
+    """The page of runs whose `parts` are `data`; with an `edition`, it polls its server for a newer one."""
     script = "\n".join(_asset(name) for name in (*((FOLLOW,) if edition else ()), *SCRIPTS))
     style = _asset("page.css")
     named = ", ".join(f"{run.name}: {run.format}" for run in runs)
@@ -104,15 +104,15 @@ def _policy(script: str, live: bool) -> str:
 
 
 class PackedChunks:
-    """Packs samples in chunks, and keeps those of the last edition: most do not change while a run goes on."""
+    """Packs samples in chunks, and keeps those of the last edition: most do not change during a run."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, ...], tuple[Sequence[Sample], str]] = {}
-        """By the identities of the samples, which stay as long as these are kept."""
+        """Chunks by the identities of their samples, which are kept alive here."""
         self._used: dict[tuple[int, ...], tuple[Sequence[Sample], str]] = {}
 
     def begin(self) -> None:
-        """An edition begins: what the one before did not use is dropped."""
+        """Begin an edition: drop what the previous one did not use."""
         self._kept, self._used = self._used, {}
 
     def packed(self, samples: Sequence[Sample]) -> str:
@@ -124,7 +124,7 @@ class PackedChunks:
 
 
 def parts(runs: Sequence[Run], max_mb: float, packer: PackedChunks | None = None) -> dict[str, str]:
-    """The page's data by name, packed: `about`, and of run r `head-r`, `events-r` and `chunk-r-0` to the last."""
+    """The page's data by name, packed: `about`, and for run r `head-r`, `events-r` and `chunk-r-0` onwards."""
     packer = packer or PackedChunks()
     packer.begin()
     about = {"count": len(runs), "families": families(runs), "changes": changes(runs)}
@@ -215,7 +215,7 @@ def _head(run: Run, where: Sequence[Sequence[int]], notes: Sequence[str]) -> dic
 def _chunks(
     samples: Sequence[Sample], limit: int, packer: PackedChunks
 ) -> tuple[list[str], list[tuple[int, int]], int]:
-    """Packed texts; (chunk, place in it) of each sample, (-1, 0) where left out; how many were left out."""
+    """Packed texts; (chunk, index in it) per sample, (-1, 0) if left out; the number left out."""
     where = [(-1, 0)] * len(samples)
     chunks, size, left_out = list[str](), 0, 0
     for extremes in (True, False):
@@ -248,7 +248,7 @@ def _by_step(samples: Sequence[Sample], extremes: bool) -> Iterable[int]:
 
 
 def _body(sample: Sample) -> dict[str, Any]:
-    """The page's view of one sample: messages, response, what was recorded of it, tokens."""
+    """The page's view of one sample: messages, response, other recorded fields, tokens."""
     body: dict[str, Any] = {
         "prompt": sample.prompt,
         "completion": sample.completion,
@@ -273,19 +273,19 @@ def _packed(value: Any) -> str:
 
 
 class _Plain(list[Any]):
-    """A list without secrets and without numbers that are not finite, which is not looked through again."""
+    """A list known to contain no secrets and no non-finite numbers, so it is not checked again."""
 
 
 def _spelled(pieces: Sequence[str]) -> Sequence[str]:
-    """The texts of tokens, or blocks where they spell a secret together."""
+    """The texts of tokens, with blocks in place of tokens that together spell a secret."""
     text = "".join(pieces)
     return pieces if redact(text) == text else [WITHHELD] * len(pieces)
 
 
 def _planes(values: Sequence[float | None]) -> str:
-    """Numbers as base64 of the three upper bytes of float32: the highest byte of all, then the next, then the third.
+    """Numbers as base64 of float32's three upper bytes: all highest bytes, then all second bytes, then all third bytes.
 
-    That keeps four decimal digits, and packs well: neighbours have the same exponent. NaN stands for None.
+    This keeps four decimal digits and compresses well, because neighbours share an exponent. NaN stands for None.
     """
     if not (isinstance(values, array.array) and values.typecode == "f"):
         values = array.array("f", [NAN if value is None else value for value in values])

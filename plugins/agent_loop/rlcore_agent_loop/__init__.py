@@ -1,4 +1,4 @@
-"""An rlcore plugin: conversations of several turns, with tools, environments and foreign agent programs."""
+"""An rlcore plugin: multi-turn conversations with tools, environments and external agent programs."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ BACKEND = "loop"
 
 
 def requests(config: RunConfig, section: AgentLoopSettings) -> Sequence[WorkerRequest]:
-    """Workers for the conversations, if there are to be any; what is wrong with the settings is said here, too."""
+    """Workers for the conversations, if any. Also checks the settings."""
     check_settings(config, section)
     if not section.workers:
         return ()

@@ -76,7 +76,7 @@ def _check_target(key: str, target: str) -> None:
 
 
 def located(settings: AgentLoopSettings) -> AgentLoopSettings:
-    """The settings with full paths, for a process that runs elsewhere."""
+    """The settings with absolute paths, for a process with another working directory."""
     return replace(
         settings,
         tools={name: replace(tool, fn=absolute(tool.fn)) for name, tool in settings.tools.items()},
@@ -87,6 +87,6 @@ def located(settings: AgentLoopSettings) -> AgentLoopSettings:
 
 
 def absolute(target: str) -> str:
-    """The reference with a full path, as a child may run elsewhere."""
+    """The reference with an absolute path, because a child may have another working directory."""
     where, _, attribute = target.rpartition(":")
     return f"{Path(where).absolute()}:{attribute}" if where.endswith(".py") else target

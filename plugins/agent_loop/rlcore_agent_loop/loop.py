@@ -1,4 +1,4 @@
-"""The agent loop: every sample is a conversation, and every conversation one coroutine."""
+"""The agent loop: every sample is a conversation, and every conversation is one coroutine."""
 
 import asyncio
 import logging
@@ -45,10 +45,10 @@ def parser_of(name: str) -> Parser:
 
 
 class ToolLoop(AgentLoop):
-    """Turns of the policy, and answers of its tools and of its environment, until something ends the sample.
+    """Alternates turns of the policy with answers of its tools and environment until something ends the sample.
 
-    The first turns of a step's groups are asked for together, so that their prompts are computed once; from then on
-    every conversation goes its own way and is delivered the moment it ends.
+    The first turns of a step's groups are requested together, so that each prompt is computed once. From then on every
+    conversation proceeds independently and is delivered as soon as it ends.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ToolLoop(AgentLoop):
         describe = with_tools and settings.describe_tools == "template"
         if describe and not self._tokens.tells_tools():
             raise ConfigError(
-                "plugins.agent_loop.describe_tools=template: the chat template does not tell the policy about tools; "
+                "plugins.agent_loop.describe_tools=template: the chat template does not describe tools to the policy; "
                 "choose never and describe them in data.system_prompt, or name another template in model.chat_template"
             )
         await self._tools.start(describe)
@@ -102,7 +102,7 @@ class ToolLoop(AgentLoop):
             raise ConfigError(f"{error}; or another plugins.agent_loop.result_role") from error
 
     def _check_roles_of_agents(self) -> None:
-        """Agents may do without tools, so a template that cannot continue with their results is not an error."""
+        """Agents may not use tools, so a template that cannot continue with tool results is only a warning."""
         self._tokens.check_continuation(["user"])
         try:
             self._tokens.check_continuation(["tool"])
@@ -115,22 +115,24 @@ class ToolLoop(AgentLoop):
             await self._agents.close()
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """ConfigError naming a prompt whose tools there are not, or that leaves nothing of the context to a turn."""
+        """ConfigError naming a prompt whose tools do not exist, or that leaves no context for a turn."""
         check_column(self._settings, prompts)
         self.check_prompts(prompts)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """`check` of some of them."""
+        """`check` for some of the prompts."""
         if self._agents is not None:
             return
         for prompt in prompts:
             tools = self._tools.open("", prompt)
-            if self._environments is None:  # which opens conversations itself
+            if self._environments is None:  # an environment opens conversations itself
                 self._prompt_budget.check(prompt, tools.schemas)
 
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
-        """Every trajectory of every task, the moment its sample ends; `sampling.max_tokens` bounds what follows the
-        prompt of each part, results included."""
+        """Every trajectory of every task, as soon as its sample ends.
+
+        `sampling.max_tokens` bounds what follows the prompt of each part, results included.
+        """
         async with aclosing(self.samples(self._generator, tasks, sampling, lane)) as samples:
             async for parts in samples:
                 self._counts.add(parts)
@@ -145,7 +147,7 @@ class ToolLoop(AgentLoop):
         lane: Lane,
         done: Collection[Sample] = (),
     ) -> AsyncGenerator[Sequence[Trajectory], None]:
-        """The parts of each sample the moment it ends, of all that are not `done`, with turns from `generator`."""
+        """The parts of each sample as soon as it ends, except for `done` ones, with turns from `generator`."""
         conversations, turns = OpenConversations(self._admission), TurnSampler(generator, sampling, lane)
         return conversations.samples(
             tasks, lambda group: self._begin(conversations, turns, group, sampling, done), done

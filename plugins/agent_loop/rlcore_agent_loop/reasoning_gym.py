@@ -1,4 +1,4 @@
-"""Tasks of reasoning_gym as environments: the answer is judged by the task's own code, and may be tried again."""
+"""Tasks of reasoning_gym as environments: the task's own code judges each answer, and the policy may retry."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 class ReasoningGym(Environment):
     """The rows of a source with `task: <name>`, each tried up to `max_attempts` times.
 
-    The answer is what is in the last <answer> of a turn, else the turn's last line. The reward is the task's score
+    The answer is the content of the last <answer> of a turn, else the turn's last line. The reward is the task's score
     of the last attempt.
     """
 
@@ -24,9 +24,9 @@ class ReasoningGym(Environment):
         self._prompt: Prompt | None = None
 
     def reset(self, prompt: Prompt, seed: int) -> Sequence[Message]:
-        """The prompt's own messages; ChildError for a row that is of no task."""
+        """The prompt's own messages; ChildError for a row without a task."""
         if "task" not in prompt.columns:
-            raise ChildError(f"prompt '{prompt.id}' is of no reasoning_gym task; needs a source with `task`")
+            raise ChildError(f"prompt '{prompt.id}' is not of a reasoning_gym task; needs a source with `task`")
         self._prompt = prompt
         return prompt.messages
 
@@ -49,7 +49,7 @@ class ReasoningGym(Environment):
 
 
 def answer_of(text: str) -> str:
-    """The answer that a turn gives."""
+    """The answer in a turn."""
     tagged = _ANSWER.findall(text)
     lines = text.strip().splitlines()
     return str(tagged[-1]).strip() if tagged else (lines[-1].strip() if lines else "")

@@ -6,10 +6,10 @@ from rlcore_agent_loop.conversation.episode import FAILED
 
 
 def environment(trajectory: Trajectory) -> float:
-    """The sum of the rewards that the sample's environment, or its agent, gave; RewardError where none was given.
+    """The sum of the rewards from the sample's environment or agent; RewardError if there was none.
 
-    So it is where the environment failed later: what the sum would have become is not known.
-    `reward.functions.x.fn=environment` uses it, alone or beside other functions.
+    Also RewardError if the environment failed later, because the final sum is unknown. Use it as
+    `reward.functions.x.fn=environment`, alone or with other functions.
     """
     reward, ended_by = trajectory.info.get("environment_reward"), trajectory.info.get("ended_by", "another agent")
     why = trajectory.info.get("error") or f"the sample ended by {ended_by}"

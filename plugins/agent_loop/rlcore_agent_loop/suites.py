@@ -25,7 +25,7 @@ ERROR = "error: "
 
 
 class ReferenceSuite(Suite):
-    """The suite of offers by reference, which run in children unless they are async."""
+    """The suite for offers by reference, which run in child processes unless they are async."""
 
     def reference(self) -> str:
         """'module:name' or '/file.py:name'."""
@@ -35,7 +35,7 @@ class ReferenceSuite(Suite):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Raise `Breach` when the plugin logs a warning within: what goes wrong at the end of a sample is logged."""
+        """Raise `Breach` if the plugin logs a warning inside: errors at the end of a sample are logged."""
         log_lines: list[str] = []
 
         class Listener(logging.Handler):
@@ -68,9 +68,9 @@ class ToolSuite(ReferenceSuite):
     calls: Sequence[tuple[Mapping[str, Any], str | None]] = ()
     """Arguments, and the result as text; None: any result that is not an error. At least one."""
     columns: Mapping[str, Any] = {}
-    """Of the prompt's row."""
+    """Columns of the prompt's row."""
     described: bool = True
-    """Claim: it has the type hints and docstring of which its schema is made."""
+    """Claim: it has the type hints and docstring that its schema is made from."""
     deterministic: bool = True
     """Claim: the same calls have the same results in every sample."""
 
@@ -110,7 +110,7 @@ class ToolSuite(ReferenceSuite):
         self.use(main, describe=True)
 
     def test_calls_have_their_results(self) -> None:
-        """In one sample, one after the other."""
+        """In one sample, one after another."""
         self._have_results(processes=False)
 
     def test_it_runs_in_a_process_of_its_own(self) -> None:
@@ -147,7 +147,7 @@ class ToolSuite(ReferenceSuite):
 
     @extra("deterministic")
     def test_samples_do_not_share_state(self) -> None:
-        """Two samples that call in turns get what one alone gets."""
+        """Two samples that call in turn get the same as one alone."""
 
         async def main(tools: Tools) -> None:
             alone = self.sample(tools, 0)
@@ -157,7 +157,7 @@ class ToolSuite(ReferenceSuite):
             for (arguments, _), text in zip(self.calls, wanted, strict=True):
                 for sample in two:
                     found = await self.ask(sample, arguments)
-                    self.need(found == text, f"{dict(arguments)} gives {found!r} beside another sample, {text!r} alone")
+                    self.need(found == text, f"{dict(arguments)} gives {found!r} next to another, {text!r} alone")
             for sample in two:
                 await sample.close()
 
@@ -170,14 +170,14 @@ class EnvironmentSuite(ReferenceSuite):
     kwargs: Mapping[str, Any] = {}
     """The settings of `plugins.agent_loop.environment.kwargs`."""
     prompt: Prompt | None = None
-    """Begin of a sample; None: a question."""
+    """First messages of a sample; None: a question."""
     turns: Sequence[str] = ("yes", "7", "no, not at all")
     """Turns of the policy, until the environment ends the sample."""
     known_good: Sequence[str] = ()
     known_bad: Sequence[str] = ()
     """Claim: turns that earn less than those of `known_good`."""
     ends_within: int = 0
-    """Claim: turns after which it has ended, whatever the policy said; 0: as `max_turns` says."""
+    """Claim: the number of turns after which it has ended, whatever the policy does; 0: `max_turns`."""
     deterministic: bool = True
     """Claim: the same seed and turns give the same answers."""
 
@@ -199,7 +199,7 @@ class EnvironmentSuite(ReferenceSuite):
         return list(await environment.reset(self.prompt or make_prompt(0), seed))
 
     async def say(self, environment: SampleEnvironment, messages: list[Message], turn: str) -> Step:
-        """The answer to a turn, which it is put behind; `Breach` when its reward is not a number."""
+        """Append a turn and its answer; `Breach` when its reward is not a finite number."""
         messages.append({"role": "assistant", "content": turn})
         step = await environment.step(messages)
         self.need(math.isfinite(step.reward), f"step() gave the reward {step.reward}; needs a finite number")
@@ -251,13 +251,13 @@ class EnvironmentSuite(ReferenceSuite):
                 try:
                     await self.play(environments, name, [turn])
                 except ChildError as error:
-                    self.need(False, f"the turn '{name}' fails: {error}; it is a wrong answer, and needs a Step")
+                    self.need(False, f"the turn '{name}' fails: {error}; needs a Step, as for any wrong answer")
 
         self.use(main)
 
     @extra("deterministic")
     def test_samples_do_not_share_state(self) -> None:
-        """Two that take turns get what one alone gets, and the same seed repeats."""
+        """Two samples that take turns get the same as one alone, and the same seed repeats."""
 
         async def main(environments: Environments) -> None:
             wanted, _ = await self.play(environments, "alone", self.turns)
@@ -266,7 +266,7 @@ class EnvironmentSuite(ReferenceSuite):
             for turn, step in zip(self.turns, wanted, strict=False):
                 for environment, messages in zip(two, talks, strict=True):
                     found = await self.say(environment, messages, turn)
-                    self.need(found == step, f"answers {turn!r:.40} with {found} beside another sample, {step} alone")
+                    self.need(found == step, f"answers {turn!r:.40} with {found} next to another sample, {step} alone")
             for environment in two:
                 await environment.close()
 
@@ -274,7 +274,7 @@ class EnvironmentSuite(ReferenceSuite):
 
     @extra("ends_within")
     def test_it_ends(self) -> None:
-        """After so many turns at most."""
+        """After `ends_within` turns at most."""
 
         async def main(environments: Environments) -> None:
             turns = [self.turns[index % len(self.turns)] for index in range(self.ends_within)]

@@ -1,4 +1,4 @@
-"""For authors of tools, environments and agents: conversations with a policy that says what you tell it to."""
+"""For authors of tools, environments and agents: conversations with a scripted policy."""
 
 import asyncio
 import json
@@ -36,13 +36,13 @@ END = ByteTokens.EOS
 Script = Callable[[int, int, tuple[int, ...]], Sequence[int]]
 """(sample, turn from 1, tokens so far) -> the ids of the turn."""
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
-"""The least that can be asked."""
+"""The smallest request."""
 Ask = Callable[..., Awaitable[tuple[int, dict[str, Any]]]]
-"""Sends a body to the endpoint; (status, answer)."""
+"""Sends a body to the endpoint and returns (status, answer)."""
 
 
 def call(name: str, **arguments: Any) -> str:
-    """A call as the parser 'hermes' reads it."""
+    """A call in the format of the parser 'hermes'."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
@@ -52,13 +52,13 @@ def says(*turns: str) -> "ScriptedPolicy":
 
 
 class ScriptedPolicy:
-    """A rollout service that says what a script says; every token has log-prob -its position."""
+    """A rollout service that follows a script. The log-prob of every token is minus its position."""
 
     def __init__(self, script: Script, version_of_turn: int = 0, seconds: float = 0.0) -> None:
         self._script, self._version_of_turn, self._seconds = script, version_of_turn, seconds
         self.requests: list[GenerateRequest] = []
         self.cancelled: list[str] = []
-        """Names of requests that were given up before they were answered."""
+        """Names of requests that were cancelled before they were answered."""
 
     async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
         """See `rlcore.contracts.rollout.Generator`."""
@@ -92,7 +92,7 @@ class ScriptedPolicy:
 
 
 class HereWorker:
-    """A worker of the role `agent` that is none: its methods run on this loop."""
+    """A stand-in for a worker of the role `agent`: its methods run on this loop."""
 
     alive = True
 
@@ -103,8 +103,7 @@ class HereWorker:
         self._worker.tokens = tokens
 
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """See `rlcore.contracts.workers.ReplicaHandle`; arguments and result go through pickle, as between
-        processes."""
+        """See `rlcore.contracts.workers.ReplicaHandle`. Arguments and result are pickled, as between processes."""
         args, kwargs = pickle.loads(pickle.dumps((args, kwargs)))
         return pickle.loads(pickle.dumps(await getattr(self._worker, method.__name__)(*args, **kwargs)))
 
@@ -130,10 +129,10 @@ class HerePool:
         return [await worker.call(method, *args, **kwargs) for worker in self.replicas]
 
     def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
-        """There are none."""
+        """Does nothing: there are no events."""
 
     def before_return(self, prepare: Callable[[ReplicaHandle[Any]], Awaitable[None]]) -> None:
-        """None ever comes back."""
+        """Does nothing: no worker ever comes back."""
 
 
 @dataclass(frozen=True)
@@ -141,12 +140,12 @@ class Talk:
     """The results of conversations."""
 
     trajectories: list[Trajectory]
-    """In the order they came."""
+    """Trajectories in order of arrival."""
     metrics: Metrics
 
     @property
     def only(self) -> Trajectory:
-        """The one there is."""
+        """The only trajectory."""
         [trajectory] = self.trajectories
         return trajectory
 
@@ -162,11 +161,11 @@ def talk(
     processes: bool = False,
     window: int | None = None,
 ) -> Talk:
-    """Conversations of the policy with the tools and environment of the settings, with `processes` in real children.
+    """Run conversations with the tools and environment of the settings; `processes`: in real child processes.
 
-    `window` is how many tokens the engine says it takes. With `settings.workers` conversations run in so many workers
-    of the role `agent`, which live on the loop of the test. Nothing of them may be left behind, no task, process or
-    descriptor.
+    `window` is the context length that the engine reports. With `settings.workers`, conversations run in that many
+    workers of the role `agent`, which live on the test's loop. The call fails if a task, process or descriptor is left
+    behind.
     """
 
     async def roll() -> Talk:
@@ -191,7 +190,7 @@ def talk(
 def loop_of(
     policy: ScriptedPolicy, settings: AgentLoopSettings, tokens: Tokens, children: Children, window: int | None = None
 ) -> AgentLoop:
-    """The loop of these settings, not yet started."""
+    """The loop for these settings, not yet started."""
     if settings.workers:
         pool: Any = HerePool(settings.workers, tokens, children)
         return DistributedToolLoop(policy, pool, settings, window=window)
@@ -199,12 +198,12 @@ def loop_of(
 
 
 def kit_of(settings: AgentLoopSettings) -> ConversationContext:
-    """The shared objects of conversations over bytes, not started, for tests of their parts."""
+    """The shared objects of byte-level conversations, not started, for unit tests."""
     return ConversationContext(ByteTokens(), Tools(HereChildren(), settings), None, hermes, settings)
 
 
 def served(policy: ScriptedPolicy, work: Callable[[Ask], Awaitable[None]], **settings: Any) -> Recording:
-    """The record of one sample, after `work` asked its endpoint."""
+    """The recording of one sample after `work` has used its endpoint."""
     import aiohttp
 
     async def run() -> Recording:

@@ -1,8 +1,8 @@
-"""Environments of the package verifiers, unchanged: each runs its samples itself, and talks to the policy as a client.
+"""Environments of the package verifiers, unchanged: each runs its own samples, as a client of the policy.
 
     python -m rlcore_agent_loop.verifiers ENVIRONMENT train.jsonl [--eval] [--arguments '{"gym": "leg_counting"}']
 
-writes an environment's dataset as a source, each row with what the environment has to be given to run it.
+writes an environment's dataset as a source; each row includes the environment's input.
 """
 
 import argparse
@@ -20,18 +20,18 @@ from rlcore.imports import import_target
 from rlcore_agent_loop.tools.calls import LARGEST
 
 COLUMN = "verifiers"
-"""Column of a row, as JSON, that an environment is given."""
+"""Column with an environment's input, as JSON."""
 
 
 class Verifiers:
-    """The agent of `agent.fn`: made once in each child process, called for each sample; its value is the reward."""
+    """The agent of `agent.fn`: made once per child process, called once per sample. Returns the reward."""
 
     def __init__(self, environment: str, arguments: Mapping[str, Any] | None = None) -> None:
         self._who = f"environment '{environment}'"
         self._environment = loaded(environment, arguments or {})
         with boundary(self._who, ConfigError, CALLED):
             check_environment(self._who, self._environment)
-        # one loop for all samples: an environment may hold locks, clients and sessions
+        # one loop for all samples: an environment may keep locks, clients and sessions
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="verifiers", daemon=True).start()
 
@@ -39,13 +39,13 @@ class Verifiers:
         """The sample's reward; ChildError when the environment fails."""
         if COLUMN not in columns:
             raise ChildError(
-                f"the row has no column '{COLUMN}'; python -m rlcore_agent_loop.verifiers writes rows that have"
+                f"the row has no column '{COLUMN}'; python -m rlcore_agent_loop.verifiers writes rows with it"
             )
         rollout_input = row_of(columns[COLUMN])
         return asyncio.run_coroutine_threadsafe(self._run(rollout_input, base_url, api_key, model), self._loop).result()
 
     async def _run(self, rollout_input: dict[str, Any], base_url: str, api_key: str, model: str) -> float:
-        # an exit or interrupt that got through here would end the loop, and with it all samples of this process
+        # an exit or interrupt that escaped would end the loop, and with it all samples of this process
         with boundary(f"{self._who}: run_rollout()", ChildError, BaseException):
             from openai import AsyncOpenAI
             from verifiers.legacy.clients import OpenAIChatCompletionsClient
@@ -61,7 +61,7 @@ class Verifiers:
 
 
 def check_environment(who: str, environment: Any) -> None:
-    """ConfigError unless it runs single samples as environments of verifiers do."""
+    """ConfigError unless it runs single samples like an environment of verifiers."""
     run = getattr(environment, "run_rollout", None)
     if not callable(run) or not hasattr(environment, "requires_group_rollouts"):
         raise ConfigError(
@@ -78,14 +78,14 @@ def check_environment(who: str, environment: Any) -> None:
 
 
 def row_of(text: Any) -> dict[str, Any]:
-    """The row that an environment is given; ChildError when the column holds something else."""
+    """The row to pass to an environment; ChildError if the column does not contain a JSON object."""
     try:
         found = json.loads(text)
     except (TypeError, ValueError, RecursionError) as cause:
         found = cause
     if not isinstance(found, dict):
         raise ChildError(
-            f"the column '{COLUMN}' holds {shown(text)}; needs a JSON object, as python -m rlcore_agent_loop.verifiers "
+            f"the column '{COLUMN}' has {shown(text)}; needs a JSON object, as python -m rlcore_agent_loop.verifiers "
             "writes it"
         )
     return found
@@ -104,8 +104,7 @@ def reward_of(who: str, done: Any) -> float:
 
 
 def loaded(environment: str, arguments: Mapping[str, Any]) -> Any:
-    """The environment: by the name that `verifiers.load_environment` knows it by, or what `module:attr` or
-    `file.py:attr` makes."""
+    """The environment: from `verifiers.load_environment` by its name, or made by `module:attr` or `file.py:attr`."""
     try:
         import verifiers
     except ImportError as cause:
@@ -119,7 +118,7 @@ def loaded(environment: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def rows(environment: Any, evaluation: bool = False) -> list[dict[str, Any]]:
-    """The environment's dataset, or the one it evaluates on: prompt, answer, and the row itself as JSON."""
+    """The environment's training or evaluation dataset: prompt, answer, and the row itself as JSON."""
     dataset = environment.get_eval_dataset() if evaluation else environment.get_dataset()
     return [
         {"prompt": row["prompt"], "answer": row.get("answer", ""), COLUMN: json.dumps(row, default=str)}
@@ -130,10 +129,10 @@ def rows(environment: Any, evaluation: bool = False) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the rows."""
     parser = argparse.ArgumentParser(prog="python -m rlcore_agent_loop.verifiers", description=__doc__)
-    parser.add_argument("environment", help="its name, or module:name or file.py:name of what makes it")
-    parser.add_argument("path", type=Path, help="file of JSON lines that is written")
-    parser.add_argument("--eval", action="store_true", help="the dataset it evaluates on")
-    parser.add_argument("--arguments", type=json.loads, default={}, help="JSON object of the environment's arguments")
+    parser.add_argument("environment", help="its name, or module:name or file.py:name of a callable that makes it")
+    parser.add_argument("path", type=Path, help="JSON Lines file to write")
+    parser.add_argument("--eval", action="store_true", help="write its evaluation dataset")
+    parser.add_argument("--arguments", type=json.loads, default={}, help="environment arguments, a JSON object")
     options = parser.parse_args(arguments)
     found = rows(loaded(options.environment, options.arguments), options.eval)
     options.path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")

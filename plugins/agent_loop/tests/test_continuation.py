@@ -202,5 +202,5 @@ def test_the_loop_refuses_such_a_template_when_it_starts_and_names_its_key(echo:
 def test_a_template_without_a_place_for_tools_is_refused_unless_the_system_prompt_tells(echo: str) -> None:
     plain = tokens_of(QWEN.replace("{%- if tools %}", "{%- if false %}"), "<|im_end|>")
     settings = AgentLoopSettings(tools={"echo": ToolSettings(echo)})
-    with pytest.raises(ConfigError, match="describe_tools=template: the chat template does not tell"):
+    with pytest.raises(ConfigError, match="describe_tools=template: the chat template does not describe tools"):
         talk(ScriptedPolicy(lambda sample, turn, ids: [0]), settings, tokens=plain)

@@ -18,7 +18,7 @@ from rlcore_critic_engine.settings import SECTION, CriticSettings
 from rlcore_critic_engine.worker import HfCritic
 
 BYTES_PER_PARAMETER = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0, "float16": 20.0}
-"""Weights, gradients and Adam's two moments; half-precision weights have float32 masters, and those gradients."""
+"""Bytes per parameter of weights, gradients and Adam's moments; half-precision weights add float32 masters."""
 BYTES_OF_WEIGHTS = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 HALF = ("bfloat16", "float16")
 POOL = CRITIC.name
@@ -26,7 +26,7 @@ POOL = CRITIC.name
 
 
 def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerRequest]:
-    """One replica: in the actor's pool, in a separate one, or inside the actor; ConfigError when settings clash."""
+    """One replica: in the actor's pool, in a separate pool, or inside the actor; ConfigError if settings conflict."""
     _check(config, section)
     table = BYTES_OF_WEIGHTS if section.lora.enabled else BYTES_PER_PARAMETER
     on_actor = section.trunk == "actor"
@@ -56,12 +56,12 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
 
 
 def _shards(section: CriticSettings) -> int:
-    """Ranks that share weights, gradients and optimizer state out."""
+    """Ranks over which weights, gradients and optimizer state are sharded."""
     return 1 if section.sharding == "none" else section.data_parallel
 
 
 def _model(section: CriticSettings) -> ModelFacts:
-    """Facts from the files of the critic's model, if it has one; a hub model's may be in this machine's cache."""
+    """Facts from the files of the critic's model, if they are on this machine (a hub model's: in the cache)."""
     directory = model_directory(section.path, section.revision)
     return ModelFacts(num_parameters(directory), model_shape(directory))
 
@@ -123,7 +123,7 @@ def rlcore_critic_engines() -> Sequence[Component[CriticEngine]]:
 
 @hookimpl
 def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
-    """The critic's own pool, if it asked for one; its size follows from the request."""
+    """The critic's own pool, if requested; the request gives its size."""
     own = any(request.role == CRITIC and request.pool == POOL for request in requests)
     return [PoolSpec(POOL)] if own else []
 

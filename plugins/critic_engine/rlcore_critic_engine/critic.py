@@ -1,4 +1,4 @@
-"""The critic engine: what the training loop asks, sent to the critic's worker."""
+"""The critic engine: forwards the training loop's calls to the critic's worker."""
 
 import logging
 from pathlib import Path
@@ -25,13 +25,13 @@ class ValueCritic(CriticEngine):
         self._updates = 0
 
     async def start(self) -> None:
-        """Say in the log what was loaded."""
+        """Log what was loaded."""
         facts = await self._worker.call(CriticWorker.facts)
         if "head" in facts:
             logger.info("critic: the value head starts from: %s", facts["head"])
 
     async def expect(self, num_updates: int) -> int:
-        """Updates that are left to the actor; ConfigError when it would wait for all of the run's."""
+        """Number of updates left for the actor; ConfigError if it would wait for all of the run's."""
         waits = self._settings.actor_waits_updates
         if 0 < num_updates <= waits:
             raise ConfigError(
@@ -52,13 +52,13 @@ class ValueCritic(CriticEngine):
         return await self._worker.call(CriticWorker.values, batch)
 
     async def update(self, minibatch: Batch) -> Metrics:
-        """One optimizer step of the critic; the actor's, if it may update, follows on the same mini-batch."""
+        """One optimizer step of the critic. The actor's step, if it may update, follows on the same mini-batch."""
         metrics = await self._worker.call(CriticWorker.update, minibatch)
         self._updates += 1
         return metrics | {"critic/warming_up": float(not self.actor_may_update())}
 
     def actor_may_update(self) -> bool:
-        """False in the first `actor_waits_updates` updates, asked after the critic's own."""
+        """False in the first `actor_waits_updates` updates. Called after the critic's update."""
         return self._updates > self._settings.actor_waits_updates
 
     async def save(self, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""The value head that a critic starts from, found in the files of a model; no tensor is read, torch is not imported.
+"""Finds a critic's starting value head in a model's files, without reading tensors or importing torch.
 
 Letter: H hidden size.
 """
@@ -14,29 +14,29 @@ from rlcore.errors import ConfigError, boundary
 from rlcore_critic_engine.settings import SECTION, CriticSettings
 
 HEAD_FILE = "value_head.safetensors"
-"""Holds the head of a saved critic: `rlcore.engines.hf.VALUE_HEAD_FILE`, which cannot be imported without torch."""
+"""File of a saved critic's head: `rlcore.engines.hf.VALUE_HEAD_FILE`, which cannot be imported without torch."""
 NAMES = ("score", "classifier", "v_head.summary", "v_head", "value_head", "summary")
-"""Heads of transformers' sequence and token classifiers, of TRL's models with a value head, and of others'."""
+"""Names of heads in transformers' sequence and token classifiers, TRL's value models, and others."""
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
-"""Ends of the names of transformers' classes whose head gives scores."""
+"""Suffixes of transformers' class names whose head gives scores."""
 
 
 @dataclass(frozen=True)
 class StartingHead:
-    """The first weights of a critic's value head."""
+    """The initial weights of a critic's value head."""
 
     kind: Literal["new", "saved", "classifier", "unknown"]
     """unknown: the model's files are not on this machine yet."""
     text: str
-    """In words, for plan and log."""
+    """A description for plan and log."""
     weight: SavedTensor | None = None
-    """(1, H), of a classifier's head."""
+    """(1, H), for a classifier's head."""
     bias: SavedTensor | None = None
-    """(1,), of a classifier's head that has one."""
+    """(1,), for a classifier's head with a bias."""
 
 
 def starting_head(policy: ModelConfig, settings: CriticSettings) -> StartingHead:
-    """The head that `settings.head` asks for, or with 'planned' the one that the model has, else a new one.
+    """The head that `settings.head` names; with 'planned' the model's own, or a new one if it has none.
 
     ConfigError for a head that does not fit: several outputs, another hidden size, no tensors in the files.
     """
@@ -83,7 +83,7 @@ def _of_model(directory: Path, who: str, path: str, settings: CriticSettings) ->
 
 
 def _architecture(directory: Path) -> str:
-    """The name of the model's class, as its config.json says; empty when it does not."""
+    """The name of the model's class from its config.json; empty if absent."""
     config: Any = json.loads((directory / "config.json").read_text("utf-8"))
     named = config.get("architectures") or [""]
     return str(named[0])
@@ -99,7 +99,7 @@ def _nothing(what: str, directory: Path, tensors: dict[str, SavedTensor]) -> str
 def _check_shapes(
     who: str, name: str, what: str, weight: SavedTensor, bias: SavedTensor | None, directory: Path
 ) -> None:
-    """ConfigError unless the head gives one number for a hidden state of the model."""
+    """ConfigError unless the head maps the model's hidden state to one number."""
     instead = f"or set {SECTION}.head=new"
     shape = list(weight.shape)
     if len(shape) != 2 or shape[0] != 1:

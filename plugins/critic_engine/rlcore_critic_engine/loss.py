@@ -6,23 +6,23 @@ from rlcore.engines.hf import LossTerms, MicroBatch, Predictions
 
 
 class ValueLoss:
-    """Half the squared distance of a token's value from its return, the larger of two: of the value, and of the value
-    kept within `clip` of the one at the step's start (PPO's value clipping; arXiv 1707.06347 and its code).
+    """Half the squared distance between a token's value and its return: the larger of two, for the value and for the
+    value clipped to within `clip` of that at the step's start (PPO's value clipping; arXiv 1707.06347 and its code).
 
-    The engine masks, weighs and sums, so the denominator is that of the actor's loss, over the whole global mini-batch.
+    The engine masks, weights and sums, so the denominator is the actor's: over the whole global mini-batch.
     """
 
     def __init__(self, clip: float) -> None:
         self._clip = clip
 
     def __call__(self, micro: MicroBatch, predictions: Predictions) -> LossTerms:
-        """The loss of each token; ValueError when the batch lacks returns or the values of the step's start.
+        """The loss of each token; ValueError when the batch lacks returns or the values from the step's start.
 
         Metrics are averaged over loss tokens: critic/squared_error, and critic/clip_frac, the share of tokens whose
-        loss is that of the value held back.
+        loss is that of the clipped value.
         """
         if micro.batch.returns_BT is None or micro.batch.values_BT is None:
-            raise ValueError("the mini-batch has no returns or no values of the step's start")
+            raise ValueError("the mini-batch has no returns or no values from the step's start")
         values_BT = predictions.scores_BT
         returns_BT = micro.per_token(micro.batch.returns_BT)
         old_BT = micro.per_token(micro.batch.values_BT)

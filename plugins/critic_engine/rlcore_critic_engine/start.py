@@ -1,4 +1,4 @@
-"""Loads the start of a critic: a model, a saved critic, or the trunk of the actor."""
+"""Loads a critic's starting point: a model, a saved critic, or the trunk of the actor."""
 
 import json
 from dataclasses import replace
@@ -26,13 +26,13 @@ from rlcore_critic_engine.settings import SECTION, CriticSettings
 from rlcore_critic_engine.trunk import TrunkValueModel
 
 MODEL_DIR = "model"
-"""Directory in which a checkpoint of a training engine holds the model."""
+"""Directory of the model in a training engine's checkpoint."""
 
 
 def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:
-    """The critic's training engine, and in words what its value head starts from.
+    """The critic's training engine, and a description of what its value head starts from.
 
-    CheckpointError or ConfigError when what it is to start from does not serve.
+    CheckpointError or ConfigError when that cannot be used.
     """
     settings = context.settings(CriticSettings)
     model: ModelConfig = context.config.model
@@ -64,7 +64,7 @@ def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:
         if settings.trunk == "actor"
         else ranks_of(context, settings.context_parallel),
     )
-    if head.kind == "unknown":  # now that its files are here
+    if head.kind == "unknown":  # its files are here now
         head = starting_head(model, settings)
         if head.kind == "saved":
             load_value_head(_value_model(engine), _directory(model, settings))
@@ -85,7 +85,7 @@ def _directory(policy: ModelConfig, settings: CriticSettings) -> Path:
 
 
 def _take_head(model: ValueModel, head: StartingHead) -> None:
-    """Copy a classifier's head, whatever its number format; one without a bias has 0."""
+    """Copy a classifier's head of any number format; without a bias it is 0."""
     tensors: list[Any] = []
     for saved in (head.weight, head.bias):
         if saved is None:
@@ -102,7 +102,7 @@ def _take_head(model: ValueModel, head: StartingHead) -> None:
 
 
 def starting_model(policy: ModelConfig, settings: CriticSettings) -> ModelConfig:
-    """The model from which a critic with separate weights starts; the policy's revision is for its repository only."""
+    """The model that a critic with separate weights starts from. The policy's revision is for its repository only."""
     return replace(policy, path=settings.path, revision=settings.revision) if settings.path else policy
 
 
@@ -117,7 +117,7 @@ def _on_trunk(context: WorkerContext, settings: CriticSettings, head: StartingHe
 
 
 def _check_saved(directory: Path, settings: CriticSettings) -> None:
-    """CheckpointError unless the directory is a saved critic that can be opened again."""
+    """CheckpointError unless the directory is a saved critic that can be loaded."""
     if not (directory / VALUE_HEAD_FILE).is_file():
         raise CheckpointError(
             f"{SECTION}.path='{directory}': {SECTION}.head=saved, but it holds no {VALUE_HEAD_FILE}, so it is not "
@@ -131,7 +131,7 @@ def _check_saved(directory: Path, settings: CriticSettings) -> None:
 
 
 def check_has_head(directory: Path) -> None:
-    """CheckpointError unless the checkpoint of a critic is there, with its value head."""
+    """CheckpointError unless the directory is a critic's checkpoint with its value head."""
     if not directory.is_dir():
         raise CheckpointError(
             f"checkpoint '{directory.parent}': it has no '{directory.name}/', so it is of a run without a critic; "
@@ -146,7 +146,7 @@ def check_has_head(directory: Path) -> None:
 
 
 def _check_model(start: ModelConfig, policy: ModelConfig, settings: CriticSettings) -> None:
-    """ConfigError for a model that cannot read the policy's tokens, or a value head that would be left out."""
+    """ConfigError for a model that cannot read the policy's tokens, or a value head that would be dropped."""
     if settings.head == "new" and (Path(start.path) / VALUE_HEAD_FILE).is_file():
         raise ConfigError(
             f"{SECTION}.path='{start.path}' is a saved critic, and {SECTION}.head=new would leave its head out; set "
@@ -177,6 +177,6 @@ def _vocabulary_size(model: ModelConfig) -> int:
 
 
 def _tokens(directory: Path) -> Any:
-    """The vocabulary of the directory's tokenizer; None if it has no tokenizer.json."""
+    """The vocabulary of the directory's tokenizer; None without a tokenizer.json."""
     file = directory / "tokenizer.json"
     return json.loads(file.read_text("utf-8"))["model"].get("vocab") if file.is_file() else None

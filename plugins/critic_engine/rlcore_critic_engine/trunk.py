@@ -1,7 +1,7 @@
-"""A value model on the actor's own weights: a head, and if wanted low-rank adapters, on a trunk that is not its own.
+"""A value model on the actor's weights: a head, and optionally low-rank adapters, on a borrowed trunk.
 
-The trunk is the policy as it is at the moment: with LoRA on the actor its frozen base, otherwise the weights that the
-actor trains. No gradient of the critic ever reaches it. Letters: N tokens, H hidden size.
+The trunk is the current policy: with LoRA on the actor its frozen base, otherwise the weights that the actor trains. No
+gradient of the critic ever reaches it. Letters: N tokens, H hidden size.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ ALL_LINEAR = ("all-linear",)
 
 
 class SideAdapter(nn.Module):
-    """The addition to the output of one linear layer: alpha / rank * B A x; B starts at zero (arXiv 2106.09685)."""
+    """Adds to the output of one linear layer: alpha / rank * B A x; B starts at zero (arXiv 2106.09685)."""
 
     def __init__(self, layer: nn.Linear, lora: LoraConfig) -> None:
         super().__init__()
@@ -32,28 +32,28 @@ class SideAdapter(nn.Module):
         self._scale = lora.alpha / lora.rank
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The addition for these inputs of the layer."""
+        """The addition for the layer's inputs."""
         added: Tensor = self.b(self.a(self.lora_dropout(inputs)))
         return self._scale * added
 
     def added(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        """The forward hook: the layer's output with the adapter's."""
+        """The forward hook: the layer's output plus the adapter's."""
         added: Tensor = self(args[0])
         return output + added
 
 
 class TrunkValueModel(ValueModel):
-    """A value head, and with `lora.enabled` adapters, on the transformer of a policy, which is left as it is.
+    """A value head, and with `lora.enabled` adapters, on a policy's transformer, which it does not change.
 
-    Without adapters the hidden states carry no graph, so training costs a forward pass of the trunk and nothing is kept
-    of it. With them the backward pass runs through the trunk to the adapters, and no gradient of its weights is made.
+    Without adapters the hidden states have no graph, so training costs a forward pass of the trunk and keeps no
+    activations. With them, the backward pass runs through the trunk to the adapters, without gradients of its weights.
     """
 
     owns_transformer = False
 
     def __init__(self, policy: PolicyModel, lora: LoraConfig, seed: int) -> None:
         super().__init__(policy.transformer)
-        # Out of torch's registry: parameters(), and so the optimizer and the checkpoint, are the critic's own.
+        # Kept out of torch's registry: parameters(), and so optimizer and checkpoint, cover the critic only.
         del self._modules["transformer"]
         self.__dict__["transformer"] = policy.transformer
         self._policy = (policy,)
@@ -71,13 +71,13 @@ class TrunkValueModel(ValueModel):
 
     @contextmanager
     def training_mode(self) -> Iterator[None]:
-        """Runs the backward pass of any model; the trunk stays the critic's until the backward pass is through."""
+        """See `Model.training_mode`. The trunk stays in the critic's state until the backward pass has ended."""
         with self._policy[0].training_mode(), super().training_mode(), self.on_trunk():
             yield
 
     @contextmanager
     def on_trunk(self) -> Iterator[None]:
-        """Inside, the trunk is frozen, without the actor's adapter and with the critic's."""
+        """Inside, the trunk is frozen, with the critic's adapters instead of the actor's."""
         if self._active:
             yield
             return
@@ -105,9 +105,9 @@ class TrunkValueModel(ValueModel):
 
 
 def linear_layers(transformer: Any, targets: tuple[str, ...]) -> dict[str, nn.Linear]:
-    """The linear layers of the backbone that get an adapter, by name with '/' for '.'; ConfigError without any.
+    """The linear layers of the backbone to adapt, by name with '/' for '.'; ConfigError if there are none.
 
-    `targets` are ends of names, or all-linear. A layer that carries an adapter of the actor counts by its own name.
+    `targets` are suffixes of names, or all-linear. A layer with an adapter of the actor keeps its original name.
     """
     found = {}
     for name, module in transformer.base_model.named_modules():

@@ -1,4 +1,4 @@
-"""The critic's worker: a shell around the core's training engine, which `setup` imports with torch."""
+"""The critic's worker: a shell around the core's training engine, which `setup` imports along with torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HfCritic(CriticWorker):
 
     engine: TrainEngine
     head: str
-    """Start of the value head, in words."""
+    """A description of what the value head starts from."""
 
     def setup(self) -> None:
         from rlcore_critic_engine.start import start_engine
@@ -29,7 +29,7 @@ class HfCritic(CriticWorker):
 
     def close(self) -> None:
         engine = getattr(self, "engine", None)
-        if engine is not None and engine.ranks is not None and self.context.host is None:  # else the actor's
+        if engine is not None and engine.ranks is not None and self.context.host is None:  # else the actor's ranks
             engine.ranks.close()
 
     def facts(self) -> dict[str, Any]:
@@ -47,8 +47,8 @@ class HfCritic(CriticWorker):
     def values(self, batch: Batch) -> Float32s:
         """(B, T) values, 0 outside the loss mask.
 
-        ConfigError when a row does not fit the critic's window, WorkerError when a value is not a number; both before
-        anything is updated.
+        ConfigError when a row does not fit the critic's window, WorkerError when a value is not finite; both before any
+        update.
         """
         import numpy as np
 
@@ -63,7 +63,7 @@ class HfCritic(CriticWorker):
             num = int((~np.isfinite(values_BT)).sum())
             raise WorkerError(
                 f"{self.context}: {num} of the values of {int(batch.num_sampled_B.sum())} tokens are not finite; the "
-                "critic has diverged, and nothing was updated: lower plugins.critic_engine.lr, or go on from an "
+                "critic has diverged, and nothing was updated: lower plugins.critic_engine.lr, or resume from an "
                 "earlier checkpoint"
             )
         return values_BT
@@ -71,7 +71,7 @@ class HfCritic(CriticWorker):
     def update(self, minibatch: Batch) -> Metrics:
         """One optimizer step; WorkerError for a mini-batch without a sampled token.
 
-        A mini-batch whose every row is left out of the loss (truncated, with `algo.overlong=mask`) changes nothing and
+        A mini-batch with every row left out of the loss (truncated, with `algo.overlong=mask`) changes nothing and
         counts as skipped.
         """
         if not minibatch.num_sampled_B.any():
@@ -93,7 +93,7 @@ class HfCritic(CriticWorker):
         await in_daemon_thread(f"{self.context}.write_snapshot()", partial(self.engine.write_snapshot, directory))
 
     def restore(self, directory: Path) -> None:
-        """Load what `save` wrote; CheckpointError, with nothing changed, when it has no value head."""
+        """Load what `save` wrote; CheckpointError, before any change, if it has no value head."""
         from rlcore_critic_engine.start import check_has_head
 
         check_has_head(directory)
@@ -101,14 +101,14 @@ class HfCritic(CriticWorker):
 
 
 def explained(minibatch: Batch) -> Metrics:
-    """Means of the step-start values and of the returns over loss tokens, and how much the former explain the latter.
+    """Means over loss tokens of the step-start values and the returns, and the share of variance explained.
 
     critic/explained_variance is 1 - Var(returns - values) / Var(returns); left out when all returns are equal.
     """
     import numpy as np
 
     if minibatch.values_BT is None or minibatch.returns_BT is None:
-        raise ValueError("the mini-batch has no returns or no values of the step's start")
+        raise ValueError("the mini-batch has no returns or no values from the step's start")
     mask_BT = minibatch.tokens.loss_mask_BT
     values_N = minibatch.values_BT[mask_BT].astype(np.float64)
     returns_N = minibatch.returns_BT[mask_BT].astype(np.float64)

@@ -1,4 +1,4 @@
-"""An rlcore plugin: workers as actors of Ray, on one node or many."""
+"""An rlcore plugin: workers as Ray actors, on one node or many."""
 
 from collections.abc import Sequence
 

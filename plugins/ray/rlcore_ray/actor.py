@@ -20,35 +20,35 @@ Answer = tuple[str, Any]
 """(OK, value), or (FAILED, (class of the error, message, traceback))."""
 CANCELLED: Answer = (FAILED, ("WorkerError", "cancelled", ""))
 MAX_CALLS = 10_000
-"""Calls that an actor serves at a time; more wait."""
+"""Calls that an actor serves at a time; further ones wait."""
 STREAM_BATCH = 64
-"""Items of a stream that travel together at most; what has been yielded meanwhile does not wait for more."""
+"""Most stream items per message; items already yielded do not wait for more."""
 END_OF_OUTPUT = "rlcore: end of output"
-"""The last line that an actor prints, to stdout and to stderr: the collector then has all lines."""
+"""The last line that an actor prints to stdout and stderr; after it the collector has all lines."""
 
 
 class ActorHost:
-    """The workers of one actor. Calls come numbered, so that they can be cancelled by number."""
+    """The workers of one actor. Calls are numbered, so that they can be cancelled by number."""
 
     def __init__(self, path: Sequence[str], directory: str) -> None:
-        """`directory` is the controller's, of which relative paths of the configuration speak."""
+        """`directory` is the controller's; relative paths of the configuration start there."""
         self._directory = directory
         sys.path += [entry for entry in path if entry not in sys.path and Path(entry).exists()]
         self._host = WorkerHost(ray.util.get_node_ip_address())
         self._tasks: dict[int, asyncio.Future[Any]] = {}
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._cancelled: set[int] = set()
-        """Calls that were ended before their turn."""
+        """Calls that were cancelled before their turn."""
         self._next = 0
 
     async def address(self) -> tuple[str, int, int]:
-        """This node's address, a port that is free on it, and the id of this process."""
+        """This node's address, a free port on it, and the id of this process."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return ray.util.get_node_ip_address(), int(probe.getsockname()[1]), os.getpid()
 
     async def build(self, shipment: Shipment) -> Answer:
-        """Make a worker and set it up."""
+        """Create a worker and set it up."""
         return await _answered(lambda: self._build(shipment))
 
     async def _build(self, shipment: Shipment) -> None:
@@ -69,7 +69,7 @@ class ActorHost:
         arguments: tuple[Sequence[Any], Mapping[str, Any]],
         with_result: bool = True,
     ) -> Answer:
-        """The method's result; `arguments` are its arguments. None in its place unless `with_result`."""
+        """The result of the method with these `arguments`; None unless `with_result`."""
         if not await self._turn(number):
             return CANCELLED
         task = self._tasks[number] = asyncio.ensure_future(self._host.call(role, method, *arguments))
@@ -82,7 +82,7 @@ class ActorHost:
     async def stream(
         self, number: int, role: str, method: str, arguments: tuple[Sequence[Any], Mapping[str, Any]]
     ) -> AsyncIterator[Answer]:
-        """Lists of the items that have come since the last list; in the end, maybe, an error."""
+        """Lists of the items that arrived since the last list, possibly followed by an error."""
         queue: asyncio.Queue[Any] = asyncio.Queue(STREAM_BATCH)
 
         async def pump() -> None:
@@ -109,9 +109,9 @@ class ActorHost:
             del self._tasks[number]
 
     async def _turn(self, number: int) -> bool:
-        """Return in the order of the numbers: ranks have to begin what they do together in one order.
+        """Return in the order of the numbers: ranks must begin collective work in the same order.
 
-        False when it was cancelled meanwhile.
+        False when the call was cancelled while it waited.
         """
         self._waiting[number] = asyncio.get_running_loop().create_future()
         if self._next in self._waiting and not self._waiting[self._next].done():
@@ -127,14 +127,14 @@ class ActorHost:
         return True
 
     async def cancel(self, number: int) -> None:
-        """End a call or stream that is under way or waits for its turn."""
+        """End a call or stream that is running or waits for its turn."""
         if number in self._tasks:
             self._tasks[number].cancel()
         elif number >= self._next:
             self._cancelled.add(number)
 
     async def close(self) -> list[str]:
-        """Close the workers; what went wrong, in words."""
+        """Close the workers. Returns descriptions of errors."""
         problems = self._host.close()
         for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
             stream.flush()
@@ -142,12 +142,12 @@ class ActorHost:
         return problems
 
     async def watch(self) -> None:
-        """Never return: the actor's end is the end of this call."""
+        """Never return: this call ends with the actor."""
         await asyncio.Event().wait()
 
 
 async def _answered(work: Callable[[], Awaitable[Any]]) -> Answer:
-    """The result or error of the work as a value, because Ray would wrap an exception."""
+    """The result or error of the work as a value, because Ray would wrap the exception."""
     try:
         with boundary("the worker's actor", WorkerError):
             return OK, await work()
@@ -159,7 +159,7 @@ async def _answered(work: Callable[[], Awaitable[Any]]) -> Answer:
 
 
 async def _batch(queue: "asyncio.Queue[Any]", task: "asyncio.Future[None]") -> list[Any]:
-    """The items that are there, after waiting for the first one or for the end."""
+    """The available items, after waiting for the first one or the end."""
     if queue.empty():
         getter = asyncio.ensure_future(queue.get())
         await asyncio.wait({getter, task}, return_when=asyncio.FIRST_COMPLETED)

@@ -21,14 +21,14 @@ from rlcore_ray.output import ActorOutput, ProcessPlace
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-"""The address of nodes of a Ray that is this machine's alone."""
+"""The node address of a Ray that serves only this machine."""
 LAST_WORD_S = 30.0
-"""Seconds that Ray may take to say why an unreachable actor has ended: it asks nodes every few seconds."""
+"""Seconds allowed for Ray to find out why an unreachable actor ended: it polls nodes every few seconds."""
 ASK_AGAIN_S = 0.5
 
 
 class ActorBody:
-    """The actors of one replica, one for each rank. Implements `rlcore.contracts.clusters.ReplicaBody`."""
+    """The actors of one replica, one per rank. Implements `rlcore.contracts.clusters.ReplicaBody`."""
 
     def __init__(self, name: str, actors: Sequence[Any], output: ActorOutput) -> None:
         self.name = name
@@ -40,9 +40,9 @@ class ActorBody:
         self._number = 0
         self._places: Sequence[ProcessPlace | None] = [None] * len(self._actors)
         self._reasons: dict[int, str] = {}
-        """Reasons why ranks have ended, in the order in which that was seen."""
+        """Reasons why ranks have ended, in order of detection."""
         self._overdue: set[int] = set()
-        """Ranks that were killed, because a call took too long."""
+        """Ranks that were killed because a call took too long."""
         self._last_words: dict[int, str] = {}
         self._closed = False
 
@@ -77,14 +77,14 @@ class ActorBody:
     async def call(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
     ) -> Any:
-        """See `ReplicaBody.call`; what all ranks are given is stored once."""
+        """See `ReplicaBody.call`. Arguments common to all ranks are stored once."""
         number = self._number
         with boundary(f"{where}: its arguments cannot be sent", WorkerError):
             payload: Any = (args, kwargs) if len(self._actors) == 1 else ray.put((args, kwargs))
             refs = [
                 actor.call.remote(number, role, method, payload, rank == 0) for rank, actor in enumerate(self._actors)
             ]
-        self._number += 1  # only now: actors wait for every number in turn
+        self._number += 1  # only now: actors wait for each number in turn
         answered = False
         try:
             values = await self._all(refs, self._value, where, deadline_s)
@@ -133,7 +133,7 @@ class ActorBody:
                 await self._drain(refs, deadlines.close_s)
 
     async def _drain(self, refs: Any, close_s: float) -> None:
-        """Take what still comes, so that the worker's generator has ended when this returns."""
+        """Consume what still arrives, so that the worker's generator has ended when this returns."""
         try:
             async with asyncio.timeout(close_s):
                 async for _ in refs:
@@ -142,14 +142,14 @@ class ActorBody:
             pass
 
     async def _all(self, refs: Sequence[Any], ask: Callable[..., Awaitable[Any]], *args: Any) -> list[Any]:
-        """The answers of all ranks. The first error ends the wait, because other ranks may be waiting for that rank."""
+        """The answers of all ranks. The first error ends the wait, because other ranks may wait for that rank."""
         answers = [ask(rank, ref, *args) for rank, ref in enumerate(refs)]
         return await answers_of_ranks(answers, self._reasons.__contains__)
 
     async def _value(self, rank: int, ref: Any, where: str, deadline_s: float) -> Any:
         """A worker's result; its exception is raised here.
 
-        WorkerError when the deadline passes, after which the actor is killed: its loop may be stuck.
+        WorkerError at the deadline, after which the actor is killed, because its loop may be stuck.
         """
         try:
             return opened(await self._ask(rank, ref, where, deadline_s))
@@ -171,7 +171,7 @@ class ActorBody:
             raise WorkerError(f"{where}: {await self._lost(rank, error)}") from error
 
     async def _lost(self, rank: int, error: RayError) -> str:
-        """The reason why a rank does not answer; the rest of Ray's message is Ray's log."""
+        """Reason for a rank's silence. The rest of Ray's message is an excerpt of its log."""
         error = await self._last_word(rank, error)
         if self._closed and rank not in self._reasons:
             return next(iter(self._reasons.values()), "it was closed")
@@ -179,7 +179,7 @@ class ActorBody:
             return self._reasons[rank]
         several, place = len(self._actors) > 1, self._places[rank]
         whose = f"its rank {rank}, {self._rank_name(rank)}, ended" if several else "its actor ended"
-        # Who is served inside another worker has that one's actor.
+        # A worker embedded in another one shares its actor.
         where = ", ".join(word for word in ("" if several else self.name, str(place or "")) if word)
         reason = f"{whose}: {describe(error).rstrip('.')}" + (where and f" ({where})")
         self._reasons.setdefault(rank, reason)
@@ -190,7 +190,7 @@ class ActorBody:
         return f"{self.name[:-1]}.{rank}]" if len(self._actors) > 1 else self.name
 
     async def _last_word(self, rank: int, error: RayError) -> RayError:
-        """The error, or where that says only that the actor cannot be reached now, what Ray says when it knows why."""
+        """The error; if it only says that the actor is unreachable, Ray's later error with the cause."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
                 while isinstance(error, ActorUnavailableError) and not self._closed:
@@ -216,7 +216,7 @@ class ActorBody:
         return done.pop().result()
 
     async def _watch(self, rank: int) -> str:
-        """Waits until the rank ends; the reason."""
+        """Wait until the rank ends. Returns the reason."""
         try:
             await self._actors[rank].watch.remote()
         except RayError as error:
@@ -249,7 +249,7 @@ class ActorBody:
 
 @contextmanager
 def _in_time(where: str, deadline_s: float) -> Iterator[None]:
-    """A deadline that passes inside becomes a WorkerError that says what took so long."""
+    """Turns a timeout inside into a WorkerError that names the call."""
     try:
         yield
     except TimeoutError as cause:
@@ -257,7 +257,7 @@ def _in_time(where: str, deadline_s: float) -> Iterator[None]:
 
 
 def opened(answer: Answer) -> Any:
-    """The value of an answer; what the worker raised is raised here, with the worker's traceback as its cause."""
+    """The value of an answer. The worker's error is raised here, with its traceback as the cause."""
     kind, value = answer
     if kind == OK:
         return value

@@ -1,4 +1,4 @@
-"""The cluster that the plugin offers: a thin shell, so that planning imports no Ray."""
+"""The cluster that the plugin offers: a thin shell, so that planning does not import Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RayCluster(ReplicaCluster):
-    """Workers as actors, pools as placement groups: a Ray that is joined, or one that is started on this machine."""
+    """Workers as actors, pools as placement groups, on a Ray cluster that it joins or starts on this machine."""
 
     def __init__(self, context: ClusterContext) -> None:
         super().__init__(context)
@@ -21,7 +21,7 @@ class RayCluster(ReplicaCluster):
 
     @property
     def session(self) -> RaySession:
-        """The connection to Ray, made at first use."""
+        """The connection to Ray, created at first use."""
         if self._session is None:
             try:
                 from rlcore_ray.session import RaySession
@@ -40,15 +40,15 @@ class RayCluster(ReplicaCluster):
         await self.session.open()
 
     def device_of(self, worker: WorkerPlan, index: int, rank: int) -> str:
-        """Ray shows an actor its own devices only, so they begin with 0 there."""
+        """Ray shows an actor only its own devices, so their numbers begin at 0."""
         return self.session.device_of(worker)
 
     async def launch(self, worker: WorkerPlan, index: int) -> ReplicaBody:
-        """The actors of a replica, with nothing in them yet."""
+        """The actors of a replica, still empty."""
         return await self.session.launch(worker, index)
 
     async def close(self) -> None:
-        """Close every worker, end its actors, release the pools and leave Ray; a Ray that we started ends."""
+        """Close every worker, end its actors, release the pools and leave Ray. A Ray started by the run ends."""
         if self._session is None:
             return
         self._session.call_off_abort()

@@ -1,4 +1,4 @@
-"""Forwards the output of actors, which Ray's log monitor on each node publishes, into the log of the run."""
+"""Forwards actors' output, published by Ray's log monitor on each node, into the log of the run."""
 
 import asyncio
 import logging
@@ -19,13 +19,13 @@ from rlcore_ray.actor import END_OF_OUTPUT
 logger = logging.getLogger(__name__)
 
 RAYS_OWN = "ray_print_logs"
-"""The one of Ray's that prints everything to the terminal."""
+"""Ray's log handler, which prints everything to the terminal."""
 MAX_EARLY = 1000
-"""Lines that are kept of processes of which it is not known yet whose they are."""
+"""Lines kept of a process that is not assigned to a worker yet."""
 QUIET_S = 1.0
-"""An actor that has ended has said its last words when so long nothing more has come; files are read every 0.1 s."""
+"""Seconds without a new line after which a dead actor's output counts as complete; files are read every 0.1 s."""
 LAST_S = 3.0
-"""Until last words are taken for all there is, and the end of the output for lost."""
+"""Seconds after which the wait for last words, or for the end of the output, stops."""
 POLL_S = 0.05
 
 
@@ -50,7 +50,7 @@ class _Heard:
 
 
 class ActorOutput:
-    """The lines of every actor of a run. Ray hands them over in a separate thread."""
+    """The lines of every actor of a run. Ray delivers them in a separate thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,13 +61,13 @@ class ActorOutput:
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
-        """Inside, `ray.init()` connects; what comes after is heard here and not printed."""
+        """Inside, `ray.init()` connects; later output arrives here instead of being printed."""
         self._listen()
         yield
         dispatcher.remove_handler(RAYS_OWN)
 
     def join(self) -> None:
-        """Listen where Ray was connected before; what it prints itself stays as it is."""
+        """Listen to a Ray that was already connected, without changing what Ray prints."""
         if hasattr(global_worker, "logger_thread"):
             self._listen()
         else:
@@ -81,13 +81,13 @@ class ActorOutput:
         dispatcher.add_handler(self._handler, self._arrived)
 
     def close(self) -> None:
-        """Nothing is listened to any more."""
+        """Stop listening."""
         if self._listening:
             dispatcher.remove_handler(self._handler)
         self._listening = False
 
     def expect(self, place: ProcessPlace, name: str) -> None:
-        """From now on the lines of that process are logged under this name, those that have come already, too."""
+        """Log the lines of that process under this name, including those that have already arrived."""
         with self._lock:
             self._heard[place] = _Heard(name)
             for where, line, is_error in self._early:
@@ -96,9 +96,9 @@ class ActorOutput:
             self._early = deque((line for line in self._early if line[0] != place), MAX_EARLY)
 
     async def last_words(self, place: ProcessPlace | None) -> str:
-        """The last output of a process that has ended, as `WorkerOutput.last_words`.
+        """The last output of a process that has ended, like `WorkerOutput.last_words`.
 
-        Waits until no line has come for QUIET_S seconds, LAST_S at most.
+        Waits until no line has arrived for QUIET_S seconds, at most LAST_S.
         """
         began = time.monotonic()
         with self._lock:
@@ -110,7 +110,7 @@ class ActorOutput:
         return heard.printed.last_words
 
     async def until_end(self, places: Sequence[ProcessPlace]) -> None:
-        """Return when everything has come that these processes, which have closed, had printed; or after a while."""
+        """Return when all output of these closed processes has arrived, or after LAST_S."""
         ends_at = time.monotonic() + LAST_S
         with self._lock:
             waiting = [self._heard[place] for place in places if place in self._heard]
@@ -120,7 +120,7 @@ class ActorOutput:
             await asyncio.sleep(POLL_S)
 
     def _arrived(self, message: Mapping[str, Any]) -> None:
-        if not str(message["pid"]).isdecimal():  # Ray's servers have names there
+        if not str(message["pid"]).isdecimal():  # Ray's servers have names instead of numbers
             return
         place = ProcessPlace(str(message["ip"]), int(message["pid"]))
         with self._lock:

@@ -1,4 +1,4 @@
-"""Pools as placement groups: which bundle each rank of each role takes."""
+"""Pools as placement groups: assigns each rank of each role to a bundle."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from rlcore.contracts.clusters import ClusterContext, PoolPlan, WorkerPlan
 from rlcore_ray.places import meeting_in, places_of
 
 NAME = "rlcore"
-"""Every placement group of ours is named 'rlcore RUN POOL', so that another run can say who holds the cluster."""
+"""Placement groups are named 'rlcore RUN POOL', so that another run can name the holders of the cluster."""
 ASK_AGAIN_S = 0.2
 
 
@@ -33,9 +33,9 @@ class BundleSlot:
 def slots_of(run: ClusterContext) -> dict[str, list[BundleSlot]]:
     """For each role with separate processes, the slot of each rank, replica by replica.
 
-    Roles of a pool take turns on its devices: the ranks that meet in a bundle share its devices, and each has its CPUs.
-    A union's ranks share the CPUs of its members' bundles with the servers that sleep while they train: Ray knows no
-    turns, so each side reserves its part of what the larger one needs.
+    Roles of a pool take turns on its devices: the ranks in a bundle share its devices, and each has its own CPUs. A
+    union's ranks share the CPUs of its members' bundles with the servers that sleep while they train. Ray does not know
+    turns, so each side reserves its part of the larger need.
     """
     places = places_of(run.pools, run.workers)
     meeting = meeting_in(places)
@@ -54,7 +54,7 @@ def slots_of(run: ClusterContext) -> dict[str, list[BundleSlot]]:
 
 
 def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: ClusterContext) -> float:
-    """The CPUs that a rank reserves at a spot where these meet."""
+    """The CPUs that a rank reserves at a spot that these workers share."""
     pool = next(worker.request.pool for worker in run.workers if worker.request.role == ACTOR)
     servers = [worker.request.cpus for worker in present if worker.request.role.name in run.colocated_roles]
     trainers = [
@@ -70,7 +70,7 @@ def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: ClusterContext) 
 
 
 def _gpus(plan: WorkerPlan, present: Sequence[WorkerPlan]) -> float:
-    """Ray knows fractions of one device only; several devices are given whole, to one role."""
+    """Ray divides only single devices; several devices go to one role as a whole."""
     gpus = plan.request.gpus
     sharing = sum(1 for worker in present if worker.request.gpus)
     return gpus if gpus > 1 else floor(gpus / max(sharing, 1) * 1000) / 1000
@@ -79,9 +79,9 @@ def _gpus(plan: WorkerPlan, present: Sequence[WorkerPlan]) -> float:
 def bundles_of(
     slots: Mapping[str, Sequence[BundleSlot]], pools: Sequence[PoolPlan] = ()
 ) -> dict[str, list[dict[str, float]]]:
-    """The bundles of each leaf pool: the sum of what is taken of them, devices rounded up, and its custom resources.
+    """The bundles of each leaf pool: the sum of their slots, devices rounded up, plus its custom resources.
 
-    A pool that says how many nodes has a bundle for each of them, with all of the pool's devices there.
+    A pool with a number of nodes has one bundle per node, with all of the pool's devices there.
     """
     sums: dict[str, dict[int, list[float]]] = {}
     for ranks in slots.values():
@@ -102,16 +102,16 @@ def _bundles(taken: Mapping[int, Sequence[float]], pool: PoolPlan | None) -> lis
 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
-    # A bundle must not be empty; a hundredth of a CPU holds its place.
+    # A bundle must not be empty; a hundredth of a CPU is the placeholder.
     return {"CPU": ceil(cpus * 100 - 1e-6) / 100 or 0.01} | ({"GPU": float(ceil(gpus - 1e-6))} if gpus else {})
 
 
 STRATEGIES = {"pack": "PACK", "spread": "SPREAD", "strict_spread": "STRICT_SPREAD", "one_node": "STRICT_PACK"}
-"""Ray's word for each value of `placement`."""
+"""Ray's strategy for each value of `placement`."""
 
 
 def strategy_of(pool: PoolPlan) -> str:
-    """Ray's strategy for a leaf pool: each bundle on a separate node where the pool says how many nodes."""
+    """Ray's strategy for a leaf pool: each bundle on a separate node if the pool has a number of nodes."""
     return "STRICT_SPREAD" if pool.nodes > 1 else STRATEGIES[pool.placement]
 
 
@@ -129,7 +129,7 @@ class Placement:
         return self._groups[pool]
 
     async def place(self, bundles: Mapping[str, list[dict[str, float]]], deadline_s: float) -> None:
-        """Reserve every pool; WorkerError saying what was wanted, what there is and who has it."""
+        """Reserve every pool; WorkerError naming what was requested, what exists and who has it."""
         for pool, wanted in sorted(bundles.items()):
             spec = self._pools[pool]
             group = placement_group(
@@ -148,7 +148,7 @@ class Placement:
                 raise WorkerError(f"cluster: pool '{pool}' cannot be placed: {error}") from error
 
     async def stand(self, pool: str, deadline_s: float) -> None:
-        """Return when every bundle of the pool is on a node: where one has left, Ray looks for another place for it.
+        """Return when every bundle of the pool is on a node. If a node has left, Ray looks for a new place.
 
         WorkerError as from `place`.
         """
@@ -178,7 +178,7 @@ class Placement:
         )
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         groups = list(self._groups.values()) if ray.is_initialized() else []
         self._groups.clear()
         for group in groups:
@@ -186,7 +186,7 @@ class Placement:
 
 
 def _where(pool: PoolPlan) -> str:
-    """The pool's demands on its nodes, as a part of an error."""
+    """The pool's node requirements, as part of an error text."""
     ways = {
         "STRICT_SPREAD": [f"on as many nodes (nodes={pool.nodes})" if pool.nodes > 1 else "each on a separate node"],
         "STRICT_PACK": ["all on one node"],
@@ -205,7 +205,7 @@ def _worded(wanted: Sequence[Mapping[str, float]]) -> str:
 
 
 def _holders(ours: Any) -> list[str]:
-    """Names of other placement groups that hold something."""
+    """Names of other placement groups with resources."""
     mine = {group.id.hex() for group in ours}
     table = placement_group_table()
     return sorted(

@@ -16,16 +16,16 @@ class BundlePlace(NamedTuple):
     pool: str
     """A leaf pool."""
     spot: int
-    """Ranks of different roles at one spot of a pool share its devices."""
+    """Ranks of different roles at the same spot of a pool share its devices."""
     bundle: int
-    """The reservation on one node: of a pool that says how many nodes a node's part of it, else the spot."""
+    """The reservation on one node: a node's part of the pool if it has a number of nodes, else the spot."""
 
 
 def places_of(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> dict[str, list[BundlePlace]]:
     """The place of each rank, by role with separate processes.
 
-    The ranks of a role are laid out evenly over the nodes of its pool, in order. A union's ranks go through the spots
-    of its members in order.
+    The ranks of a role are laid out evenly over the nodes of its pool, in order. A union's ranks take the spots of its
+    members in order.
     """
     by_name = {pool.name: pool for pool in pools}
     members = {member for pool in pools for member in pool.colocates}
@@ -49,7 +49,7 @@ def places_of(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> dict[
 def _spots(
     pool: PoolPlan, num: int, by_name: Mapping[str, PoolPlan], spots_a_node: Mapping[str, int]
 ) -> list[tuple[str, int]]:
-    """(leaf pool, spot) of each of a role's `num` ranks; of a union all that there are."""
+    """(leaf pool, spot) of each of a role's `num` ranks; for a union, all spots."""
     if pool.colocates:
         return [(leaf, spot) for leaf in pool.colocates for spot in range(spots_a_node[leaf] * by_name[leaf].nodes)]
     on_a_node = ceil(num / pool.nodes)
@@ -70,7 +70,7 @@ def _own_processes(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:
 
 
 def _num_spots(pool: PoolPlan, workers: Sequence[WorkerPlan], in_union: bool) -> int:
-    """The ranks of the largest role of the pool; a union also uses devices that no other role does."""
+    """The ranks of the pool's largest role; a union also uses devices that no other role uses."""
     ranks = [
         plan.request.replicas * plan.request.ranks for plan in _own_processes(workers) if plan.request.pool == pool.name
     ]
@@ -80,7 +80,7 @@ def _num_spots(pool: PoolPlan, workers: Sequence[WorkerPlan], in_union: bool) ->
 def problems(
     config: RunConfig, section: Any, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]
 ) -> Sequence[str]:
-    """Roles that Ray cannot place: of several devices in one process it shares none."""
+    """Roles that Ray cannot place: it does not share the devices of a process with several."""
     found = []
     for (pool, _), present in meeting_in(places_of(pools, workers)).items():
         using = [plan for plan in present if plan.request.gpus]

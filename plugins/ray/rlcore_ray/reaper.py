@@ -1,10 +1,10 @@
-"""Ends what a driver leaves of the Ray that it started: `python -m rlcore_ray.reaper MARK BEGAN`.
+"""Ends what a driver leaves behind of a Ray that it started: `python -m rlcore_ray.reaper MARK BEGAN`.
 
-Ray's servers end with the driver, but the agents they start notice only after a minute. This process holds a pipe
-whose other end is the driver's alone, waits for its end, and kills every process that belongs to that Ray: those that
-were started with the mark in their environment, which some of Ray's write over, and those that write to a file of
-a session directory whose name has the driver's process id and a time not before BEGAN. Ray makes that directory
-before it starts a process, so this also works for a driver that ends while Ray is starting.
+Ray's servers end with the driver, but the agents that they start notice only after a minute. This process holds a pipe
+whose other end only the driver has. It waits for the pipe to close, then kills every process of that Ray: those with
+the mark in their environment (some of Ray's overwrite it), and those that write to a file in a session directory whose
+name has the driver's process id and a time not before BEGAN. Ray creates that directory before it starts a process, so
+this also works for a driver that ends while Ray is starting.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ from pathlib import Path
 from rlcore.cluster.kit import marked
 
 VARIABLE = "RLCORE_RAY_OF"
-"""Holds the mark in the environment of what is guarded."""
+"""Environment variable with the mark."""
 PATIENCE_S = 5.0
-"""Seconds for which it goes on looking for what is still being started."""
+"""Seconds for which it keeps looking for processes that are still being started."""
 QUIET_S = 0.3
-"""It has ended what is left when it has found nothing for this long: a process may be starting another."""
+"""Seconds without a find after which it is done: a process may still be starting another."""
 SESSION_TIME = "%Y-%m-%d_%H-%M-%S_%f"
 """Format of the time in the name of a session directory; a later time is a greater string."""
 SESSION = re.compile(r"/session_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{6})_(\d+)/")
 
 
 class Reaper:
-    """The reaper of everything that is started with the mark in its environment from now on."""
+    """The reaper of every process started with the mark in its environment from now on."""
 
     def __init__(self, mark: str) -> None:
         began = datetime.now().strftime(SESSION_TIME)  # Ray's names have local time
@@ -42,7 +42,7 @@ class Reaper:
         )
 
     def dismiss(self) -> None:
-        """Let it end what is left, and itself."""
+        """Have it end what is left, and then itself."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -72,19 +72,3 @@ def _writes_to_session(entry: Path, began: str, driver: int) -> bool:
     return False
 
 
-def main(mark: str, began: str) -> None:
-    """Wait for the end of standard input, then kill until nothing has been left for a while."""
-    driver = os.getppid()
-    sys.stdin.read()
-    ends_at = time.monotonic() + PATIENCE_S
-    quiet_at = time.monotonic() + QUIET_S
-    while time.monotonic() < min(quiet_at, ends_at):
-        for process in belonging(mark, began, driver):
-            quiet_at = time.monotonic() + QUIET_S
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.05)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])

@@ -1,4 +1,4 @@
-"""The connection of a run to Ray: joins a cluster or starts one on this machine, and leaves nothing behind."""
+"""The connection of a run to Ray: joins a cluster, or starts one on this machine and leaves nothing behind."""
 
 import asyncio
 import contextlib
@@ -37,11 +37,11 @@ from rlcore_ray.settings import RaySettings
 logger = logging.getLogger(__name__)
 
 CONNECT_S = 60.0
-"""Until Ray has started, or answers at its address."""
+"""Seconds for Ray to start, or to answer at its address."""
 LEAVE_S = 6.0
-"""Until Ray is left, also by an attempt to connect that is under way; then a Ray of ours is killed."""
+"""Seconds for leaving Ray, including a running attempt to connect; then a Ray of ours is killed."""
 REACH_S = 5.0
-"""Until the port at the address accepts a connection."""
+"""Seconds for the port at the address to accept a connection."""
 
 
 class RaySession:
@@ -53,11 +53,11 @@ class RaySession:
         self._slots = slots_of(context)
         self._placement = Placement(context.run_dir.name, context.pools)
         self._thread: WorkerThread | None = None
-        """The one that connects and leaves; None where Ray was there already."""
+        """The thread that connects and leaves; None if Ray was already connected."""
         self._reaper: Reaper | None = None
         self._output = ActorOutput()
         self._environment: dict[str, str] = {}
-        """Of actors of a Ray that we started: their ranks meet on this machine."""
+        """Environment of the actors of a Ray that we started: their ranks meet on this machine."""
 
     async def open(self) -> None:
         """Connect, and reserve the pools."""
@@ -66,7 +66,7 @@ class RaySession:
             _refuse_settings(settings)
             self._output.join()
         else:
-            # Processes that Ray starts here end with the thread that starts them, so that thread stays.
+            # Processes that Ray starts here end with the thread that started them, so keep that thread.
             self._thread = WorkerThread("ray").start()
             with _own_signals():
                 await self._thread.run(self._connect, "cluster: connecting to Ray", CONNECT_S)
@@ -74,14 +74,14 @@ class RaySession:
 
     def _connect(self) -> None:
         settings = self._settings
-        # Without it Ray hides the devices from actors that ask for none, and warns that it will stop doing so.
+        # Without it Ray hides the devices from actors that request none, and warns that it will stop doing so.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         quiet: dict[str, Any] = {"configure_logging": False, "log_to_driver": True}
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
             if settings.address:
                 _check_reachable(settings.address)
-                # Ray offers its token by itself only to a cluster that it finds by itself.
+                # Ray sends its token automatically only to a cluster that it finds automatically.
                 maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
                 with self._output.beginning():
                     ray.init(settings.address, **quiet)
@@ -111,11 +111,11 @@ class RaySession:
             os.environ.pop(VARIABLE, None)
 
     def device_of(self, worker: WorkerPlan) -> str:
-        """`WorkerContext.device` of each of its ranks."""
+        """`WorkerContext.device` for each of its ranks."""
         return "cuda:0" if self._slots[self._context.host_of(worker).request.role.name][0].gpus else "cpu"
 
     async def launch(self, worker: WorkerPlan, index: int) -> ActorBody:
-        """The actors of a replica, with nothing in them yet."""
+        """The actors of a replica, still empty."""
         request = worker.request
         slots = self._slots[request.role.name][index * request.ranks : (index + 1) * request.ranks]
         for pool in sorted({slot.pool for slot in slots}):
@@ -132,7 +132,7 @@ class RaySession:
                 max_restarts=0,
                 max_concurrency=MAX_CALLS,
                 scheduling_strategy=strategy,
-                # Ray sets these itself where they are not set, to what the actor's CPUs say; the plan's number holds.
+                # Unless set, Ray derives these from the actor's CPUs; the plan's number takes precedence.
                 runtime_env={"env_vars": thread_environment(self._context.threads_of(worker)) | self._environment},
             )
             actors.append(actor.remote(path, str(Path.cwd())))
@@ -147,17 +147,17 @@ class RaySession:
         return body
 
     def call_off_abort(self) -> None:
-        """Undo what Ray's signal handler has begun: it aborts the process three seconds later."""
+        """Cancel what Ray's signal handler has scheduled: it aborts the process three seconds later."""
         _call_off_abort()
 
     async def close(self) -> None:
-        """Release the pools and leave Ray, when no actor is left; a Ray that we started ends."""
+        """Release the pools and leave Ray once no actor is left. A Ray that we started ends."""
         self._output.close()
         if self._thread is None:
             self._placement.close()
             return
         try:
-            # An attempt to connect that was given up goes on in that thread: this waits for its turn behind it.
+            # An abandoned attempt to connect still runs in that thread; this queues behind it.
             await self._thread.run(self._leave, "cluster: leaving Ray", LEAVE_S)
         except WorkerError as error:
             logger.warning("%s", error)
@@ -176,10 +176,10 @@ class RaySession:
 
 @contextlib.contextmanager
 def _loopback_only() -> Iterator[None]:
-    """The Ray that is started inside listens on the loopback interface only.
+    """Makes a Ray that is started inside listen on the loopback interface only.
 
-    Asked for 127.0.0.1, Ray takes this machine's outer address and listens on all interfaces, unless it is told that
-    there will be no other machine; what it starts is told by the environment.
+    When asked for 127.0.0.1, Ray uses this machine's outer address and listens on all interfaces, unless it is told
+    that there is no other machine. Its processes learn that from the environment.
     """
     name, before, constant = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, dict(os.environ), "ENABLE_RAY_CLUSTER"
     may_have_others = getattr(ray_constants, constant)
@@ -196,11 +196,11 @@ def _loopback_only() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's handlers of signals, which Ray would replace.
+    """Keeps this process's signal handlers, which Ray would replace.
 
-    A process that connects gets a handler of Ray's, below Python's, which prints a trace, calls the one before it and
-    has the process aborted three seconds later: in the middle of a checkpoint, say. What Ray starts here is in our
-    process group and inherits that SIGHUP is ignored: a terminal that closes ends nothing.
+    A process that connects gets a handler from Ray, below Python's. It prints a trace, calls the previous handler and
+    aborts the process three seconds later, for example during a checkpoint. Processes that Ray starts here are in our
+    process group and inherit the ignored SIGHUP, so a closed terminal ends nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -210,15 +210,15 @@ def _own_signals() -> Iterator[None]:
         yield
     finally:
         for signum, handler in ((signal.SIGHUP, hangup), (signal.SIGTERM, signal.getsignal(signal.SIGTERM))):
-            if handler is not None:  # else it was never Python's
+            if handler is not None:  # else it was not set by Python
                 signal.signal(signum, handler)
-                signal.siginterrupt(signum, False)  # as asyncio has it
+                signal.siginterrupt(signum, False)  # like asyncio
         _call_off_abort()
 
 
 def _call_off_abort() -> None:
-    """A signal that came while Ray's handler was there has set the alarm of the abort."""
-    if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:  # for Python: it is not used here
+    """Cancel the abort's alarm, set by a signal that arrived while Ray's handler was installed."""
+    if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:  # in Python's view: it is not used here
         signal.alarm(0)
 
 
@@ -226,9 +226,9 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private_token() -> None:
-    """Make the file of the token that Ray would make readable by all, or close it to others when it is there.
+    """Create the token file, which Ray would make world-readable, or make an existing one private.
 
-    Its directory is closed to others' writing. WorkerError naming what is in the file's place and holds no token.
+    Its directory becomes unwritable to others. WorkerError naming an existing path that contains no token.
     """
     has_token = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if has_token or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
@@ -237,7 +237,7 @@ def make_private_token() -> None:
     with boundary(f"cluster: Ray's token '{path}'", WorkerError, OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(path.parent.stat().st_mode)
-        if mode & OTHERS_WRITE:  # PermissionError for another user's directory
+        if mode & OTHERS_WRITE:  # PermissionError if the directory is another user's
             path.parent.chmod(mode & ~OTHERS_WRITE)
         if not os.path.lexists(path):
             _write_token(path)
@@ -253,7 +253,7 @@ def make_private_token() -> None:
 
 
 def _write_token(path: Path) -> None:
-    """Make the file whole or not at all; of several that do at once the first one's stays."""
+    """Create the file atomically; of concurrent writers, the first one wins."""
     descriptor, name = tempfile.mkstemp(prefix=".auth_token.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -265,7 +265,7 @@ def _write_token(path: Path) -> None:
 
 
 def _refuse_settings(settings: RaySettings) -> None:
-    """WorkerError for a setting that a Ray which runs in this process already cannot heed."""
+    """WorkerError for a setting that cannot apply to a Ray already running in this process."""
     for name in ("address", "object_store_gib", "dashboard"):
         if value := getattr(settings, name):
             raise WorkerError(
@@ -275,7 +275,7 @@ def _refuse_settings(settings: RaySettings) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """WorkerError when nothing listens there: Ray itself would try for minutes."""
+    """WorkerError when nothing listens there; Ray itself would retry for minutes."""
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdecimal():
         return
@@ -289,7 +289,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _why(error: BaseException) -> str:
-    """The problem and its remedy; the reason is at the end of a chain of causes."""
+    """The problem and its remedy. The actual reason is at the end of the chain of causes."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)

@@ -1,4 +1,4 @@
-"""The section `plugins.ray`, and what Ray can do with it."""
+"""The section `plugins.ray`, and Ray's abilities under it."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ class RaySettings:
     """The Ray cluster that the workers run on: one to join, or one that the run starts."""
 
     address: str = ""
-    """Of the Ray cluster to join, such as '10.0.0.1:6379', or 'auto' for the one on this machine; empty: start one."""
+    """Ray cluster to join, such as '10.0.0.1:6379', or 'auto' for one on this machine; empty: start one."""
     placement_s: float = option(300.0, above=0)
-    """Seconds that a pool may wait for its place in the cluster: other runs may hold it, or nodes be starting."""
+    """Seconds to wait for a pool's resources: other runs may hold them, or nodes may be starting."""
     object_store_gib: float = option(0.0, used_when="plugins.ray.address == ''", at_least=0)
-    """Memory for batches of the Ray that is started here; 0: Ray decides."""
+    """Object store memory of a Ray started here, for batches; 0: Ray decides."""
     dashboard: bool = option(False, used_when="plugins.ray.address == ''")
-    """Start Ray's dashboard, too."""
+    """Also start Ray's dashboard."""
 
     def __post_init__(self) -> None:
         port = self.address.rpartition(":")[2]
@@ -29,7 +29,7 @@ class RaySettings:
 
 
 def abilities(config: RunConfig, section: RaySettings) -> ClusterAbilities:
-    """A Ray that is joined has nodes, labels and resources; one that is started here is this machine."""
+    """A joined cluster has nodes, labels and resources; a Ray started here is this machine."""
     if not section.address:
         return ClusterAbilities(processes=ProcessUse.ALL, more_with="plugins.ray.address")
     return ClusterAbilities(

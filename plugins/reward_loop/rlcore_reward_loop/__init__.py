@@ -1,4 +1,4 @@
-"""An rlcore plugin: rewards from services, judges and reward models, beside those from functions."""
+"""An rlcore plugin: rewards from services, judges and reward models, in addition to functions."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ def requests(config: RunConfig, section: RewardLoopSettings) -> Sequence[WorkerR
 
 
 def reward_model(section: RewardLoopSettings, name: str) -> RewardModel:
-    """An entry of `models` as its replicas are told of it."""
+    """An entry of `models` in the form that its replicas receive."""
     model = section.models[name]
     return RewardModel(
         path=model.path,
@@ -74,7 +74,7 @@ def parts(config: RunConfig, section: RewardLoopSettings) -> Sequence[RewardComp
 
 
 def build(context: BuildContext) -> RewardManager:
-    """The manager; imported late, because aiohttp takes a quarter of a second and a plan does not need it."""
+    """The manager. Imported late: aiohttp takes a quarter of a second to import, and a plan does not need it."""
     from rlcore_reward_loop.manager import RewardLoop
 
     return RewardLoop(context)
@@ -92,7 +92,7 @@ def rlcore_reward_managers() -> Sequence[Component[RewardManager]]:
 
 @hookimpl
 def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
-    """The pools of reward models; sizes are what the replicas need, unless `cluster.pools` says."""
+    """The pools of reward models; each is as large as its replicas need, unless `cluster.pools` sets its size."""
     pools = {request.pool for request in requests if request.role.interface is RewardReplica}
     return [PoolSpec(pool) for pool in sorted(pools - {MAIN_POOL})]
 

@@ -13,7 +13,7 @@ WHERE = "plugins.reward_loop"
 
 
 def check(config: RunConfig, settings: RewardLoopSettings) -> None:
-    """ConfigError for what cannot work, PlanError for what is served and asked by no reward."""
+    """ConfigError for settings that cannot work, PlanError for a service or model that no reward uses."""
     if not settings.rewards and not (settings.expose and config.reward.functions):
         raise ConfigError(
             f"{WHERE}.rewards: empty; needs at least one, such as {WHERE}.rewards.helpful.served_by=scorer and "

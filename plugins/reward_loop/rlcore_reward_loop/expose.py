@@ -1,6 +1,6 @@
 """Services and models for the user's own reward code: an OpenAI-style endpoint on loopback that asks for a token.
 
-Exposed services and models keep their slots, pace, retries and audit log. Children inherit where it is and the token in
+Exposed services and models keep their slots, rates, retries and audit log. Children find the address and the token in
 their environment.
 """
 
@@ -24,13 +24,13 @@ from rlcore_reward_loop.rewards import CHAT_PATH
 URL_VARIABLE, TOKEN_VARIABLE = "RLCORE_REWARD_URL", "RLCORE_REWARD_TOKEN"
 EVAL_URL_VARIABLE = "RLCORE_REWARD_EVAL_URL"
 EVAL_PREFIX = "/eval"
-"""Paths that begin with it are asked in the lane of evaluations."""
+"""Paths below it use the evaluation lane."""
 MAX_BODY_BYTES = 4_000_000
 REWARD = "exposed"
 """Name of the caller in the audit log."""
 
 CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
-"""Errors in the server that the client causes: bytes that are not HTTP, or a closed connection."""
+"""Server errors caused by the client: bytes that are not HTTP, or a closed connection."""
 server_logger = logging.getLogger(f"{__name__}.server")
 server_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], CLIENT_FAULTS)))
 
@@ -38,9 +38,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Exposure:
-    """The server. These paths and no others: GET /v1/models, POST /v1/chat/completions, POST /v1/score.
+    """The server. It has these paths only: GET /v1/models, POST /v1/chat/completions, POST /v1/score.
 
-    The same below /eval are for the samples of an evaluation, which do not queue behind those of training.
+    The same paths below /eval serve evaluation samples, which do not queue behind training.
     """
 
     def __init__(self, services: Mapping[str, Service], models: Mapping[str, Replicas]) -> None:
@@ -51,7 +51,7 @@ class Exposure:
         self._before: dict[str, str | None] = {}
 
     async def start(self) -> None:
-        """Listen on a free port of 127.0.0.1, and tell the environment."""
+        """Listen on a free port of 127.0.0.1 and export address and token to the environment."""
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         for prefix in ("", EVAL_PREFIX):
             application.router.add_get(f"{prefix}/v1/models", self._list)
@@ -71,7 +71,7 @@ class Exposure:
         remember_variable(TOKEN_VARIABLE)
 
     async def close(self) -> None:
-        """Stop listening, and put the environment back; also more than once."""
+        """Stop listening and restore the environment. Safe to call more than once."""
         before, self._before = self._before, {}
         for name, value in before.items():
             if value is None:

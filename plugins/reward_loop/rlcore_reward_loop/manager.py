@@ -1,4 +1,4 @@
-"""The reward manager: functions, services, judges and models, each asked the moment a sample is complete."""
+"""The reward manager: functions, services, judges and models, each called as soon as a sample is complete."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings
 
 
 class RewardLoop(RewardManager):
-    """Scores by everything that `plugins.reward_loop` and `reward.functions` name; failures are data that say why."""
+    """Scores by all of `plugins.reward_loop` and `reward.functions`. Failures are data that say why."""
 
     def __init__(self, context: BuildContext) -> None:
         settings = context.settings(RewardLoopSettings)
@@ -72,12 +72,12 @@ class RewardLoop(RewardManager):
 
     @property
     def scope(self) -> Scope:
-        """The widest of any part of the reward; see `RewardManager.scope`."""
+        """The widest scope of any component; see `RewardManager.scope`."""
         found = {self._functions.scope, *(reward.needs for reward in self._rewards)}
         return next(scope for scope in (Scope.BATCH, Scope.GROUP, Scope.SAMPLE) if scope in found)
 
     async def start(self) -> None:
-        """Connect, and start what runs in children; exposed first, so that reward functions find it."""
+        """Connect, and start children. Exposure starts first, so that reward functions find it."""
         limits = [service.settings for service in self._services.values()]
         allow_connections(sum(limit.concurrency + limit.eval_slots for limit in limits))
         for service in self._services.values():
@@ -101,7 +101,7 @@ class RewardLoop(RewardManager):
             self._audit.close()
 
     async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
-        """See `RewardManager.score`; what the stream raises passes."""
+        """See `RewardManager.score`; errors of the stream propagate."""
         groups: set[str] = set()
         if lane is Lane.TRAIN and self._normalising:
             stream = self._scaled(stream, groups)
@@ -118,7 +118,7 @@ class RewardLoop(RewardManager):
         return [reward.statistics for reward in self._rewards if reward.statistics is not None]
 
     async def _scaled(self, stream: AsyncIterator[Trajectory], groups: set[str]) -> AsyncIterator[Trajectory]:
-        """The stream, whose groups are noted in `groups`: all of them are normalised by what is known now."""
+        """The stream. Notes its groups in `groups`, to be normalised by the statistics as of now."""
         num_samples = self._context.config.rollout.samples_per_prompt
         scales = [(function, function.scale()) for function in self._normalising]
         async for trajectory in stream:
@@ -129,7 +129,7 @@ class RewardLoop(RewardManager):
             yield trajectory
 
     def metrics(self) -> Metrics:
-        """See docs/rewards.md. A step is over: statistics take in what was seen in it."""
+        """See docs/rewards.md. Ends the step: its samples enter the statistics."""
         served: dict[str, Service | Replicas] = {**self._services, **self._models}
         waits = {setting: seconds for replica in served.values() for setting, seconds in replica.take_waits().items()}
         found, metrics = bound_by(waits, self._call_time.take()), self._functions.metrics()
@@ -160,7 +160,7 @@ class RewardLoop(RewardManager):
 
 
 def _post_processing(context: BuildContext, name: str, settings: RewardSettings) -> GroupFunction | None:
-    """The group's function, called like a reward function of scope 'group'."""
+    """The function for a group's scores, called like a reward function of scope 'group'."""
     if not settings.post_process:
         return None
     return GroupFunction(context, name, settings.post_process, settings.post_process_s)

@@ -1,4 +1,4 @@
-"""One named part of the reward: what it asks, and what it makes of the answer."""
+"""One named component of the reward: its request, and the score it makes of the answer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -34,11 +34,11 @@ class ScoreSource(ABC):
 
     @abstractmethod
     async def ask(self, reward: str, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
-        """An outcome for each trajectory; NoAnswer when none of them can be had."""
+        """An outcome per trajectory; NoAnswer when no outcome is available for any of them."""
 
 
 class ServiceSource(ScoreSource):
-    """A scoring service: an object for a sample, or `samples` for a group or batch."""
+    """A scoring service. It gets one object per sample, or `samples` for a group or batch."""
 
     def __init__(self, service: Service, scope: str) -> None:
         self._service, self._scope = service, scope
@@ -80,7 +80,7 @@ class JudgeSource(ScoreSource):
 
 
 class ModelSource(ScoreSource):
-    """A classifier or scalar head that the run serves: it judges the whole conversation."""
+    """A classifier or scalar head that the run serves, and that scores the whole conversation."""
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
@@ -93,12 +93,12 @@ class ModelSource(ScoreSource):
             conversation = (*trajectory.prompt.messages, *trajectory.completion)
         raw = await self._replicas.ask(reward, ScoreRequest(identity(trajectory), conversation), lane)
         if raw.score is None:
-            raise NoAnswer(f"model '{self._replicas.name}' gave text and no score; kind=judge reads text")
+            raise NoAnswer(f"model '{self._replicas.name}' gave text, not a score; kind=judge reads text")
         return [Outcome(RewardStatus.OK, finite("score", raw.score))]
 
 
 class RemoteReward(Scorer):
-    """A reward that a service, a judge or a model gives."""
+    """A reward from a service, a judge or a model."""
 
     def __init__(
         self, name: str, settings: RewardSettings, source: ScoreSource, post_processing: GroupFunction | None
@@ -115,12 +115,12 @@ class RemoteReward(Scorer):
 
     @property
     def scope(self) -> str:
-        """The samples that a call sees."""
+        """The unit that one call sees."""
         return self._settings.scope
 
     @property
     def weight(self) -> float:
-        """Factor in the sum."""
+        """Its factor in the weighted sum."""
         return self._settings.weight
 
     @property
@@ -130,18 +130,18 @@ class RemoteReward(Scorer):
 
     @property
     def post_processes(self) -> bool:
-        """True if there is a function that looks at each group's scores."""
+        """True if a function post-processes each group's scores."""
         return self.post_processing is not None
 
     @property
     def needs(self) -> Scope:
-        """The unit that must be scored within one run, because its scores depend on each other."""
+        """The unit that one run must score, because its scores depend on each other."""
         if self._settings.scope == "sample" and (self.post_processes or self.statistics is not None):
             return Scope.GROUP
         return Scope(self._settings.scope)
 
     async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
-        """An outcome for each; a sample without an answer is failed, with the reason."""
+        """An outcome per trajectory. A sample without an answer fails, with the reason."""
         began = monotonic()
         try:
             outcomes = await self._source.ask(self._name, trajectories, lane)
@@ -149,7 +149,7 @@ class RemoteReward(Scorer):
             outcomes = [failed(str(cause))] * len(trajectories)
         finally:
             self._latencies.append(monotonic() - began)
-        # An evaluation compares raw scores over time, and none of its samples are training samples.
+        # Evaluation compares raw scores over time, and its samples are not training samples.
         if self.statistics is None or lane is Lane.EVAL:
             return outcomes
         pairs = zip(trajectories, outcomes, strict=True)
@@ -158,13 +158,13 @@ class RemoteReward(Scorer):
     async def post_process(
         self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
     ) -> list[Outcome]:
-        """The outcomes with the scores that the function gives for those of the group that did not fail."""
+        """The outcomes, with the function's scores for those that did not fail."""
         if self.post_processing is None:
             return list(outcomes)
         return await self.post_processing.post_process(trajectories, outcomes, lane)
 
     def take_latencies(self) -> dict[str, float]:
-        """latency_p50_s and latency_p95_s, waiting included, of the calls since the last time."""
+        """latency_p50_s and latency_p95_s of the calls since the last time, waiting included."""
         taken, self._latencies = self._latencies, []
         if not taken:
             return {}
@@ -177,7 +177,7 @@ def identity(trajectory: Trajectory) -> str:
 
 
 def group_of(trajectory: Trajectory) -> str:
-    """The name of a sample's group in running statistics."""
+    """The name of a sample's group in the running statistics."""
     return f"{trajectory.id.prompt}/{trajectory.id.epoch}"
 
 
@@ -195,7 +195,7 @@ def question(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _judged(answer: Any, request_id: str) -> Outcome:
-    """Of a group's answers one that is wrong fails its own sample only."""
+    """A wrong answer within a group fails only its own sample."""
     try:
         return judgement(answer, request_id)
     except NoAnswer as cause:
@@ -203,7 +203,7 @@ def _judged(answer: Any, request_id: str) -> Outcome:
 
 
 def judgement(answer: Any, request_id: str) -> Outcome:
-    """A service's answer about one sample; NoAnswer for anything but finite numbers, or for another sample's."""
+    """A service's answer about one sample; NoAnswer if not finite numbers, or about another sample."""
     if not isinstance(answer, dict) or "score" not in answer:
         raise NoAnswer(f"answered with {clipped(str(answer), 80)!r}; an object with 'score' is needed")
     if answer.get("id", request_id) != request_id:
@@ -218,7 +218,7 @@ def judgement(answer: Any, request_id: str) -> Outcome:
 
 
 def finite(name: str, value: Any) -> float:
-    """The value as a finite float; NoAnswer naming it when it is none."""
+    """The value as a finite float; NoAnswer naming it otherwise."""
     checked = number(value)
     if isinstance(checked, str):
         raise NoAnswer(f"'{name}' {checked}")

@@ -19,19 +19,19 @@ class Scale:
 
 @dataclass
 class _Group:
-    """A group under way."""
+    """A group that is being scored."""
 
     scale: Scale
     num_left: int
-    """Samples that were not answered yet."""
+    """Samples without an answer so far."""
 
 
 class RunningStatistics:
     """Welford's algorithm over the training samples of earlier steps (doi 10.1080/00401706.1962.10490022).
 
-    Rewards of several steps may arrive at a time. Each group is normalised by one scale, that of when its stream of
-    trajectories began, and counts from the end of the step in which its last sample is answered: of a group that a
-    checkpoint finds incomplete, which is asked about again, nothing has been counted.
+    Rewards of several steps may arrive at a time. Each group is normalised by one scale, taken when its stream of
+    trajectories began. It enters the statistics at the end of the step in which its last sample is answered. A group
+    that is incomplete in a checkpoint is scored again after a resume, so none of it has been counted.
     """
 
     def __init__(self) -> None:
@@ -41,20 +41,20 @@ class RunningStatistics:
 
     @property
     def deviation(self) -> float:
-        """Population standard deviation; 1.0 before there are two samples, or when all were equal."""
+        """Population standard deviation; 1.0 with fewer than two samples, or when all were equal."""
         deviation = math.sqrt(self._squares / self.count) if self.count > 1 else 0.0
         return deviation or 1.0
 
     def scale(self) -> Scale:
-        """Of what is counted now; the one that changes nothing in the first step."""
+        """The scale of the statistics as of now; in the first step it changes nothing."""
         return Scale(self.mean, self.deviation) if self.count else Scale()
 
     def begin(self, group: str, num_samples: int, scale: Scale) -> None:
-        """So many samples of a group will be answered; of one that is under way, nothing changes."""
+        """Announce a group of `num_samples`; does nothing for one that has begun."""
         self._under_way.setdefault(group, _Group(scale, num_samples))
 
     def answered(self, group: str, sample: int, score: float | None) -> float:
-        """A training sample's normalised score, which will count; of one that failed, None, only the group goes on."""
+        """A training sample's normalised score, to be counted; a failed sample (None) only completes its group."""
         found = self._under_way.get(group)
         if found is not None:
             found.num_left -= 1
@@ -66,13 +66,13 @@ class RunningStatistics:
         return (self.scale() if found is None else found.scale).normalised(score)
 
     def end(self, groups: set[str]) -> None:
-        """No further samples of these groups will come; what a stop left incomplete never counts."""
+        """No further samples of these groups will come. Groups left incomplete by a stop never count."""
         incomplete = {group for group in groups if self._under_way.pop(group, None) is not None}
         for key in [key for key in self._seen if key[0] in incomplete]:
             del self._seen[key]
 
     def step(self) -> None:
-        """A step is over: the groups that are complete count, added in the order of their names."""
+        """End a step: add the complete groups to the statistics, in the order of their names."""
         complete = sorted(key for key in self._seen if key[0] not in self._under_way)
         for key in complete:
             score = self._seen.pop(key)

@@ -29,7 +29,7 @@ class ServiceSettings:
     """An HTTP service with its limits, which all rewards that name it share."""
 
     urls: tuple[str, ...] = ()
-    """Addresses, http or https. Several are replicas of one service. Of a judge: the base, such as .../v1."""
+    """Addresses, http or https. Several are replicas of one service. A judge needs the base, such as .../v1."""
     token: str = ""
     """Bearer token, as ${oc.env:NAME}."""
     concurrency: int = option(1024, at_least=1)
@@ -41,15 +41,15 @@ class ServiceSettings:
     requests_per_minute: float = option(0.0, at_least=0)
     """Calls begun per minute, retries included, evenly spread; 0: no limit."""
     tokens_per_minute: float = option(0.0, at_least=0)
-    """Tokens per minute, sent and answered: estimated as a quarter of the characters, then as the service counts."""
+    """Tokens per minute, sent and received: a quarter of the characters, corrected by the service's own count."""
     deadline_s: float = option(60.0, above=0)
     """Seconds from the first try to the answer; waiting for a slot or for the rate does not count."""
     tries: int = option(3, at_least=1)
-    """The most calls per sample; only timeouts, lost connections, 429 and 5xx are retried."""
+    """Most calls per sample. Only timeouts, lost connections, 429 and 5xx are retried."""
     eject_after: int = option(5, at_least=1)
     """Failures in a row after which an address is out of use for a while."""
     eject_s: float = option(1.0, above=0)
-    """Seconds out of use the first time; twice as long each further time, up to 30 times as long."""
+    """Seconds out of use the first time; doubled each further time, up to 30 times as long."""
     cache: int = option(0, at_least=0)
     """Answers to keep for identical requests; 0: none."""
     max_response_bytes: int = option(1_000_000, at_least=1)
@@ -63,15 +63,15 @@ class ModelSettings:
     path: str = "???"
     """A local model directory or a hub name."""
     backend: str = "hf"
-    """hf: a sequence classifier or scalar head on transformers; vllm, of the plugin vllm: one of these, or a judge."""
+    """hf: a sequence classifier or scalar head on transformers; vllm (plugin vllm): the same, or a judge."""
     tokenizer: str = ""
-    """Directory or hub name; bytes for none; empty: that of `path`."""
+    """Directory or hub name; bytes: no tokenizer; empty: that of `path`."""
     pool: str = "reward"
     """A pool for reward models, or main to share the actor's."""
     replicas: int = option(1, at_least=1)
     """Processes that serve it."""
     gpus: float = option(1.0, used_when="cluster.device == 'cuda'", at_least=0)
-    """Of each replica. Several: an engine that spans them."""
+    """Devices of each replica. Several: an engine that spans them."""
     cpus: float = option(1.0, at_least=0)
     """Of each replica."""
     threads: int = option(0, at_least=0)
@@ -87,7 +87,7 @@ class ModelSettings:
     batch_tokens: int = option(16384, used_when="backend == 'hf'", at_least=1)
     """Tokens, padding included, of one forward pass."""
     batch_wait_s: float = option(0.003, used_when="backend == 'hf'", at_least=0)
-    """Seconds that an idle replica waits after a first request for others to batch with."""
+    """Seconds that an idle replica waits for more requests to batch with a first one."""
     concurrency: int = option(256, at_least=1)
     """Requests at a time, over all replicas."""
     eval_slots: int = option(64, at_least=1)
@@ -112,51 +112,51 @@ class JudgeSettings:
     model: str = ""
     """The model's name in the API."""
     template: str = JUDGE_TEMPLATE
-    """Question with {response} in it, {prompt} and {answer} where wanted; or the path of a .txt or .md file."""
+    """A text with {response} in it, optionally {prompt} and {answer}; or the path of a .txt or .md file."""
     system: str = JUDGE_SYSTEM
     """The system message; empty: none."""
     structured: Literal["json_schema", "json_object", "none"] = "json_schema"
-    """Way to bind the judge to JSON, a service by `response_format`; none: only the template asks."""
+    """Method that holds the judge to JSON (a service: `response_format`); none: only the template asks for it."""
     score_field: str = "score"
     """The number's key in the JSON object."""
     pattern: str = ""
-    """A regular expression instead of JSON: its last match's first group is the score."""
+    """A regular expression to use instead of JSON: the first group of its last match is the score."""
     lowest: float = 0.0
     """The least score."""
     highest: float = 10.0
     """The greatest score."""
     out_of_range: Literal["clamp", "fail"] = "clamp"
-    """A number beyond the range: the nearest in it, or a failed sample."""
+    """A score out of range becomes the nearest in it (clamp), or a failed sample (fail)."""
     max_tokens: int | None = option(512, at_least=1)
-    """Tokens of the judge's answer; null: not sent, for an API that wants options.max_completion_tokens."""
+    """Most tokens of the judge's answer; null: not sent, for an API that wants options.max_completion_tokens."""
     temperature: float | None = option(0.0, at_least=0)
-    """Of the judge; null: not sent, for a model that allows no other than its own."""
+    """Temperature of the judge; null: not sent, for a model that accepts only its default."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Further keys of the request's body; of a judge on vLLM, of its sampling."""
+    """Further keys of the request's body, or, for a judge on vLLM, of its sampling."""
 
 
 @dataclass(frozen=True)
 class RewardSettings:
-    """One named part of the reward."""
+    """One named component of the reward."""
 
     kind: Literal["service", "judge", "model"] = "service"
     """service: a scoring service; judge: a language model; model: a reward model. Functions: `reward.functions`."""
     served_by: str = ""
-    """The entry of `services` or of `models` that scores; a judge may be either."""
+    """The entry of `services` or `models` that scores; a judge may be in either."""
     weight: float = 1.0
     """Factor of its score in the sum."""
     scope: Literal["sample", "group", "batch"] = option("sample", used_when="kind == 'service'")
-    """Number of samples that a call sees."""
+    """The unit that one call sees."""
     on_failure: Literal["drop_sample", "drop_group", "abort"] = "drop_sample"
     """The policy for samples without a score: docs/rewards.md."""
     normalise: bool = False
     """Subtract the mean and divide by the standard deviation of the training samples of earlier steps."""
     post_process: str = ""
-    """A function (module:name or file.py:name) that turns a group's scores into others; empty: none."""
+    """A function (module:name or file.py:name) that maps a group's scores to new ones; empty: none."""
     post_process_s: float = option(60.0, used_when="post_process != ''", above=0)
-    """Seconds that it may take."""
+    """Seconds that the function may take."""
     judge: JudgeSettings = field(default_factory=JudgeSettings, metadata={"used_when": "kind == 'judge'"})
-    """Way of asking the judge."""
+    """Settings of the judge."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class RewardLoopSettings:
     """Rewards from services, judges and reward models."""
 
     rewards: dict[str, RewardSettings] = field(default_factory=dict)
-    """Named parts of the reward, beside `reward.functions`; a sample's reward is the weighted sum of all."""
+    """Named components, added to `reward.functions`. A sample's reward is the weighted sum of all."""
     services: dict[str, ServiceSettings] = field(default_factory=dict)
     """Named HTTP services."""
     models: dict[str, ModelSettings] = field(default_factory=dict)
@@ -172,6 +172,6 @@ class RewardLoopSettings:
     expose: bool = False
     """Serve judges and models to reward functions on loopback: RLCORE_REWARD_URL, RLCORE_REWARD_EVAL_URL and _TOKEN."""
     audit: Literal["all", "failures", "none"] = "all"
-    """Calls that are kept in the run directory, in reward_calls.jsonl."""
+    """Calls to keep in the run directory, in reward_calls.jsonl."""
     audit_characters: int = option(20_000, at_least=1)
-    """Longer queries and responses are cut there."""
+    """Characters kept of each query and response there."""

@@ -155,7 +155,7 @@ BAD_ANSWERS = {
     "another sample's": (ServiceAnswer({"score": 1, "id": "test/9/0/0"}), "answered about 'test/9/0/0'"),
     "10 MB": (ServiceAnswer(b" " * 10_000_000), "more than max_response_bytes=1000000"),
     "half of it": (ServiceAnswer({"score": 1.0}, cut_at=5), "broke off (ClientPayloadError"),
-    "no HTTP": (ServiceAnswer(headers={"Content-Length": "x"}), "answered with what is not HTTP"),
+    "no HTTP": (ServiceAnswer(headers={"Content-Length": "x"}), "answered with something other than HTTP"),
     "a redirect": (
         ServiceAnswer(status=307, headers={"Location": "http://127.0.0.1:9/"}),
         "answered 307, a redirect to 'http://127.0.0.1:9/', which is not followed; name that address in urls",

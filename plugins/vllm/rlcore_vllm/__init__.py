@@ -1,4 +1,4 @@
-"""An rlcore plugin: rollout replicas, reward models and judges on vLLM. Importing this imports no vllm."""
+"""An rlcore plugin: rollout replicas, reward models and judges on vLLM. Importing it does not import vllm."""
 
 from collections.abc import Sequence
 

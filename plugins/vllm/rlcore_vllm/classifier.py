@@ -1,4 +1,4 @@
-"""A sequence classifier or scalar head in a vLLM engine, which forms the batches. Its scores are those of `hf`."""
+"""A sequence classifier or scalar head in a vLLM engine, which forms the batches. Its scores equal those of `hf`."""
 
 from contextlib import aclosing
 from typing import Any
@@ -8,7 +8,7 @@ from rlcore.contracts.reward_models import Conversations, RewardModel, check_hea
 
 
 class VllmClassifier:
-    """Reads conversations and outputs; the engine is given with each request."""
+    """Reads conversations and outputs. Each request passes the engine."""
 
     def __init__(self, model: RewardModel) -> None:
         """WorkerError when its tokenizer cannot be loaded, ConfigError when it lacks the head or output."""
@@ -17,7 +17,7 @@ class VllmClassifier:
         self.max_tokens = self._conversations.max_tokens
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of vLLM's AsyncEngineArgs that a classifier needs: ids go in, so vLLM needs no tokenizer."""
+        """The AsyncEngineArgs of vLLM that a classifier needs. Inputs are ids, so vLLM needs no tokenizer."""
         return {"runner": "pooling", "skip_tokenizer_init": True}
 
     async def answer(self, engine: Any, request: ScoreRequest, number: str) -> RawScore:
@@ -28,7 +28,7 @@ class VllmClassifier:
         # vLLM scores the last token, whatever it is.
         prompt = TokensPrompt(prompt_token_ids=until_padding(ids, self._conversations.pad_id))
         logits: list[float] = []
-        # Without vLLM's own activation: which one it takes depends on the model's configuration.
+        # Without vLLM's activation, which depends on the model's configuration.
         async with aclosing(
             engine.encode(prompt, PoolingParams(task="classify", use_activation=False), number)
         ) as outputs:

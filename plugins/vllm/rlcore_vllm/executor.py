@@ -1,7 +1,7 @@
-"""vLLM's executors, which here end with the process that started the engine.
+"""vLLM executors that end with the process that started the engine.
 
-vLLM runs its engine in a separate process, which outlives a parent that was killed. An executor is made in that
-process, so it can ask the kernel to end it then; the executor's own workers end with it.
+vLLM runs its engine in a separate process, which outlives a parent that was killed. An executor is created in that
+process, so it can ask the kernel to kill it with its parent; the executor's own workers end with it.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Be killed when the parent ends, also when it has ended already."""
+    """Have the kernel kill this process when its parent ends, or now if it has ended."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -31,7 +31,7 @@ class BoundMultiprocExecutor(MultiprocExecutor):  # type: ignore[misc]
 
 
 class BoundUniProcExecutor(UniProcExecutor):  # type: ignore[misc]
-    """The engine's one worker in the engine's process."""
+    """The engine's only worker, in the engine's process."""
 
     def _init_executor(self) -> None:
         end_with_parent()

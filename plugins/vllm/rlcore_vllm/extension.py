@@ -1,6 +1,6 @@
 """Registers the weight transfer with vLLM.
 
-vLLM's workers import this before they load a model, since `WorkerExtension` is named to them as their base class.
+vLLM's workers import this module before they load a model, because it provides their base class.
 """
 
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory  # type: ignore[import-not-found]
@@ -11,4 +11,4 @@ WeightTransferEngineFactory.register_engine(ACTOR_TRANSFER, "rlcore_vllm.transfe
 
 
 class WorkerExtension:
-    """Adds nothing to a worker: the registration above is all that it is for."""
+    """Adds nothing to a worker; it exists for the registration above."""

@@ -1,4 +1,4 @@
-"""A generative judge in a vLLM engine: it answers conversations with text, from which the caller takes the score."""
+"""A generative judge in a vLLM engine. It answers conversations with text; the caller reads the score."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ PLAIN_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
 
 
 class VllmJudge:
-    """Knows the tokenizer; the engine is given with each request."""
+    """Has the tokenizer. Each request passes the engine."""
 
     def __init__(self, model: RewardModel, config: Any) -> None:
         """`config` is the model's configuration; WorkerError when the tokenizer cannot be loaded."""
@@ -28,11 +28,11 @@ class VllmJudge:
         self.max_tokens = min(model.max_tokens, getattr(text, "max_position_embeddings", model.max_tokens))
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of vLLM's AsyncEngineArgs that a judge needs."""
+        """The AsyncEngineArgs of vLLM that a judge needs."""
         return {"tokenizer": self._where, "generation_config": "vllm", "enable_prefix_caching": True}
 
     async def answer(self, engine: Any, request: ScoreRequest, number: str) -> RawScore:
-        """The judge's answer to a conversation; Unreadable when it cannot have one."""
+        """The judge's answer to a conversation; Unreadable if there is none."""
         from vllm import TokensPrompt  # type: ignore[import-not-found]
 
         options = {key: value for key, value in request.options.items() if value is not None}
@@ -58,14 +58,14 @@ class VllmJudge:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Unreadable for an option that is not known."""
+    """Unreadable for an unknown option."""
     known = (*PLAIN_OPTIONS, *GUIDES)
     for name in sorted(options.keys() - set(known)):
         raise Unreadable(f"option '{name}' is not known; choose from: {', '.join(known)}")
 
 
 def is_whole(text: str, options: Mapping[str, Any]) -> bool:
-    """True if an answer that ended at its last token is all that was to be said: a guide may end just there."""
+    """True if an answer that used all its tokens is complete: a guided answer may end exactly there."""
     if "regex" in options or "choice" in options:
         return True
     if "json" not in options and "json_object" not in options:

@@ -1,4 +1,4 @@
-"""A replica on vLLM, a generative judge or a classifier: a thin shell, so that planning imports no vllm."""
+"""A replica on vLLM, a generative judge or a classifier: a thin shell, so that planning does not import vllm."""
 
 import asyncio
 import itertools
@@ -15,12 +15,12 @@ KV_CACHE_GIB = 1.0
 
 
 class VllmReplica(RewardReplica):
-    """Answers conversations: with a number if the model has a head for scores, else with text."""
+    """Answers conversations: with a number if the model has a scoring head, else with text."""
 
     def setup(self) -> None:
         """Start the engine; WorkerError when vLLM is missing, too old, or cannot serve the model.
 
-        ConfigError when the model is of the other sort than the rewards that ask it.
+        ConfigError when the model is of the wrong kind for the rewards that use it.
         """
         from rlcore_vllm.engine import device_arguments, open_engine
 
@@ -49,7 +49,7 @@ class VllmReplica(RewardReplica):
         self._numbers = itertools.count()
 
     def _open_reader(self) -> Any:
-        """A VllmClassifier or a VllmJudge, as the model's own configuration says."""
+        """A VllmClassifier or a VllmJudge, by the model's own configuration."""
         from transformers import AutoConfig
 
         from rlcore.contracts.reward_models import serves_scores
@@ -65,7 +65,7 @@ class VllmReplica(RewardReplica):
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         """The answer to each conversation; one that cannot be read or has a wrong option has an error instead."""
-        while not self._awake.is_set():  # it may have gone to sleep again before this call has its turn
+        while not self._awake.is_set():  # it may have gone back to sleep before this call resumes
             await self._awake.wait()
         self._num_under_way += 1
         self._idle.clear()
@@ -85,7 +85,7 @@ class VllmReplica(RewardReplica):
         except Unreadable as cause:
             if self._engine.errored:
                 raise WorkerError(f"{self.context}: its engine: {cause}") from cause
-            return RawScore(request.id, error=str(cause))  # the engine goes on: it was this request
+            return RawScore(request.id, error=str(cause))  # the engine is fine: the request was at fault
         return answer
 
     async def health(self) -> str:
@@ -94,7 +94,7 @@ class VllmReplica(RewardReplica):
         return f"{self.model.path} on vLLM, {self.context.device}"
 
     async def sleep(self) -> None:
-        """Drain, then hand the device's memory to others; on a CPU there is nothing to hand over."""
+        """Drain, then free the device's memory; does nothing else on a CPU."""
         self._awake.clear()
         await self._idle.wait()
         if self.context.device != "cpu" and not await self._engine.is_sleeping():

@@ -1,5 +1,5 @@
-"""Devices and memory of a replica of a reward model, stated once: `gpus` of the request. Planning imports this, and no
-vllm."""
+"""Devices and memory of a reward model's replica, stated once: `gpus` of the request. Planning imports this module; it
+does not import vllm."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,14 +9,14 @@ from rlcore.contracts.reward_models import RewardModel
 from rlcore_vllm.resources import asleep_bytes
 
 GPU_MEMORY_FRAC = 0.9
-"""Share of the memory of its devices, unless options.gpu_memory_utilization says."""
+"""Share of its devices' memory, unless options.gpu_memory_utilization is set."""
 
 
 def complete_replica(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
-    """The request with the share of each device that an engine reserves while it is awake, and an engine that spans
-    the replica's devices.
+    """The request, with the share of each device that an awake engine reserves, and with an engine that spans the
+    replica's devices.
 
-    ConfigError when there is nothing to serve, and when the devices cannot be spanned or are stated twice, differently.
+    ConfigError when there is no model, the devices cannot be spanned, or two settings state different numbers.
     """
     model, key = request.spec, request.settings or request.role.name
     if not isinstance(model, RewardModel):
@@ -34,9 +34,9 @@ def complete_replica(config: RunConfig, section: Any, request: WorkerRequest) ->
 
 
 def tensor_parallel(key: str, model: RewardModel, gpus: float) -> int:
-    """Devices that share the weights of a layer; `key` names the settings of the model.
+    """The number of devices that share a layer's weights; `key` names the model's settings.
 
-    ConfigError when the stages of `options` do not divide the devices, and when `options` state another number.
+    ConfigError when the stages in `options` do not divide the devices, or `options` state another number.
     """
     devices, options = max(1, int(gpus)), model.options
     stages = options.get("pipeline_parallel_size", 1)

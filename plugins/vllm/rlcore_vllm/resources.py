@@ -1,4 +1,4 @@
-"""Devices and memory of a rollout replica. Planning imports this, and no vllm."""
+"""Devices and memory of a rollout replica. Planning imports this module; it does not import vllm."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from rlcore.contracts.model_files import model_directory
 from rlcore_vllm.settings import VllmSettings
 
 POOL = "rollout"
-"""The pool of replicas where `rollout.pool` is empty."""
+"""The pool of replicas when `rollout.pool` is empty."""
 GRAPH_BYTES = int(1.5 * 2**30)
-"""CUDA graphs of an engine, which stay on its device while it sleeps (vllm#47654); awake they are within its share."""
+"""CUDA graphs stay on an engine's device while it sleeps (vllm#47654); awake, its share includes them."""
 OVER_NODES = ("distributed_executor_backend", "nnodes", "node_rank", "pipeline_parallel_size")
 """Options that would give an engine processes on several nodes, or devices that the plan does not count."""
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -21,10 +21,9 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRequest) -> WorkerRequest:
-    """The request with a pool for the replicas, their devices, and the share of these that an engine reserves for as
-    long as it is awake.
+    """The request, with a pool for the replicas, their devices, and the share of them that an awake engine reserves.
 
-    ConfigError when the devices of an engine are stated twice, differently, or on several nodes; PlanError for an
+    ConfigError when settings state an engine's devices twice, differently, or on several nodes; PlanError for an
     adapter that is not handed over as files.
     """
     adapter = config.actor.lora.enabled and section.lora == "adapter"
@@ -50,7 +49,7 @@ def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRe
 def check_one_node(section: VllmSettings) -> None:
     """ConfigError for an option that would spread a replica over nodes.
 
-    vLLM's executor for several nodes wants one bundle of Ray per device, where a replica has one for all of them.
+    vLLM's multi-node executor needs one Ray bundle per device; a replica has one bundle for all its devices.
     """
     found = [name for name in OVER_NODES if name in section.options]
     if found:
@@ -62,15 +61,15 @@ def check_one_node(section: VllmSettings) -> None:
 
 
 def asleep_bytes(*, eager: bool) -> int:
-    """Memory of a device that an engine keeps in its sleep."""
+    """Bytes of a device that a sleeping engine keeps."""
     return 0 if eager else GRAPH_BYTES
 
 
 def model_length(config: RunConfig, section: VllmSettings, *, on_gpu: bool) -> int:
-    """Tokens of a prompt and its response that an engine has room for; 0: what the model allows.
+    """Most tokens of a prompt and its response in an engine; 0: what the model allows.
 
-    On a GPU, where nothing else is set, it is the most that training or evaluation asks for, if that is less than the
-    model allows. Agent loops other than single_turn put what tools answer into a context, so theirs is the model's.
+    On a GPU, unless set, it is the most that training or evaluation needs, if that is less than the model allows.
+    Agent loops other than single_turn add tools' results to the context, so theirs is the model's.
     """
     if section.max_model_len or not on_gpu or config.rollout.agent != "single_turn":
         return section.max_model_len
@@ -81,7 +80,7 @@ def model_length(config: RunConfig, section: VllmSettings, *, on_gpu: bool) -> i
 
 
 def _window(config: RunConfig) -> int | None:
-    """Tokens that the model's own configuration allows; None is unknown."""
+    """Tokens that the model's own configuration allows; None: unknown."""
     try:
         file = model_directory(config.model.path, config.model.revision) / "config.json"
         found = json.loads(file.read_text("utf-8")).get("max_position_embeddings")
@@ -91,7 +90,7 @@ def _window(config: RunConfig) -> int | None:
 
 
 def _note(config: RunConfig, section: VllmSettings, request: WorkerRequest) -> str:
-    """Decisions of the plugin for an engine on a GPU, for `rlcore plan`."""
+    """The plugin's decisions for an engine on a GPU, for `rlcore plan`."""
     notes = [request.note] if request.note else []
     length = model_length(config, section, on_gpu=True)
     if length and not section.max_model_len:
@@ -102,19 +101,19 @@ def _note(config: RunConfig, section: VllmSettings, request: WorkerRequest) -> s
     if found:
         notes.append(
             f"expandable_segments of {' and '.join(found)} is kept for trainers and removed for vLLM, whose memory "
-            "cannot be released for the time that it sleeps with it"
+            "could not be released during sleep otherwise"
         )
     return "; ".join(notes)
 
 
 def without_expandable_segments(settings: str) -> str:
-    """A value of PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF without that one of its settings."""
+    """A value of PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF without its expandable_segments setting."""
     return ",".join(part for part in settings.split(",") if part.partition(":")[0].strip() != "expandable_segments")
 
 
 def check_parallel(key: str, options: Mapping[str, Any], size: int, stated_at: str) -> None:
-    """ConfigError when `options` of an engine, which are at `key`, ask for another number of devices for a layer's
-    weights than `size`, which is stated at `stated_at`."""
+    """ConfigError when the `options` of an engine (at `key`) shard a layer's weights over another number of devices
+    than `size` (at `stated_at`)."""
     found = options.get("tensor_parallel_size", size)
     if found != size:
         raise ConfigError(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class VllmRollout(RolloutWorker):
-    """A vLLM engine that samples with the weights it was last handed."""
+    """A vLLM engine that samples with the newest weights it received."""
 
     _sampler: VllmSampler
     _ending: Callable[[], AbstractContextManager[None]]
@@ -39,11 +39,11 @@ class VllmRollout(RolloutWorker):
         return self._sampler.context_length
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
-        """Every completion of every request, each as it finishes; samples of a request share its prompt's cache.
+        """Every completion of every request, as each finishes. Samples of a request share its prompt's cache.
 
-        The same requests and seeds give the same tokens except for what the low bits of the logits decide, which depend
-        on the rows that are decoded together. A sample that is unfinished when weights arrive goes on with the new
-        ones, and its completion says from where.
+        The same requests and seeds give the same tokens, up to the low bits of the logits, which depend on the rows
+        decoded together. A sample that is unfinished when weights arrive continues with the new ones, and its
+        completion records where.
         """
         with self._ending():
             async with aclosing(self._sampler.generate(requests)) as completions:  # type: ignore[type-var]
@@ -55,7 +55,7 @@ class VllmRollout(RolloutWorker):
             return await self._sampler.load_weights(handle)
 
     async def sleep(self) -> None:
-        """Sample nothing; on a GPU its memory goes to others, on a CPU there is nothing to hand over."""
+        """Stop sampling. On a GPU, also free its memory."""
         await self._sampler.sleep(release=self.context.device != "cpu")
 
     async def wake(self) -> None:

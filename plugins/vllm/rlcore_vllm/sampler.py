@@ -1,7 +1,7 @@
 """Samples with a vLLM engine: requests in, completions out as they finish, and new weights in between.
 
-Every sample is a separate request to the engine, with its own seed; vLLM's prefix cache computes their prompt
-once. Its entries are salted with the version of the weights, so that none is ever used with others.
+Every sample is a separate request to the engine, with its own seed. vLLM's prefix cache computes their prompt once.
+Cache entries are salted with the version of the weights, so they are never used with another version.
 """
 
 import asyncio
@@ -36,25 +36,25 @@ from rlcore.errors import boundary
 SEED_BITS = 62
 ABORT_AGAIN_S = 0.1
 LOOK_S = 1.0
-"""Seconds between two looks at an engine that takes weights."""
+"""Seconds between checks that an engine is alive while it loads weights."""
 ADAPTER = "actor"
-"""Our name of the only adapter."""
+"""Our name for the only adapter."""
 ABORTED = "abort"
-"""vLLM's reason of finish for a request that was called off."""
+"""vLLM's finish reason for an aborted request."""
 KEEPS_WEIGHTS, DISCARDS_WEIGHTS = 1, 2
-"""vLLM's levels of sleep: weights are moved to host memory, or discarded."""
+"""vLLM's sleep levels: move the weights to host memory, or discard them."""
 
 
 class VllmSampler:
-    """Serves an engine, which is its own; all calls are made on one event loop."""
+    """Serves an engine that it owns. All calls are made on one event loop."""
 
     def __init__(
         self, engine: Any, tokens: Tokens, who: str, *, takes_adapter: bool = False, keeps_cache: bool = False
     ) -> None:
-        """`who` names the worker in errors. The engine's weights are those of version 0.
+        """`who` names the worker in errors. The engine's weights are version 0.
 
-        With `takes_adapter` weights are handed over as adapters alone, so the engine has to keep its own. With
-        `keeps_cache` unfinished samples keep their keys and values when weights arrive.
+        With `takes_adapter` only adapters are handed over, so the engine must keep its base weights. With
+        `keeps_cache`, unfinished samples keep their KV cache when weights arrive.
         """
         self._engine, self._tokens, self._who = engine, tokens, who
         self._keeps_cache = keeps_cache
@@ -62,23 +62,23 @@ class VllmSampler:
         self.version = 0
         self._numbers = itertools.count()
         self._adapter: Any = None
-        """Of a LoRA actor that hands over adapters, once it has."""
+        """The adapter of a LoRA actor, once one was loaded."""
         self._under_way: set[str] = set()
         """Ids of the engine's requests."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._open = asyncio.Event()
-        """The engine may be asked."""
+        """Set while the engine accepts requests."""
         self._open.set()
         self._asleep = False
         self._without_weights = False
-        """Its weights were discarded, and none were loaded since."""
+        """True if its weights were discarded and none loaded since."""
         self._loading = asyncio.Lock()
         self._broken = ""
-        """Reason why nothing can be sampled until weights are loaded."""
+        """Reason why it cannot sample until weights are loaded."""
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
-        """Every completion of every request, each as it finishes; a reader that stops early frees the engine."""
+        """Every completion of every request, as each finishes. A reader that stops early frees the engine."""
         for request in requests:
             self._check(request)
         finished: asyncio.Queue[Completion | RlcoreError] = asyncio.Queue()
@@ -90,7 +90,7 @@ class VllmSampler:
             except RlcoreError as error:
                 finished.put_nowait(error)
 
-        # Tasks begin in the order in which they are made: the engine gets the requests in canonical order.
+        # Tasks begin in the order of their creation, so the engine gets the requests in canonical order.
         ordered = sorted(requests, key=lambda request: request.id)
         tasks = [asyncio.create_task(work(request, sample)) for request in ordered for sample in range(request.n)]
         try:
@@ -106,7 +106,7 @@ class VllmSampler:
 
     @property
     def context_length(self) -> int:
-        """Tokens of a prompt and its response together, at most."""
+        """Most tokens of a prompt and its response together."""
         return int(self._engine.model_config.max_model_len)
 
     def _check(self, request: GenerateRequest) -> None:
@@ -125,10 +125,10 @@ class VllmSampler:
         self._tokens.check_stop(request.sampling.stop, f"stop strings of request '{request.id}'")
 
     async def load_weights(self, handle: WeightsHandle) -> int:
-        """Load weights; unfinished samples go on with them. WorkerError when they cannot be read.
+        """Load weights; unfinished samples continue with them. WorkerError when they cannot be read.
 
-        The engine then refuses to sample, because it is unknown which of its weights are new. An engine that sleeps
-        gets back the memory of its weights and sleeps on: the cache of keys and values has its memory in `wake`.
+        After that error the engine refuses to sample, because it is unknown which of its weights are new. A sleeping
+        engine gets back only the memory of its weights and stays asleep; `wake` restores the memory of the KV cache.
         """
         async with self._loading:
             self._open.clear()
@@ -146,10 +146,10 @@ class VllmSampler:
             return self.version
 
     async def sleep(self, release: bool) -> None:
-        """Sample nothing until `wake`; unfinished samples go on then. With `release` the engine's device is freed.
+        """Stop sampling until `wake`, which continues unfinished samples. `release` frees the engine's device.
 
-        Its cache of keys and values is lost, and so are its weights, which `load_weights` replaces before it wakes.
-        Those of an engine that takes adapters are kept in host memory.
+        The KV cache is lost, and so are the weights, which `load_weights` replaces before `wake`. An engine that takes
+        adapters keeps its weights in host memory.
         """
         async with self._loading:
             self._asleep = True
@@ -161,27 +161,27 @@ class VllmSampler:
                     await self._unless_dead(self._engine.sleep(self._level))
 
     async def wake(self) -> None:
-        """Sample again; WorkerError for every sample where the weights were discarded and none were loaded since."""
+        """Resume sampling; every sample fails with WorkerError if weights were discarded and none loaded since."""
         async with self._loading:
             with boundary("the engine's waking", WorkerError):
                 if self._asleep and await self._engine.is_sleeping():
-                    await self._unless_dead(self._engine.wake_up())  # all that still sleeps
+                    await self._unless_dead(self._engine.wake_up())  # the rest that is asleep
             if self._without_weights:
                 self._broken = self._broken or f"{self._who}: its weights were discarded in its sleep, and it got none"
             self._asleep = False
             self._open.set()
 
     async def _wake_weights(self) -> None:
-        """Give an engine that sleeps the memory of its weights, and nothing else."""
+        """Restore only the memory for the weights of a sleeping engine."""
         with boundary("the engine's waking", WorkerError):
             if self._asleep and await self._engine.is_sleeping():
                 await self._unless_dead(self._engine.wake_up(["weights"]))
 
     @contextlib.asynccontextmanager
     async def _interrupted(self) -> AsyncIterator[None]:
-        """Nothing is sampled inside. Requests are called off, or kept with their cache and then resumed.
+        """Inside, nothing is sampled. Requests are aborted, or kept with their cache and then resumed.
 
-        Those that were kept are called off when what happens inside fails: their next tokens would be of no version.
+        Kept requests are aborted if the block fails: the version of their next tokens would be unknown.
         """
         if not self._keeps_cache or self._asleep or not self._under_way:
             await self._call_off()
@@ -199,7 +199,7 @@ class VllmSampler:
                 await self._unless_dead(self._engine.resume_generation())
 
     async def _call_off(self) -> None:
-        """End the engine's requests; one that is not known to the engine yet is called off when it is."""
+        """Abort the engine's requests; one that the engine does not know yet is aborted when it does."""
         while self._under_way:
             await self._engine.abort(list(self._under_way))
             with contextlib.suppress(TimeoutError):
@@ -215,12 +215,12 @@ class VllmSampler:
                 await self._unless_dead(self._engine.start_weight_update())
                 await self._unless_dead(self._engine.update_weights(WeightTransferUpdateRequest(asdict(handle))))
                 await self._unless_dead(self._engine.finish_weight_update(weight_version=label_of(handle.version)))
-            # Entries of requests that are kept cannot be dropped; no later request asks for them under its salt.
+            # Entries of kept requests cannot be dropped; no later request uses them, because its salt differs.
             if not self._under_way and not await self._unless_dead(self._engine.reset_prefix_cache()):
                 raise WorkerError("vLLM did not empty its prefix cache")
 
     async def _unless_dead(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """The result of a call of the engine; WorkerError when the engine dies of it, which vLLM does not answer."""
+        """The result of an engine call; WorkerError if the engine dies during it, when vLLM would never return."""
         task = asyncio.ensure_future(call)
         try:
             while not (await asyncio.wait([task], timeout=LOOK_S))[0]:
@@ -231,15 +231,15 @@ class VllmSampler:
         return await task
 
     async def _exchange_adapter(self, handle: WeightsHandle) -> None:
-        """Put an adapter in the place of the one before; requests name it from now on."""
+        """Replace the adapter; requests use the new one from now on."""
         if not await self._unless_dead(self._engine.add_lora(LoRARequest(ADAPTER, 1, handle.path, load_inplace=True))):
             raise WorkerError("vLLM did not load the adapter")
-        self._adapter = LoRARequest(ADAPTER, 1, handle.path)  # which is not loaded once more for a request
+        self._adapter = LoRARequest(ADAPTER, 1, handle.path)  # requests do not load it again
         await self._unless_dead(self._engine.update_weight_version(label_of(handle.version)))
 
     def _check_version(self, output: Any, version: int) -> None:
-        """WorkerError when the engine says, at the end of a request and from 0.32 on, that other weights sampled it
-        than this version, or one that has come since where requests are kept."""
+        """WorkerError when the engine reports (at the end of a request, from 0.32 on) weights other than this version,
+        or, for kept requests, other than a version that has arrived since."""
         found = {span.version for span in getattr(output, "weight_versions", None) or ()} - {label_of(version)}
         if self._keeps_cache:
             found = {label for label in found if not version < version_of(label) <= self.version}
@@ -249,7 +249,7 @@ class VllmSampler:
             )
 
     async def health(self) -> str:
-        """Describes the served model in words; raises when the engine is dead."""
+        """A description of the served model; raises when the engine is dead."""
         if self._broken:
             raise WorkerError(self._broken)
         with boundary("the engine", WorkerError):
@@ -261,10 +261,10 @@ class VllmSampler:
         self._engine.shutdown()
 
     async def _sample(self, request: GenerateRequest, sample: int) -> Completion:
-        """One sample, in as many requests to the engine as versions of the weights had a part in it."""
+        """One sample, with one request to the engine per version of the weights that contributes to it."""
         row = _Row(request, sample, self._tokens)
         while row.finish is None:
-            while not self._open.is_set():  # it may be closed again before this task has its turn
+            while not self._open.is_set():  # it may be closed again before this task resumes
                 await self._open.wait()
             if self._broken:
                 raise WorkerError(self._broken)
@@ -272,7 +272,7 @@ class VllmSampler:
         return row.completion(time.monotonic() - row.began)
 
     async def _extend(self, row: "_Row") -> None:
-        """Sample on until the row ends or its request is called off."""
+        """Sample until the row ends or its request is aborted."""
         number = f"{row.request.id}#{row.sample}.{next(self._numbers)}"
         version, start = self.version, len(row.token_ids)
         prompt = TokensPrompt(
@@ -299,8 +299,8 @@ class VllmSampler:
             raise WorkerError("vLLM ended the request without a token and without a reason")
 
     async def _label(self, row: "_Row", output: Any, start: int, number: str) -> None:
-        """Give tokens the versions that the engine names at the end of a request, which it is asked to end if the row
-        has ended before."""
+        """Give tokens the versions that the engine reports at the end of a request; aborts the request if the row has
+        ended before."""
         if output.finished:
             row.label(start, output.outputs[0].weight_versions or ())
         elif row.finish is not None:
@@ -317,8 +317,8 @@ class _Row(SampledRow):
     def settings(self) -> Any:
         """The engine's sampling settings for the rest of the row.
 
-        Where there are stop strings, it hands over tokens as they come, and the row itself finds its end: exactly
-        where the embedded rollout finds it.
+        With stop strings, the engine returns tokens as they arrive and the row itself finds its end, exactly where the
+        embedded rollout finds it.
         """
         sampling = self.request.sampling
         return SamplingParams(
@@ -329,14 +329,14 @@ class _Row(SampledRow):
             max_tokens=sampling.max_tokens - len(self.token_ids),
             seed=seed_of(self.request.seed, self.sample, len(self.token_ids)),
             stop_token_ids=sorted(self.eos_ids),
-            ignore_eos=True,  # those of vLLM's own choice
-            logprobs=0,  # of the sampled token alone
+            ignore_eos=True,  # vLLM would choose them itself
+            logprobs=0,  # only the sampled token's
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if sampling.stop else RequestOutputKind.FINAL_ONLY,
         )
 
     def label(self, start: int, spans: Sequence[Any]) -> None:
-        """The versions of the tokens from `start` on, in vLLM's spans, which count from there."""
+        """Set the versions of the tokens from `start` on, given as vLLM's spans relative to `start`."""
         self.versions = [run for run in self.versions if run[0] < start]
         for span in spans:
             run = (start + span.start, version_of(span.version))
@@ -344,14 +344,14 @@ class _Row(SampledRow):
                 self.versions.append(run)
 
     def take(self, output: Any, version: int) -> None:
-        """The tokens sampled since the last call; WorkerError when the logits were not numbers."""
+        """Append the tokens sampled since the last call; WorkerError when logits are not finite."""
         ids, found = list(output.token_ids), output.logprobs or []
         if len(ids) != len(found):
             raise WorkerError(f"vLLM gave {len(found)} log-probs of {len(ids)} tokens")
         for token, logprobs in zip(ids, found, strict=True):
             self.append(token, logprobs[token].logprob, version)
             if self.finish is not None:
-                return  # later tokens were sampled before the end was known
+                return  # later tokens were sampled before the end was detected
         if output.finish_reason in (None, ABORTED):
             return
         if output.finish_reason != "length":
@@ -360,18 +360,18 @@ class _Row(SampledRow):
 
 
 def label_of(version: int) -> str:
-    """The engine's name of a version of the weights; those that it started with have a name already."""
+    """The engine's name for a version of the weights; the initial ones have vLLM's own name."""
     return str(version) if version else "default"
 
 
 def version_of(label: str) -> int:
-    """The version of the weights that the engine has under this name; -1 of none of ours."""
+    """The version of the weights with this engine name; -1 if the name is not ours."""
     if label == "default":
         return 0
     return int(label) if label.isdecimal() else -1
 
 
 def seed_of(seed: int, sample: int, offset: int) -> int:
-    """The seed of the tokens of a sample from `offset` on: each sample has its own random stream."""
+    """The seed for a sample's tokens from `offset` on: each sample has its own random stream."""
     digest = hashlib.blake2b(f"{seed} {sample} {offset}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - SEED_BITS)

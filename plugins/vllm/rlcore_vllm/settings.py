@@ -1,4 +1,4 @@
-"""The plugin's settings, `plugins.vllm`: rollout replicas on vLLM. Those of a reward model stand where it is named."""
+"""The plugin's settings, `plugins.vllm`: rollout replicas on vLLM. Reward models have theirs where they are defined."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,17 +17,17 @@ class VllmSettings:
     tensor_parallel: int = option(1, used_when=SAMPLES, at_least=1)
     """Devices that share one replica's weights."""
     max_model_len: int = option(0, used_when=SAMPLES, at_least=0)
-    """Tokens of prompt and response together, at most; 0: what the model allows, and on a GPU what prompts and
-    responses of a run with single_turn can have. Less takes less memory, and on a CPU, where a prompt is computed in
-    one piece, less time to warm up a compiled model."""
+    """Most tokens of prompt and response together. 0: what the model allows; on a GPU, what prompts and responses of a
+    run with single_turn can have, if less. A smaller value takes less memory, and on a CPU, where a prompt is computed
+    in one piece, less time to warm up a compiled model."""
     kv_cache_gib: float = option(1.0, used_when="cluster.device == 'cpu'", above=0)
-    """Host memory for keys and values of a replica; room for one sequence of `max_model_len` is the least."""
+    """Host memory for a replica's KV cache; must fit one sequence of `max_model_len`."""
     gpu_memory_frac: float = option(0.9, used_when="cluster.device == 'cuda'", above=0, at_most=1)
     """Share of its devices' memory that a replica takes, weights included."""
     enforce_eager: bool = option(False, used_when=SAMPLES)
-    """Compile nothing: the engine starts in seconds instead of minutes and decodes more slowly."""
+    """Skip compilation: the engine starts in seconds instead of minutes but decodes more slowly."""
     lora: Literal["merged", "adapter"] = option("merged", used_when="actor.lora.enabled == True")
-    """The weights that a LoRA actor hands over. merged: all of them, its adapter added; adapter: the adapter alone, a
-    few per cent of the bytes, which vLLM computes beside each layer, at some cost per token."""
+    """The weights that a LoRA actor hands over. merged: all weights, with the adapter added; adapter: only the adapter,
+    a few per cent of the bytes, which vLLM applies at each layer, at some cost per token."""
     options: dict[str, Any] = field(default_factory=dict, metadata={"used_when": SAMPLES})
     """Further arguments of vLLM's AsyncEngineArgs."""

@@ -1,11 +1,11 @@
-"""The actor's weights, on their way into vLLM's workers: an engine of vLLM's weight-transfer interface.
+"""Transfers the actor's weights into vLLM's workers: an engine of vLLM's weight-transfer interface.
 
-vLLM calls it between `start_weight_update` and `finish_weight_update`, on a CPU as on GPUs. Weights come from a
-directory with safetensors files, which every worker maps into its memory, or from the actor's process, over a
-separate link or by a broadcast; under tensor parallelism a worker keeps its part of each.
+vLLM calls it between `start_weight_update` and `finish_weight_update`, on CPUs and GPUs. Weights come from a directory
+of safetensors files, which every worker memory-maps, or from the actor's process, over a separate link or by a
+broadcast. Under tensor parallelism a worker keeps its shard of each.
 
-vLLM's own NCCL engine is not used: it has no deadline and cannot leave a broadcast, so a replica that dies in one would
-leave all others in a call that never returns; it takes no other transport; and it does not find out that weights lack.
+vLLM's own NCCL engine is not used. It has no deadline and cannot leave a broadcast, so one replica's death would block
+all others for ever; it supports no other transport; and it does not detect missing weights.
 """
 
 import logging
@@ -29,15 +29,15 @@ from rlcore.contracts.weight_groups import GroupReceiver
 from rlcore.contracts.weights import weights_of
 
 SHOWN = 3
-"""Names of weights in an error."""
+"""Names of weights listed in an error."""
 
-# With every version it warns of layers that share their weights, such as a tied head. What lacks is an error here.
+# On every version vLLM warns about tied layers. Missing weights are an error here instead.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
 @dataclass
 class ActorInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing has to be agreed on."""
+    """Empty: there is nothing to negotiate."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class ActorUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
     @property
     def handle(self) -> WeightsHandle:
-        """Names all weights of a version."""
+        """The handle for all weights of a version."""
         return WeightsHandle(self.version, self.kind, self.path, self.members)
 
 
@@ -66,17 +66,17 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
         self._receiver = GroupReceiver(self.device, self.parallel_config.world_size)
 
     def init_transfer_engine(self, init_info: ActorInit) -> None:
-        """Nothing to open."""
+        """Does nothing: there is nothing to open."""
 
     def start_weight_update(self) -> None:
-        """Make the model ready for weights in the form of a checkpoint."""
-        served = {name for name, _ in self.model.named_parameters()}  # without weights that are tied to others
+        """Prepare the model for weights in checkpoint format."""
+        served = {name for name, _ in self.model.named_parameters()}  # without tied weights
         initialize_layerwise_reload(self.model)
-        loaded = {name for name, _ in self.model.named_parameters()}  # without scales that vLLM computes itself
+        loaded = {name for name, _ in self.model.named_parameters()}  # without scales that vLLM computes
         self._awaited = served & loaded
 
     def receive_weights(self, update_info: ActorUpdate) -> None:
-        """Load all weights; WorkerError when one is lacking, for the old one would stay in its place."""
+        """Load all weights; WorkerError if one is missing, because the old one would stay in use."""
         handle = update_info.handle
         weights = self._receiver.weights(handle) if handle.kind == "nccl" else weights_of(handle)
         with closing(weights):
@@ -86,26 +86,26 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
             raise WorkerError(f"'{handle.place}' has no weights for {len(missing)} parameters of vLLM's: {shown}")
 
     def finish_weight_update(self) -> None:
-        """Let every layer compute with what it was given."""
+        """Finish the update of every layer."""
         finalize_layerwise_reload(self.model, self.model_config)
         refresh_tied_layers(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Replaces vLLM's own, which wants an accelerator."""
+        """Replaces vLLM's method, which requires an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def shutdown(self) -> None:
-        """Leave the group of those that take weights together."""
+        """Leave the group of workers that receive weights together."""
         self._receiver.close()
 
 
 def refresh_tied_layers(model: torch.nn.Module) -> None:
-    """Make layers that share a weight compute with it as it is now.
+    """Make tied layers use the current weight.
 
     On a CPU vLLM packs weights for its matrix product. When weights are reloaded, an output layer that is tied to the
-    embedding gets no separate tensor, and would go on with what was packed before.
+    embedding gets no separate tensor, and would keep using the old packed weights.
     """
     by_place: dict[int, list[Any]] = {}
     for module in model.modules():

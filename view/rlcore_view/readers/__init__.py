@@ -23,7 +23,7 @@ READERS: Sequence[tuple[str, Callable[[Path], bool], Callable[[Path], Run]]] = (
 def read(path: Path, memory: FileMemory | None = None) -> Run:
     """The run at the path; ViewError when no reader recognises it.
 
-    With the memory of an earlier call, only what is new of an rlcore run is read.
+    With the memory of an earlier call, only the new parts of an rlcore run are read.
     """
     if not path.exists():
         raise ViewError(f"'{path}': there is no such file or directory")

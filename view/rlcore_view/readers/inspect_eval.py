@@ -1,4 +1,4 @@
-"""inspect's `.eval` logs: a zip file with a JSON file per sample."""
+"""Reads inspect's `.eval` logs: a zip file with a JSON file per sample."""
 
 import json
 import zipfile
@@ -12,7 +12,7 @@ from rlcore_view.json_lines import fields_expected, number_or_none
 from rlcore_view.model import Event, Run, Sample, ViewError
 
 LARGEST_SAMPLE, LARGEST_LOG = 256 << 20, 2 << 30
-"""Bytes of one file and of all together, unpacked: a zip file can be made to fill memory, and is refused."""
+"""Most unpacked bytes of one file and of all together: a malicious zip file could fill the memory."""
 _ZSTANDARD, _LOCAL_HEADER = 93, 30
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 _ATTACHMENT = "attachment://"
@@ -20,7 +20,7 @@ _KINDS = {"model": "generate", "tool": "tool", "score": "reward"}
 
 
 def recognises(path: Path) -> bool:
-    """A zip file with inspect's `header.json`, or the journal of a log under way."""
+    """True for a zip file with inspect's `header.json`, or the journal of an unfinished log."""
     if not path.is_file() or not zipfile.is_zipfile(path):
         return False
     try:
@@ -31,7 +31,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path) -> Run:
-    """Every sample; the groups are those of `epochs`, and the score is the mean of the scorers' numbers."""
+    """Every sample. Groups follow `epochs`; the score is the mean of the scorers' numbers."""
     samples, events = list[Sample](), list[Event]()
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
@@ -53,13 +53,13 @@ def read(path: Path) -> Run:
 
 
 class _Log:
-    """The members of a log, unpacked within a bound for each and for all together."""
+    """The members of a log, unpacked within a limit for each and for all together."""
 
     def __init__(self, archive: zipfile.ZipFile, file: IO[bytes]) -> None:
         self._archive, self._file, self._left = archive, file, LARGEST_LOG
 
     def object_of(self, info: zipfile.ZipInfo) -> dict[str, Any]:
-        """The JSON object of a member; ViewError where it is larger than the bounds."""
+        """The JSON object of a member; ViewError if it exceeds the limits."""
         limit = min(LARGEST_SAMPLE, self._left)
         data = (self._zstandard if info.compress_type == _ZSTANDARD else self._deflated)(info, limit)
         if len(data) > limit:
@@ -133,7 +133,7 @@ def _number(value: Any) -> float | None:
 
 
 def _message(message: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
-    """A message with its long texts, which stand apart in the log."""
+    """A message with its long texts, which the log stores separately."""
     content = message.get("content")
     if isinstance(content, str):
         content = texts.get(content.removeprefix(_ATTACHMENT), content)

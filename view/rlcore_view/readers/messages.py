@@ -1,4 +1,4 @@
-"""Plain JSONL: each line has `messages`, and may have `reward` or `score`, `step`, `id`, and anything else."""
+"""Reads plain JSONL: each line has `messages`, and may have `reward` or `score`, `step`, `id`, and anything else."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +11,13 @@ _KNOWN = {"messages", "reward", "score", "step", "id"}
 
 
 def recognises(path: Path) -> bool:
-    """A .jsonl file whose first line has a list of messages."""
+    """True for a .jsonl file whose first line has a list of messages."""
     first = first_record(path) if path.is_file() and path.suffix == ".jsonl" else None
     return first is not None and isinstance(first.get("messages"), list)
 
 
 def read(path: Path) -> Run:
-    """Every line as a sample: the messages before the first of the assistant are its prompt."""
+    """Every line as a sample; the messages before the assistant's first one are its prompt."""
     seen: dict[tuple[int, str], int] = {}
     samples = list(made_of(path, lambda record: _sample(record, seen)))
     return Run(name=path.stem, format="messages", samples=samples)

@@ -1,4 +1,4 @@
-"""open-instruct's `--save_traces`: shards `<run>_rollouts_000000.jsonl`, a line per sample, without texts."""
+"""Reads open-instruct's `--save_traces`: shards `<run>_rollouts_000000.jsonl`, a line per sample, without texts."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -12,7 +12,7 @@ _FILE = "*_rollouts_*.jsonl"
 
 
 def recognises(path: Path) -> bool:
-    """A shard, or a directory of shards."""
+    """True for a shard, or a directory of shards."""
     files = _files(path)
     first = first_record(files[0]) if files else None
     return first is not None and {"prompt_tokens", "response_tokens", "prompt_idx", "reward"} <= first.keys()

@@ -1,4 +1,4 @@
-"""Runs of rlcore: docs/run-directory.md of rlcore describes the files."""
+"""Reads runs of rlcore; its docs/run-directory.md describes the files."""
 
 import json
 import re
@@ -20,15 +20,15 @@ _STEP = re.compile(r"step_(\d+)\.jsonl")
 
 
 def recognises(path: Path) -> bool:
-    """A directory with trajectories/, or with plan.json and what a run writes before its first step."""
+    """True for a directory with trajectories/, or with plan.json and the files written before the first step."""
     begun = any((path / name).is_file() for name in ("metrics.jsonl", "status.json"))
     return (path / "trajectories").is_dir() or (begun and (path / "plan.json").is_file())
 
 
 def read(path: Path, memory: FileMemory | None = None) -> Run:
-    """Every sample with its tokens where they were recorded, the metrics, configuration and plan.
+    """Every sample (with its tokens, if recorded), the metrics, configuration and plan.
 
-    With the memory of an earlier call only what is new is read.
+    With the memory of an earlier call, only what is new is read.
     """
     memory = memory or FileMemory()
     notes = list[str]()
@@ -104,7 +104,7 @@ def _text(path: Path) -> str:
 
 
 def _alerts(path: Path, memory: FileMemory) -> list[str]:
-    """The last warnings and errors of the log, equal ones once."""
+    """The last warnings and errors of the log, without duplicates."""
     if not path.exists():
         return []
     found, _ = memory.lines(path, lambda line, number: _alert(line), most_bytes=_LOG_BYTES)
@@ -119,7 +119,7 @@ def _alert(line: bytes) -> tuple[str, str] | None:
 
 
 def _object(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The object in the file, and a note where it is not whole."""
+    """The object in the file, and a note if it is incomplete."""
     if not path.exists():
         return {}, []
     try:

@@ -1,4 +1,4 @@
-"""tinker-cookbook: `<split>_rollout_summaries.jsonl` in `iteration_<n>/`, a line per trajectory, and metrics."""
+"""Reads tinker-cookbook: `iteration_<n>/<split>_rollout_summaries.jsonl`, a line per trajectory, and metrics."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ _METRICS = {
     "env/all/ac_tokens_per_turn": "completion/length_mean",
     "optim/entropy": "policy/entropy",
 }
-"""Their names, and those under which the overview shows the same thing."""
+"""Their metric names, and the equivalent names of the overview."""
 
 
 def recognises(path: Path) -> bool:
-    """A file of rollout summaries, or a log directory with some."""
+    """True for a file of rollout summaries, or a log directory with some."""
     files = _files(path)
     first = first_record(files[0]) if files else None
     return first is not None and {"group_idx", "traj_idx", "steps"} <= first.keys()
 
 
 def read(path: Path) -> Run:
-    """Every trajectory; its text where the file has it, which the logtree of the first groups alone has otherwise."""
+    """Every trajectory, with its text if the file has it; otherwise only the first groups' logtree has texts."""
     samples = [sample for file in _files(path) for sample in made_of(file, partial(_sample, file=file))]
     silent = sum(not sample.completion for sample in samples)
     notes = [f"{silent} of {len(samples)} trajectories were recorded without their text"] if silent else []

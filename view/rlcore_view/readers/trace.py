@@ -1,4 +1,4 @@
-"""Reads the trace of a run, `trace*.json`: events as Chrome and Perfetto show them."""
+"""Reads the trace of a run, `trace*.json`: events in the format of Chrome and Perfetto."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ _MICROSECONDS = 1e6
 
 
 def events_of(run: Path, notes: list[str], memory: FileMemory) -> list[Event]:
-    """The events that have a length, of every trace of the run; a damaged file is a note."""
+    """The events with a duration, from every trace of the run; a damaged file becomes a note."""
     found = list[Event]()
     for path in sorted(run.glob("trace*.json*")):
         try:
@@ -36,7 +36,7 @@ def events_of(run: Path, notes: list[str], memory: FileMemory) -> list[Event]:
 
 
 def _records(path: Path, memory: FileMemory) -> list[Mapping[str, Any]]:
-    """The objects of the file; of one with an event per line, only new lines are read."""
+    """The objects of the file. If it has one event per line, only new lines are read."""
     try:
         known, rest = memory.lines(path, lambda line, number: _event_line(line), ends=(b",\n", b"[\n"))
     except ValueError:  # another layout
@@ -72,7 +72,7 @@ def _object(line: str) -> Any:
 
 
 def _schema(records: Sequence[Mapping[str, Any]]) -> Any:
-    """The schema that the name of the first process states; the known one where none is stated."""
+    """The schema in the first process's name; the known schema if there is none."""
     stated = [(record.get("args") or {}).get("schema") for record in records if record.get("name") == "process_name"]
     return next((schema for schema in stated if schema is not None), SCHEMA)
 
@@ -114,7 +114,7 @@ def _event(record: Mapping[str, Any], rows: Mapping[tuple[Any, Any], str]) -> Ev
 
 
 def _identity(args: Mapping[str, Any]) -> tuple[str, int, int, int] | None:
-    """Prompt, epoch, sample and segment; None where the event does not name a sample."""
+    """Prompt, epoch, sample and segment; None if the event does not name a sample."""
     numbers = [number_or_none(args.get(name, 0)) for name in ("epoch", "sample", "segment")]
     if "prompt" not in args or "sample" not in args or None in numbers:
         return None

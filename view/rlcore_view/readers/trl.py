@@ -1,6 +1,6 @@
-"""TRL's `log_completions`: a `completions_00012.parquet` per step.
+"""Reads TRL's `log_completions`: a `completions_00012.parquet` per step.
 
-Its columns are prompt, completion, one per reward function, and advantage.
+The columns are prompt, completion, one per reward function, and advantage.
 """
 
 import re
@@ -16,12 +16,12 @@ _KNOWN = {"step", "prompt", "completion", "advantage", "images"}
 
 
 def recognises(path: Path) -> bool:
-    """A directory with completions_*.parquet, its parent, or one such file."""
+    """True for a directory with completions_*.parquet, its parent, or one of the files."""
     return bool(_files(path))
 
 
 def read(path: Path) -> Run:
-    """Every sample; its score is the sum of the rewards' columns, of which TRL does not record the weights."""
+    """Every sample. Its score is the unweighted sum of the reward columns: TRL does not record weights."""
     files = _files(path)
     samples = [sample for file in files for sample in _samples(file)]
     names = sorted({name for sample in samples for name in sample.components})

@@ -1,7 +1,7 @@
-"""Rollouts of verifiers and prime-rl.
+"""Reads rollouts of verifiers and prime-rl.
 
-`traces.jsonl` has a trace per line, or an episode with its `traces`; a trace is a graph of messages. prime-rl writes
-one below `step_<n>/train` and `step_<n>/eval`. Before, both wrote a flat line per rollout: `results.jsonl`,
+`traces.jsonl` has one trace per line, or an episode with its `traces`; a trace is a graph of messages. prime-rl writes
+one below `step_<n>/train` and `step_<n>/eval`. Older versions of both wrote a flat line per rollout: `results.jsonl`,
 `train_rollouts.jsonl`.
 """
 
@@ -30,12 +30,12 @@ Found = tuple[Sample, list[Event]]
 
 
 def recognises(path: Path) -> bool:
-    """A file of traces or results, or a directory that holds some, as prime-rl's output directory does."""
+    """True for a file of traces or results, or a directory with some, such as prime-rl's output directory."""
     return any(first is not None and _fits(first) for first in map(first_record, _files(path)[:1]))
 
 
 def read(path: Path) -> Run:
-    """Every rollout, by the last branch of its conversation; of prime-rl those that were trained on."""
+    """Every rollout, shown by the last branch of its conversation; for prime-rl, those that were trained on."""
     seen: dict[tuple[int, str, str], int] = {}
     samples, events = list[Sample](), list[Event]()
     files = _files(path)
@@ -167,7 +167,7 @@ def _last_branch(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _tokens(nodes: Sequence[Mapping[str, Any]]) -> Tokens | None:
-    """Token ids with their numbers; a node's numbers belong to its sampled tokens, in order."""
+    """Token ids with their values; a node's values belong to its sampled tokens, in order."""
     ids = [id_ for node in nodes for id_ in node.get("token_ids") or ()]
     if not ids:
         return None

@@ -1,6 +1,6 @@
-"""verl's `trainer.rollout_data_dir`: a file `<step>.jsonl` per step, one line per sample.
+"""Reads verl's `trainer.rollout_data_dir`: a file `<step>.jsonl` per step, one line per sample.
 
-A line has `input`, `output`, `score` and `step`, and one field for each further value that the reward returned.
+A line has `input`, `output`, `score` and `step`, and one field per further value that the reward returned.
 Samples with the same input are a group.
 """
 
@@ -16,7 +16,7 @@ _KNOWN = {"input", "output", "score", "step", "gts"}
 
 
 def recognises(path: Path) -> bool:
-    """A directory of `<step>.jsonl` with input, output and score, or one such file."""
+    """True for a directory of `<step>.jsonl` with input, output and score, or one of the files."""
     files = _files(path)
     first = first_record(files[0]) if files else None
     return first is not None and {"input", "output", "score"} <= first.keys()

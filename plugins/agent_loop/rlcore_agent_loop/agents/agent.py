@@ -1,4 +1,4 @@
-"""Samples of a foreign agent: a program that talks to the policy through the endpoint."""
+"""Samples of an external agent: a program that talks to the policy through the endpoint."""
 
 import asyncio
 import logging
@@ -21,11 +21,11 @@ from rlcore_agent_loop.tools.in_child import CallLost, in_child
 logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0
-"""Seconds that an agent whose sample has run out of time may take to notice it; then its process is killed."""
+"""Seconds for an agent to notice that its sample has run out of time, before its process is killed."""
 START_S = 120.0
-"""Seconds that a child may take to import the agent."""
+"""Seconds allowed for a child to import the agent."""
 MAX_BEGINS = 2
-"""Number of times that a sample is begun whose process was killed because of another's agent."""
+"""Attempts at a sample whose process is killed because of another sample's agent."""
 
 
 class Agents:
@@ -34,7 +34,7 @@ class Agents:
     def __init__(
         self, children: Children, settings: AgentSettings, env: Sequence[str] = (), grace_s: float = GRACE_S
     ) -> None:
-        """`env`: environment variables that agents get beside those that any Python process needs."""
+        """`env`: environment variables for agents, in addition to those that any Python process needs."""
         self._children, self._settings, self._env, self._grace_s = children, settings, env, grace_s
         self._endpoint = Endpoint()
         self._pool = ChildPool(self._start_child, settings.children, settings.threads)
@@ -46,7 +46,7 @@ class Agents:
         await self._pool.start()
 
     async def close(self) -> None:
-        """End what was started; also more than once."""
+        """End what was started. Safe to call more than once."""
         lingering = list(self._lingering)
         for task in lingering:
             task.cancel()
@@ -57,9 +57,9 @@ class Agents:
     async def run(
         self, kit: ConversationContext, turns: TurnSampler, task: RolloutTask, sample: int, sampling: Sampling
     ) -> list[Trajectory]:
-        """The sample as the agent and the policy made it; errors of the agent end as data.
+        """The sample that agent and policy produced; errors of the agent become data.
 
-        It is begun again, once, when its process was killed because of another sample's agent.
+        Retried once if its process was killed because of another sample's agent.
         """
         for left in reversed(range(MAX_BEGINS)):
             episode = Episode(task, sample, ended_by=AGENT)
@@ -84,7 +84,7 @@ class Agents:
         return episode.trajectories()
 
     async def _talk(self, recording: Recording, token: str, time_s: float) -> CallLost | None:
-        """Run the agent until it ends, or its time does; what became of its process if that was another's doing."""
+        """Run the agent until it ends or its time is up. Returns the loss of its process if another agent caused it."""
         episode, began = recording.episode, asyncio.Event()
         work = self._call(self._arguments(episode.task, token), time_s, began)
         running = self._linger(work)
@@ -102,7 +102,7 @@ class Agents:
             returned = running.result()
         except ChildError as error:
             episode.info["error"] = str(error)
-            if episode.ended_by == AGENT:  # else a limit ended it, and the agent fell over that
+            if episode.ended_by == AGENT:  # otherwise a limit ended it, and the agent failed on that
                 episode.ended_by = AGENT_FAILED
             return error if isinstance(error, CallLost) else None
         if isinstance(returned, float):
@@ -112,7 +112,7 @@ class Agents:
         return None
 
     def _linger(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        """A call that may outlive its sample: to cancel it would kill the child and the other agents in it."""
+        """A call that may outlive its sample: cancelling it would kill the child and the other agents in it."""
         task = asyncio.create_task(work)
         self._lingering.add(task)
         task.add_done_callback(self._ended)

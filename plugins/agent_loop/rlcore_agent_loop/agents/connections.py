@@ -1,4 +1,4 @@
-"""Limits of the endpoint's connections and request bodies: no agent takes what the run needs."""
+"""Limits connections and request bodies of the endpoint, so that agents cannot exhaust the run."""
 
 import asyncio
 import resource
@@ -14,22 +14,22 @@ from rlcore_agent_loop.agents.messages import BadRequest
 
 MAX_CONNECTIONS = 1024
 DESCRIPTOR_SHARE = 4
-"""The endpoint takes at most this part of the descriptors that the process may open."""
+"""The endpoint's share of the descriptors that the process may open."""
 HEAD_S = 10.0
-"""Seconds until a connection must have shown the token of a running sample."""
+"""Seconds within which a connection must present the token of a running sample."""
 BODY_S = 30.0
-"""Seconds until the body of a request must have come."""
+"""Seconds within which a request's body must arrive."""
 MAX_AT_ONCE = 64
-"""Requests of one sample under way."""
+"""Requests of one sample in flight."""
 MAX_BODY_BYTES = 8 << 20
 MAX_SAMPLE_BYTES = 2 * MAX_BODY_BYTES
-"""Bytes of bodies of one sample that are being read."""
+"""Bytes of one sample's bodies that may be read at a time."""
 MAX_BYTES = 16 * MAX_BODY_BYTES
-"""Bytes of all bodies that are being read."""
+"""Bytes of all bodies that may be read at a time."""
 
 
 class TooBusy(RlcoreError):
-    """A request that would be answered later."""
+    """A request that may be retried later."""
 
 
 def descriptor_budget() -> int:
@@ -40,42 +40,42 @@ def descriptor_budget() -> int:
 
 
 class Connection(asyncio.Protocol):
-    """Passes one connection on to the server's protocol, and closes it when no token has come in time."""
+    """Forwards one connection to the server's protocol, and closes it if no token arrives in time."""
 
     def __init__(self, serving: asyncio.Protocol, held: "Connections") -> None:
         self._serving, self._held = serving, held
         self._deadline: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
         self.known = False
-        """True when it has shown the token of a running sample."""
+        """True once it has presented the token of a running sample."""
         self.num_requests = 0
         """Requests under way."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is open: the deadline for its token begins."""
+        """Open: the deadline for its token starts."""
         self.transport = cast(asyncio.Transport, transport)
         self._serving.connection_made(transport)
         self._deadline = asyncio.get_running_loop().call_later(HEAD_S, self._check)
         self._held.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Pass it on."""
+        """Forward it."""
         self._serving.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Pass it on."""
+        """Forward it."""
         return self._serving.eof_received()
 
     def pause_writing(self) -> None:
-        """Pass it on."""
+        """Forward it."""
         self._serving.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
+        """Forward it."""
         self._serving.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is closed."""
+        """Closed."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._held.discard(self)
@@ -86,13 +86,13 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """Close it without another word."""
+        """Close it at once."""
         if self.transport is not None:
             self.transport.abort()
 
 
 class Connections:
-    """The open connections. When there are too many, the one is closed that is missed least."""
+    """The open connections. When there are too many, the most dispensable one is closed."""
 
     def __init__(self, most: int, serve: Callable[[], asyncio.Protocol]) -> None:
         self._most, self._serve = most, serve
@@ -100,11 +100,11 @@ class Connections:
         """By their transports, the oldest first."""
 
     def accept(self) -> asyncio.Protocol:
-        """The protocol of a connection that was made."""
+        """The protocol for a new connection."""
         return Connection(self._serve(), self)
 
     def add(self, connection: Connection) -> None:
-        """It is open. Above the limit the oldest one without a token is closed, else the oldest without a request."""
+        """Add an open one. Above the limit, closes the oldest without a token, else the oldest without a request."""
         self._open[connection.transport] = connection
         if len(self._open) > self._most:
             idle = [found for found in self._open.values() if not found.num_requests and found is not connection]
@@ -114,7 +114,7 @@ class Connections:
             closed.abort()
 
     def discard(self, connection: Connection) -> None:
-        """It is closed."""
+        """Remove a closed one."""
         self._open.pop(connection.transport, None)
 
     def of(self, transport: asyncio.BaseTransport | None) -> Connection | None:
@@ -123,7 +123,7 @@ class Connections:
 
 
 class Bodies:
-    """Limits the requests under way and the bytes of their bodies, of one sample and of all."""
+    """Limits requests in flight and the bytes of their bodies, per sample and in total."""
 
     def __init__(self) -> None:
         self._num_bytes: Counter[str] = Counter()
@@ -131,7 +131,7 @@ class Bodies:
 
     @contextmanager
     def request(self, sample: str) -> Iterator[None]:
-        """Count a request of the sample for as long as it is under way; TooBusy when there are too many."""
+        """Count a request of the sample while it is in flight; TooBusy when there are too many."""
         if self._num_requests[sample] >= MAX_AT_ONCE:
             raise TooBusy(f"this sample has {MAX_AT_ONCE} requests under way; wait for one of them")
         self._num_requests[sample] += 1
@@ -143,7 +143,7 @@ class Bodies:
                 del self._num_requests[sample]
 
     async def read(self, sample: str, content: AsyncIterator[bytes]) -> bytes:
-        """The body of a request. BadRequest when it is too large or late, TooBusy when too much is being read."""
+        """The body of a request. BadRequest if it is too large or late, TooBusy if too much is being read."""
         found = bytearray()
         try:
             async with asyncio.timeout(BODY_S):

@@ -20,12 +20,12 @@ from rlcore_agent_loop.agents.messages import BadRequest, check_texts
 from rlcore_agent_loop.agents.recording import PolicyAnswer, Recording
 
 MODEL = "policy"
-"""The one model there is; requests may name any."""
+"""The only model; requests may name any."""
 CLOSE_S = 2.0
 IDLE_S = 75.0
 """Seconds that a connection may wait for its next request."""
 LINGER_S = 1.0
-"""Seconds in which the rest of a body that was refused may come, so that its sender reads why."""
+"""Seconds for the rest of a refused body to arrive, so that its sender reads the reason."""
 
 
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
@@ -33,7 +33,7 @@ KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_l
 
 
 CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
-"""Errors in the server that the client causes: bytes that are not HTTP, or a closed connection."""
+"""Server errors caused by the client: bytes that are not HTTP, or a closed connection."""
 server_logger = logging.getLogger(f"{__name__}.server")
 server_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], CLIENT_FAULTS)))
 
@@ -77,7 +77,7 @@ class Endpoint:
         self.url = f"http://{host}:{port}/v1"
 
     async def close(self) -> None:
-        """Stop listening; also more than once."""
+        """Stop listening. Safe to call more than once."""
         runner, self._runner = self._runner, None
         if self._server is not None:
             self._server.close()
@@ -87,22 +87,22 @@ class Endpoint:
             await runner.cleanup()
 
     def admit(self, recording: Recording) -> str:
-        """A token with which the sample's agent may talk to the policy."""
+        """A token that lets the sample's agent talk to the policy."""
         number, secret = str(next(self._numbers)), secrets.token_urlsafe(32)
         self._samples[number] = (secret, recording)
         return f"{number}.{secret}"
 
     def revoke(self, token: str) -> None:
-        """The sample has ended: its token is worth nothing from now on."""
+        """Invalidate the token of a sample that has ended."""
         _, recording = self._samples.pop(token.partition(".")[0])
         recording.close()
 
     def _sample(self, request: web.Request) -> tuple[str, Recording]:
-        """The sample whose token the request carries; the secret is compared in constant time. Unknown without one."""
+        """The sample whose token the request carries, compared in constant time; Unknown without a valid token."""
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         number, _, secret = bearer.partition(".")
         known, recording = self._samples.get(number, ("", None))
-        secret_bytes = secret.encode("utf-8", "surrogateescape")  # the bytes that came
+        secret_bytes = secret.encode("utf-8", "surrogateescape")  # the bytes that arrived
         if recording is None or not hmac.compare_digest(known.encode(), secret_bytes):
             raise Unknown("the token of a running sample is needed")
         return number, recording
@@ -125,7 +125,7 @@ class Endpoint:
 
     @contextmanager
     def _in_use(self, request: web.Request) -> Iterator[None]:
-        """The request's connection has shown a token, and is not closed to make room while the request lasts."""
+        """Mark the request's connection as having a token; it is not closed to make room during the request."""
         connection = self._connections.of(request.transport) if self._connections is not None else None
         if connection is None:
             yield
@@ -150,7 +150,7 @@ class Endpoint:
         if not isinstance(body, dict):
             raise BadRequest("the body is not an object")
         check_texts(body)
-        _, recording = self._sample(request)  # which may have ended while the body came
+        _, recording = self._sample(request)  # which may have ended while the body arrived
         answer = await recording.complete(body)
         name = f"chatcmpl-{recording.num_requests}"
         if not body.get("stream"):
@@ -176,7 +176,7 @@ def _whole(name: str, answer: PolicyAnswer) -> dict[str, Any]:
 
 
 def _chunk(name: str, answer: PolicyAnswer) -> dict[str, Any]:
-    """The whole answer as the one chunk of a stream."""
+    """The whole answer as a single chunk of a stream."""
     delta = dict(answer.message)
     if "tool_calls" in delta:
         delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]

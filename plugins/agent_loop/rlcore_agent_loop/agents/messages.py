@@ -1,4 +1,4 @@
-"""Messages as clients of the OpenAI protocol send them, in one form, so that they can be compared."""
+"""Messages from clients of the OpenAI protocol, normalised so that they can be compared."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,18 +19,18 @@ class BadRequest(RlcoreError):
 
 
 MAX_DEPTH = 64
-"""Levels of lists and objects in a request; code that walks deeper ones would end by recursion."""
+"""Levels of lists and objects in a request. Deeper ones would exceed the recursion limit."""
 
 
 def check_texts(body: Any) -> None:
-    """BadRequest where a request is nested too deep, or holds a text that is not Unicode: half of a surrogate pair."""
+    """BadRequest if a request is nested too deeply, or contains half of a surrogate pair (text that is not Unicode)."""
     level = [body]
     for _ in range(MAX_DEPTH):
         texts = [text for value in level for text in _texts(value) if not text.isascii()]
         try:
             "".join(texts).encode()
         except UnicodeEncodeError as cause:
-            raise BadRequest("the body holds half of a surrogate pair; needs text that is Unicode") from cause
+            raise BadRequest("the body contains half of a surrogate pair; needs Unicode text") from cause
         level = [inner for value in level for inner in _inner(value)]
         if not level:
             return
@@ -50,7 +50,7 @@ def _inner(value: Any) -> Iterable[Any]:
 
 
 def normalised(messages: Any) -> list[Plain]:
-    """The messages, each with role, content as text, and what else has a meaning; BadRequest for anything else."""
+    """The messages, each with its role, its content as text, and other meaningful keys; BadRequest otherwise."""
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages: needs a list of at least one")
     return [_message(message) for message in messages]
@@ -113,7 +113,7 @@ def _opened(call: Mapping[str, Any]) -> Plain:
 
 
 def answer(text: str, calls: Sequence[ToolCall], number: int) -> Plain:
-    """The policy's answer in the protocol's form; calls that cannot be made, or sent as JSON, stay in the text."""
+    """The policy's answer in the protocol's form. Calls that are invalid or not JSON stay in the text."""
     good = [call for call in calls if not call.problem]
     try:
         arguments = [json.dumps(dict(call.arguments)) for call in good]

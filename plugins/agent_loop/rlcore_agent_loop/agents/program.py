@@ -1,4 +1,4 @@
-"""Runs an agent in its child process: a function or object that is told where the policy is served."""
+"""Runs an agent in its child process: a function or object that receives the policy's address."""
 
 import asyncio
 import inspect
@@ -11,14 +11,14 @@ from rlcore.imports import import_target
 from rlcore_agent_loop.tools.calls import LARGEST, as_text
 
 MAX_CHARS = 100_000
-"""Characters of a text that is kept; of a longer one the rest is cut off."""
+"""Characters kept of a text; the rest is cut off."""
 ARGUMENTS = ("base_url", "api_key", "model", "messages", "question", "columns")
 """Arguments that an agent may take, by name."""
 
 
 class Program:
-    """Holds the function, or the object that a class made; `rlcore.cluster.child_main` serves `run`, several at a time
-    unless `alone`."""
+    """Holds the function, or the object made from a class. `rlcore.cluster.child_main` serves `run`, several calls at a
+    time unless `alone`."""
 
     def __init__(self, target: str, kwargs: Mapping[str, Any], alone: bool) -> None:
         self._function, self._kwargs, self._alone = import_target(target), dict(kwargs), alone
@@ -41,11 +41,11 @@ class Program:
         if not alone and not self._open and not {"base_url", "api_key"} <= self._names:
             raise ConfigError(
                 f"plugins.agent_loop.agent.fn: {target} takes no base_url and api_key; needs both, or "
-                "plugins.agent_loop.agent.threads=1, with which OPENAI_BASE_URL and OPENAI_API_KEY say them"
+                "plugins.agent_loop.agent.threads=1, which sets OPENAI_BASE_URL and OPENAI_API_KEY instead"
             )
 
     def run(self, arguments: Mapping[str, Any]) -> float | str | None:
-        """The function's result: a reward, a last word, or nothing; a coroutine runs on a fresh loop."""
+        """The function's result: a reward, a final text, or None. A coroutine runs on a fresh loop."""
         if self._alone:
             os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = arguments["base_url"], arguments["api_key"]
         named = {name: value for name, value in arguments.items() if self._open or name in self._names}
@@ -53,7 +53,7 @@ class Program:
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         if value is None or isinstance(value, str):
-            return None if value is None else as_text(value, MAX_CHARS)  # a class of theirs would run code in the run
+            return None if value is None else as_text(value, MAX_CHARS)  # a foreign class would run its code in the run
         if isinstance(value, (bool, int, float)) and abs(value) <= LARGEST:
             return float.__float__(float(value))
         found = shown(value) if isinstance(value, (int, float)) else type(value).__name__

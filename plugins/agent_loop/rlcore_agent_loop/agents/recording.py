@@ -1,4 +1,4 @@
-"""Records the conversation of agent and policy through the endpoint as the tokens of one sample."""
+"""Records the conversation between agent and policy through the endpoint as the tokens of one sample."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from rlcore_agent_loop.conversation.episode import MAX_TOKENS, MAX_TURNS, ROLLOU
 from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
 
 OURS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
-"""Settings of a request that the run decides: another distribution would not be the policy's."""
+"""Settings that the run decides: with others, the samples would not come from the policy's distribution."""
 
 UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
@@ -24,19 +24,19 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
 }
-"""Settings of a request that change what is sampled or answered, with the values that ask for nothing."""
+"""Settings that would change what is sampled or returned, with their neutral values."""
 
 
 @dataclass(eq=False)
 class Thread:
-    """A segment with the messages that its tokens say."""
+    """A segment with the messages that its tokens encode."""
 
     segment: Segment
     history: list[Plain]
     tools: Any
     busy: bool = False
     stable: dict[str, bool] = field(default_factory=dict)
-    """Of roles that were asked for: whether the chat template leaves what was before such a message as it is."""
+    """By role: True if the chat template leaves earlier tokens unchanged when it appends a message of the role."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PolicyAnswer:
 
 @dataclass(eq=False)
 class Recording:
-    """One sample: a request whose messages extend recorded ones continues their tokens, another one begins a part."""
+    """One sample. A request that extends recorded messages continues their tokens; any other begins a new part."""
 
     kit: ConversationContext
     turns: TurnSampler
@@ -66,7 +66,7 @@ class Recording:
     _at_work: "set[asyncio.Task[Completion]]" = field(default_factory=set)
 
     async def complete(self, body: Mapping[str, Any]) -> PolicyAnswer:
-        """Sample the next turn; BadRequest, which the agent is told, when there is none."""
+        """Sample the next turn; BadRequest, which the agent receives, when it cannot."""
         messages, tools = normalised(body.get("messages")), body.get("tools") or []
         self._check(body, tools)
         limit, stop = _max_tokens(body), _stop(body)
@@ -88,10 +88,10 @@ class Recording:
             answered = True
         finally:
             thread.busy = False
-            if not (answered or part.turns):  # nothing can continue a part that has no turn
+            if not (answered or part.turns):  # a part without a turn cannot be continued
                 self.threads.remove(thread)
                 self.episode.segments.remove(part)
-        # Only now: what was not answered is asked again, and must not stand there twice.
+        # Only now: an unanswered request is retried, and must not be recorded twice.
         part.append_given(ids, new)
         part.sampled(completion, message)
         thread.history = [*messages, message]
@@ -100,13 +100,13 @@ class Recording:
         return PolicyAnswer(message, reason, len(prompt_ids), len(completion.token_ids))
 
     def close(self) -> None:
-        """No request is answered any more; those under way are given up."""
+        """Answer no more requests; abort those in flight."""
         self.closed = True
         for task in tuple(self._at_work):
             task.cancel()
 
     async def ended(self) -> None:
-        """Wait until nothing is generated any more."""
+        """Wait until generation has stopped."""
         if self._at_work:
             await asyncio.wait(tuple(self._at_work))
 
@@ -123,7 +123,7 @@ class Recording:
         if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
             raise BadRequest("tools: needs a list of objects")
         if tools and not self.kit.tokens.tells_tools():
-            raise BadRequest("tools: the chat template does not tell the policy about tools")
+            raise BadRequest("tools: the chat template does not describe tools to the policy")
         for name, ignorable in UNSERVED.items():
             if body.get(name) not in (None, *ignorable):
                 raise BadRequest(f"{name}={body[name]!r:.80}: it is not served; leave it out")
@@ -148,7 +148,7 @@ class Recording:
         return task.result()
 
     def _extended(self, messages: list[Plain], tools: Any) -> tuple[Thread, list[Plain], Sequence[int]] | None:
-        """(the thread whose recorded messages these extend, the new ones, their ids); None if there is none."""
+        """(the thread that these messages extend, the new messages, their ids); None if there is none."""
         for thread in reversed(self.threads):
             known = len(thread.history)
             new = messages[known:]
@@ -163,7 +163,7 @@ class Recording:
         return None
 
     def _begun(self, messages: list[Plain], tools: Any) -> tuple[Thread, list[Plain], Sequence[int]]:
-        """A new thread, whose part has the messages' ids already."""
+        """A new thread, whose part already contains the messages' ids."""
         part = Segment(list(self.kit.tokens.encode_prompt(for_template(messages), tools)))
         if self._rest(part) <= 0:
             raise self._too_long()

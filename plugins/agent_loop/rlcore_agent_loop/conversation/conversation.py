@@ -1,4 +1,4 @@
-"""One sample of the tool loop, one coroutine: turns, calls and answers until something ends it."""
+"""One sample of the tool loop, in one coroutine: turns, calls and answers until something ends it."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,19 +45,19 @@ class ConversationContext:
     parser: Parser
     settings: AgentLoopSettings
     timers: Timers = field(default_factory=Timers)
-    """The timers that end conversations that take too long."""
+    """Timers that end conversations at their deadline."""
     window: int | None = None
-    """Tokens that the engine takes, if it says so."""
+    """Longest context of the engine, if known."""
 
     @property
     def context(self) -> int | None:
-        """Tokens of a prompt and all that follows, at most; None is unknown."""
+        """Most tokens of a prompt and all that follows it; None: unknown."""
         chosen = self.settings.context_tokens
         known = [budget for budget in (chosen, self.window) if budget]
         return min(known) if known else self.tokens.context_length
 
     def budget(self, num_prompt: int, max_tokens: int, who: str) -> int:
-        """Tokens that may follow a prompt; ConfigError when the context is full."""
+        """Tokens that may follow a prompt; ConfigError if the prompt leaves none."""
         context = self.context
         if context is None:
             return max_tokens
@@ -71,7 +71,7 @@ class ConversationContext:
         return min(max_tokens, context - num_prompt)
 
     def calls(self, text: str) -> list[ToolCall]:
-        """The calls in a turn; a parser that fails is one call that cannot be made."""
+        """The calls in a turn; a failing parser counts as one refused call."""
         try:
             with boundary(f"the parser {self.settings.parser}", ChildError):
                 found = self.parser(text)
@@ -85,7 +85,7 @@ class ConversationContext:
         return calls
 
     def stable(self, role: str, tools: Sequence[Mapping[str, Any]] = ()) -> bool:
-        """True if a message of this role, behind a turn, leaves what was before it as it is."""
+        """True if appending a message of this role after a turn leaves the earlier tokens unchanged."""
         try:
             self.tokens.check_continuation([role], tools)
         except ConfigError:
@@ -93,7 +93,7 @@ class ConversationContext:
         return True
 
     def turn_budget(self, rest: int) -> int:
-        """Tokens of the next turn when `rest` are left."""
+        """Most tokens of the next turn when `rest` are left."""
         return min(rest, self.settings.turn_tokens or rest)
 
 
@@ -110,12 +110,12 @@ class Conversation:
         due: float,
         prompt_ids: Sequence[int],
     ) -> None:
-        """`due`: when its time is up, on the loop's clock."""
+        """`due`: its deadline, on the loop's clock."""
         self._kit, self._turns, self._sampling, self._due = kit, turns, sampling, due
         self._settings = kit.settings
         self.episode = Episode(task, sample)
         self._prompt_ids = prompt_ids
-        """Empty when the environment says how the conversation opens."""
+        """Empty when the environment opens the conversation."""
         self._row = TrajectoryId(task.prompt.id, task.epoch, sample)
         self._name = f"{task.prompt.id}/{task.epoch}/{sample}"
         self._opening: Sequence[Message] = task.prompt.messages
@@ -124,8 +124,9 @@ class Conversation:
         self._environment: SampleEnvironment | None = None
 
     async def run(self, first: Completion | None = None) -> list[Trajectory]:
-        """The finished sample; `first` is the first turn, where no environment opens the conversation: None when that
-        did not come in time.
+        """The finished sample.
+
+        `first` is the first turn, where no environment opens the conversation; None if it did not arrive in time.
         """
         tools = self._kit.tools.open(self._name, self.episode.task.prompt, self._row)
         try:
@@ -157,7 +158,7 @@ class Conversation:
             self.episode.ended_by = TIME
 
     async def _converse(self, tools: SampleTools, first: Completion | None) -> str:
-        """Turns until one ends the sample; why it ended."""
+        """Take turns until one ends the sample. Returns the reason."""
         if (problem := await self._open(tools)) is not None:
             return problem
         if first is None and self._environment is None:
@@ -181,7 +182,7 @@ class Conversation:
         return MAX_TURNS
 
     async def _open(self, tools: SampleTools) -> str | None:
-        """Begin the first part; why the sample ends here already, or None."""
+        """Begin the first part. Returns why the sample ends right away, or None."""
         if self._environment is None:
             self.episode.segments.append(Segment(list(self._prompt_ids)))
             return None
@@ -195,7 +196,7 @@ class Conversation:
 
     @contextmanager
     def _environment_at_work(self, method: str) -> Iterator[None]:
-        """Inside, the sample waits for its environment."""
+        """Count the time inside as waiting for the environment."""
         activity, environments = current_activity(), self._kit.environments
         key = activity.begin(ENVIRONMENT_WORK, environments.name if environments else "", method, self._row)
         try:
@@ -208,7 +209,7 @@ class Conversation:
         return FAILED
 
     def _begin(self, messages: Sequence[Message], tools: SampleTools) -> str | None:
-        """Begin a separate part, which the environment opens; the reason why the sample ends instead, or None."""
+        """Begin a new part, opened by the environment. Returns why the sample ends instead, or None."""
         try:
             ids = self._kit.tokens.encode_prompt(messages, tools.schemas)
         except ConfigError as error:
@@ -224,7 +225,7 @@ class Conversation:
         return None
 
     def _rest(self, part: Segment) -> int:
-        """Tokens that the part may still take."""
+        """Tokens that the part has left."""
         who = self.episode.task.prompt.id
         return self._kit.budget(part.num_prompt, self._sampling.max_tokens, who) - part.num_response
 
@@ -235,13 +236,13 @@ class Conversation:
         return await self._turns.next(self.episode.task, self.episode.sample, turn - 1, part.ids, budget)
 
     def _tell(self, part: Segment, messages: Sequence[Message], tools: SampleTools) -> str | None:
-        """Append the messages and the opening of the next turn; why the sample ends instead, or None."""
+        """Append the messages and the header of the next turn. Returns why the sample ends instead, or None."""
         for role in {str(message["role"]) for message in messages} - {"user", self._settings.result_role}:
             if not self._kit.stable(role, tools.schemas):
                 return self._failed(
                     ChildError(
                         f"environment.step returned a message of the role '{role}', which changes how the chat "
-                        "template writes what was before, or is refused by it; needs the role user, or restart=True"
+                        "template renders earlier messages, or is refused by it; needs the role user, or restart=True"
                     )
                 )
         try:
@@ -256,7 +257,7 @@ class Conversation:
         return None
 
     async def _answer(self, tools: SampleTools, text: str, last: bool) -> tuple[str, Sequence[Message], bool]:
-        """(why the sample ends or '', what the policy is told, whether that begins a new part)."""
+        """(why the sample ends or '', the messages to the policy, True if they begin a new part)."""
         settings, calls = self._settings, self._kit.calls(text)
         if calls:
             if self._repeats(calls):
@@ -285,7 +286,7 @@ class Conversation:
         return (MAX_TURNS if last else ""), step.messages, step.restart
 
     def _repeats(self, calls: Sequence[ToolCall]) -> bool:
-        """True if this is one turn too many in a row with the same calls."""
+        """True if too many turns in a row have made the same calls."""
         made = [(call.name, repr(_sorted(call.arguments)) + call.problem) for call in calls]
         self._num_same = self._num_same + 1 if made == self._last_calls else 1
         self._last_calls = made

@@ -1,4 +1,4 @@
-"""Environments: what answers the policy's turns that call no tool, such as user simulators and games."""
+"""Environments answer the policy's turns without a tool call: user simulators, games and the like."""
 
 import asyncio
 import logging
@@ -27,30 +27,30 @@ class Step:
     """An environment's answer to a turn."""
 
     messages: Sequence[Message] = ()
-    """Messages to the policy; none is right only with `done`."""
+    """Messages to the policy; may be empty only with `done`."""
     done: bool = False
     """The sample ends here."""
     reward: float = 0.0
     """Added to the sample's `environment_reward`."""
     restart: bool = False
-    """`messages` are a new conversation: the sample continues as a separate part, which does not see earlier turns."""
+    """`messages` are a new conversation: the sample continues in a separate part without the earlier turns."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Kept with the trajectory, as `info['environment']`; plain values."""
 
 
 class Environment(ABC):
-    """One object a sample; subclasses implement `step`, sync (run in a child process) or async (run on the loop).
+    """One object per sample. Subclasses implement `step`, sync (in a child process) or async (on the loop).
 
-    Sync and async may not be mixed in one class.
+    A class may not mix sync and async methods.
     """
 
     def reset(self, prompt: Prompt, seed: int) -> Any:
-        """The opening messages; those of the prompt unless a subclass says otherwise."""
+        """The opening messages; by default those of the prompt."""
         return prompt.messages
 
     @abstractmethod
     def step(self, messages: Sequence[Message]) -> Any:
-        """The answer, a `Step`, to a conversation that ends with the policy's turn."""
+        """The answer (a `Step`) to a conversation that ends with the policy's turn."""
 
     def close(self) -> Any:
         """The sample has ended."""
@@ -66,7 +66,7 @@ class Environments:
         """Name in the trace and in `rlcore where`."""
 
     async def start(self) -> None:
-        """Learn whether it is async; the pool must have been started."""
+        """Find out whether the class is async. The pool must have been started."""
         if await in_child(self._pool, "environment", 60.0, "environment_is_async"):
             self._class = await asyncio.to_thread(import_target, self._settings.fn)
 
@@ -94,7 +94,7 @@ class SampleEnvironment(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """The sample has ended; what goes wrong is logged."""
+        """The sample has ended. Errors are logged."""
 
 
 class InChild(SampleEnvironment):
@@ -125,7 +125,7 @@ class InChild(SampleEnvironment):
         return await in_child(self._pool, who, deadline_s, method, *args, slot=self._slot, generation=held)
 
     def _began(self, slot: ChildSlot) -> None:
-        """From here on there is something in the child that has to be released, also when `reset` raises."""
+        """From here on the child holds an object that must be released, even if `reset` raises."""
         self._generation = slot.generation
 
     async def close(self) -> None:
@@ -151,7 +151,7 @@ class Here(SampleEnvironment):
             return await awaited(self._environment.reset(prompt, seed))
 
         found = await within("environment.reset", self._settings.deadline_s, work())
-        with boundary("environment.reset", ChildError):  # its values may run code of theirs
+        with boundary("environment.reset", ChildError):  # its values may run foreign code
             return opening(found, *self._limits)
 
     async def step(self, messages: Sequence[Message]) -> Step:
@@ -177,7 +177,7 @@ class Here(SampleEnvironment):
 
 
 def opening(messages: Any, max_messages: int, max_chars: int) -> list[Message]:
-    """The result of `reset`, if it opens a conversation; ChildError otherwise."""
+    """The result of `reset`; ChildError if it does not open a conversation."""
     check_size("reset returned", messages, None, max_messages, max_chars)
     found = readable("reset returned", messages)
     if not found:
@@ -186,9 +186,9 @@ def opening(messages: Any, max_messages: int, max_chars: int) -> list[Message]:
 
 
 def readable(what: str, messages: Any) -> list[Message]:
-    """The messages of an environment as plain values; ChildError if they are none.
+    """The messages of an environment as plain values; ChildError if they are not messages.
 
-    What no tokenizer could encode is replaced.
+    Text that no tokenizer could encode is replaced.
     """
     if not isinstance(messages, (list, tuple)):
         raise ChildError(f"environment.{what} {type(messages).__name__} as messages; needs a list of them")
@@ -202,7 +202,7 @@ def readable(what: str, messages: Any) -> list[Message]:
 
 
 def checked(step: Any, max_messages: int, max_chars: int) -> Step:
-    """The step with plain values in it, if it is one that the loop can go on with."""
+    """The step as plain values; ChildError if the loop cannot continue with it."""
     if not isinstance(step, Step):
         raise ChildError(f"environment.step returned {type(step).__name__}; needs rlcore_agent_loop.Step")
     check_size("step returned", step.messages, step.info, max_messages, max_chars)

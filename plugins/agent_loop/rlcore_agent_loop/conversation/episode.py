@@ -1,4 +1,4 @@
-"""A sample while it grows, turn by turn, and the trajectories it becomes."""
+"""A sample as it grows turn by turn, and the trajectories made from it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ STOP, MAX_TURNS, MAX_TOKENS, TURN_TOKENS = "stop", "max_turns", "max_tokens", "t
 TIME, SAME_CALLS, ENVIRONMENT, FAILED = "time_s", "max_same_calls", "environment", "environment_failed"
 AGENT, AGENT_FAILED, ROLLOUT_FAILED = "agent", "agent_failed", "rollout_failed"
 CUT = (MAX_TOKENS, TURN_TOKENS, TIME)
-"""Ends by which a response counts as truncated."""
+"""End reasons for which a response counts as truncated."""
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
@@ -34,15 +34,15 @@ class Segment:
     """Tokens that follow one another."""
 
     ids: list[int]
-    """All of them, the prompt's included."""
+    """All token ids, the prompt's included."""
     num_prompt: int = field(init=False)
     logprobs: list[Float32s] = field(default_factory=list)
-    """Of each turn, one per token."""
+    """Log-probs of each turn, one per token."""
     messages: list[Message] = field(default_factory=list)
     """Messages after the prompt."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     turns: list[FrozenDict[str, Any]] = field(default_factory=list)
-    """Of each turn: start, num_tokens, versions, finish."""
+    """Per turn: start, num_tokens, versions, finish."""
     generate_s: list[float] = field(default_factory=list)
     """Seconds of each turn's generation."""
     tools_s: list[float] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Segment:
         return len(self.ids) - self.num_prompt
 
     def sampled(self, completion: Completion, message: Message) -> None:
-        """The policy took a turn."""
+        """Append a turn of the policy."""
         runs = completion.versions or ((0, completion.version),)
         for offset, version in runs:
             if not self.versions or self.versions[-1][1] != version:
@@ -79,18 +79,18 @@ class Segment:
         self.tools_s.append(0.0)
 
     def append_given(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
-        """Append tokens that the policy did not sample: results, a user's words, and the opening of the next turn."""
+        """Append tokens that the policy did not sample: results, user messages, and the header of the next turn."""
         self.ids += ids
         self.messages += messages
 
     def waited(self, seconds: float) -> None:
-        """Tools or environment took this long after the last turn."""
+        """Add the time of tools or environment after the last turn."""
         self.tools_s[-1] += seconds
 
     def arrays(self) -> tuple[Int32s, Bools, Float32s]:
-        """(T,) token ids, which were sampled, and log-probs, 0 where none was.
+        """(T,) token ids, a mask of the sampled ones, and log-probs (0 for tokens that were not sampled).
 
-        What was said to a policy that never answered is not part of what it is trained on: the last token is a sampled
+        Messages after the policy's last turn are dropped from training: the last token is a sampled
         one, or the prompt's last.
         """
         spans = [(turn["start"], turn["start"] + turn["num_tokens"]) for turn in self.turns]
@@ -104,7 +104,7 @@ class Segment:
 
 @dataclass(eq=False)
 class Episode:
-    """One sample: its parts, why it ended, and what its environment made of it."""
+    """One sample: its parts, its end reason, and its environment's rewards."""
 
     task: RolloutTask
     sample: int
@@ -118,17 +118,17 @@ class Episode:
         return sum(len(part.turns) for part in self.segments)
 
     def not_sampled(self, error: str) -> str:
-        """A turn could not be sampled, and the sample has failed; what ended it."""
+        """Fail the sample because a turn could not be sampled. Returns the end reason."""
         self.info["error"] = self.info[ROLLOUT_ERROR] = error
         self.ended_by = ROLLOUT_FAILED
         return ROLLOUT_FAILED
 
     def add_reward(self, reward: float) -> None:
-        """From the environment."""
+        """Add a reward of the environment."""
         self.info["environment_reward"] = self.info.get("environment_reward", 0.0) + float(reward)
 
     def trajectories(self) -> list[Trajectory]:
-        """One for each part; all say how many there are, and why the sample ended."""
+        """One per part. Each states the number of parts and why the sample ended."""
         return [self._trajectory(index, part) for index, part in enumerate(self.segments)]
 
     def _trajectory(self, index: int, part: Segment) -> Trajectory:
@@ -158,8 +158,8 @@ class Episode:
 
 
 def frozen(value: Any) -> Any:
-    """Lists as tuples and dicts as frozen ones, all the way down, so that no reader has to copy them."""
-    if type(value) in _PLAIN:  # most are; to ask whether they are mappings takes many times longer
+    """Lists as tuples and dicts as frozen dicts, recursively, so that no reader has to copy them."""
+    if type(value) in _PLAIN:  # most values; the check for a mapping is many times slower
         return value
     if isinstance(value, Mapping):
         return FrozenDict({key: frozen(inner) for key, inner in value.items()})

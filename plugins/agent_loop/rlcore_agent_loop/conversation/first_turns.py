@@ -1,4 +1,4 @@
-"""The first turns of conversations that begin together: sampled in one call, and each begins its conversation."""
+"""First turns of conversations that begin together: sampled in one call, each starting its conversation."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,22 +11,22 @@ from rlcore_agent_loop.workers.open_conversations import OpenConversations, Samp
 
 
 class FirstTurns:
-    """Conversations that have nothing to do before their first turn is there."""
+    """Conversations that wait for their first turn."""
 
     def __init__(self, conversations: OpenConversations, timers: Timers) -> None:
         self._conversations, self._timers = conversations, timers
         self.waiting: dict[Sample, Conversation] = {}
 
     async def sample(self, turns: TurnSampler, requests: Sequence[GenerateRequest], due: float) -> None:
-        """Ask for the first turns, and begin each conversation with its own; at `due` those that have none yet end.
+        """Request the first turns and begin each conversation with its turn. Those without one at `due` end.
 
-        A turn whose caller has left is sampled, too: what a sample draws depends on its place in the group.
+        A turn whose caller has left is sampled too: the draws of a sample depend on its place in the group.
         """
         self._timers.set(self, due, self._time_is_up)
         try:
             await turns.sample_groups(requests, self._begin)
         finally:
-            # behind the conversations that have just begun: their own limits come and go on this one's timer
+            # after the conversations that have just begun, so that their own limits are handled first
             asyncio.get_running_loop().call_soon(self._timers.take_back, self)
 
     def _begin(self, sample: Sample, first: Completion | None) -> None:

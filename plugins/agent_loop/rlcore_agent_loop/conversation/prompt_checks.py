@@ -1,4 +1,4 @@
-"""Checks over all the data, before the first request, that prompts can be served."""
+"""Checks all the data, before the first request, for prompts that cannot be served."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from rlcore.types import Message
 
 MAX_TEMPLATE_TOKENS = 64
-"""More than any template puts around one message."""
+"""An upper bound on what a template puts around one message."""
 
 
 def check_column(settings: AgentLoopSettings, prompts: Sequence[Prompt]) -> None:
-    """ConfigError when no prompt has the column that says which tools it may call: each would have all of them."""
+    """ConfigError when no prompt has the column that lists its tools: every prompt would get all of them."""
     column = settings.tools_column
     if column and prompts and not any(column in prompt.columns for prompt in prompts):
         columns = sorted({name for prompt in prompts for name in prompt.columns})
@@ -26,19 +26,19 @@ def check_column(settings: AgentLoopSettings, prompts: Sequence[Prompt]) -> None
 
 
 class PromptBudget:
-    """Finds prompts that, with the schemas of their tools, leave nothing of the context."""
+    """Finds prompts that fill the context, together with their tools' schemas."""
 
     def __init__(self, kit: ConversationContext) -> None:
         self._kit = kit
         self._around: dict[tuple[str, ...], int] = {}
-        """Tokens of a short prompt, by the names of its tools."""
+        """Tokens of a short prompt by the names of its tools."""
 
     def check(self, prompt: Prompt, schemas: Sequence[Mapping[str, Any]]) -> None:
-        """ConfigError naming the prompt and the numbers. Most prompts are so short that they need not be tokenised."""
+        """ConfigError naming the prompt and the numbers. Most prompts are too short to need tokenising."""
         context = self._kit.context
         if context is None:
             return
-        # A token is a byte at least, and a message's representation is longer than what a template makes of it.
+        # A token has at least one byte, and a message's repr is longer than its rendering by a template.
         longest = sum(
             len(repr(dict(message)).encode(errors="replace")) + MAX_TEMPLATE_TOKENS for message in prompt.messages
         )

@@ -1,4 +1,4 @@
-"""Samples turns: first turns of a group together, later ones each by itself, as soon as it can begin."""
+"""Samples turns: the first turns of a group together, later ones individually, as soon as each can begin."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def group_name(task: RolloutTask) -> str:
-    """Names a group in requests; its conversations share a replica, whose cache holds their prompt."""
+    """The name of a group in requests. Its conversations share a replica, which caches their prompt."""
     return f"{task.prompt.id}/{task.epoch}"
 
 
@@ -27,7 +27,7 @@ class TurnSampler:
     def __init__(self, generator: "Generator", sampling: Sampling, lane: Lane) -> None:
         self._generator, self._sampling, self._lane = generator, sampling, lane
         self._limited: dict[tuple[int, tuple[str, ...]], Sampling] = {}
-        """The sampling of turns by their token limit and further stops: most turns have that of another."""
+        """Sampling settings by token limit and extra stops: most turns share them."""
         self._later = LaterTurns(generator, lane)
 
     def first(self, task: RolloutTask, ids: Sequence[int], max_tokens: int) -> GenerateRequest:
@@ -38,7 +38,7 @@ class TurnSampler:
     async def sample_groups(
         self, requests: Sequence[GenerateRequest], arrived: Callable[[tuple[str, int], Completion], None]
     ) -> None:
-        """Tell `arrived` of each first turn, by (group, sample); one call, so that the engine sees them all."""
+        """Pass each first turn to `arrived`, by (group, sample). One call, so that the engine sees them all."""
         async with aclosing(self._generator.generate(requests, self._lane)) as completions:  # type: ignore[type-var]
             async for completion in completions:
                 arrived((completion.request_id, completion.sample), completion)
@@ -48,7 +48,7 @@ class TurnSampler:
     ) -> Completion:
         """One further turn; cancelling this cancels its generation."""
         name = group_name(task)
-        # A separate stream, or all turns would begin with the same numbers.
+        # A separate random stream, or all turns would begin with the same numbers.
         seed = int(np.random.SeedSequence([task.seed, sample, turn]).generate_state(1, np.uint32)[0])
         sampling = self._limit(max_tokens, tuple(stop))
         request = GenerateRequest(f"{name}/{sample}/{turn}", tuple(ids), sampling, 1, seed, conversation=name)
@@ -63,19 +63,19 @@ class TurnSampler:
 
 
 class LaterTurns:
-    """Single turns, each asked for and given up by itself; those asked for at the same moment are one call.
+    """Single turns, requested and cancelled individually; those requested at the same moment form one call.
 
-    The way to the engine and back is paid once per call. A call goes on while it owes a turn whose caller
-    waits. A turn whose caller has left is decoded until then, and discarded.
+    The round trip to the engine is paid once per call. A call continues while a caller waits for one of its turns. A
+    turn whose caller has left is decoded until then, and discarded.
     """
 
     def __init__(self, generator: "Generator", lane: Lane) -> None:
         self._generator, self._lane = generator, lane
         self._gathering: dict[str, _Question] = {}
-        """Asked for in this turn of the event loop."""
+        """Requested in this iteration of the event loop."""
 
     async def ask(self, request: GenerateRequest) -> Completion:
-        """The turn. Cancelling this returns when the engine was told to stop it, or others of its call go on."""
+        """The turn. If cancelled, returns once the engine has stopped it, or at once while others of its call wait."""
         loop = asyncio.get_running_loop()
         question = _Question(request, loop.create_future())
         if not self._gathering:
@@ -109,7 +109,7 @@ class _Question:
     request: GenerateRequest
     answer: "asyncio.Future[Completion]"
     call: "_Call | None" = None
-    """The call that it is part of, when it has been made."""
+    """The call that it belongs to, once made."""
 
 
 @dataclass(eq=False)
@@ -117,13 +117,13 @@ class _Call:
     """One call of the generator."""
 
     questions: dict[str, _Question]
-    """By the name of the request: what was not answered yet."""
+    """Unanswered turns by the name of their request."""
     task: "asyncio.Task[None] | None" = None
     num_given_up: int = 0
     """Turns whose callers have left."""
 
     def begin(self, generator: "Generator", lane: Lane) -> None:
-        """Send the call. However it ends, every turn that it owes is answered."""
+        """Send the call. However it ends, every pending turn gets a result or an error."""
         for call in self.questions.values():
             call.call = self
         self.task = asyncio.create_task(self._ask(generator, lane))
@@ -138,7 +138,7 @@ class _Call:
     async def _ask(self, generator: "Generator", lane: Lane) -> None:
         requests = [call.request for call in self.questions.values()]
         async with aclosing(generator.generate(requests, lane)) as completions:  # type: ignore[type-var]
-            async for completion in completions:  # to the end: there is nothing to cancel then
+            async for completion in completions:  # to the end, so that nothing is left to cancel
                 question = self.questions.pop(completion.request_id, None)
                 if question is not None and not question.answer.done():
                     question.answer.set_result(completion)

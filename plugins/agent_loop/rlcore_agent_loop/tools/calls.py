@@ -1,4 +1,4 @@
-"""Tool calls as the policy asked for them, and their results as it gets to see them."""
+"""Tool calls as the policy requested them, and their results as the policy sees them."""
 
 import inspect
 import itertools
@@ -12,14 +12,14 @@ import numpy as np
 from rlcore.errors import ChildError
 
 LARGEST = (2 - 2**-23) * 2.0**127
-"""Rewards are float32 in a batch."""
+"""Rewards are float32 in a batch; a larger one would overflow."""
 MAX_DEPTH = 32
-"""Levels of mappings and lists in what an environment returns."""
+"""Most levels of nested mappings and lists that an environment may return."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call as it was asked for."""
+    """A requested call."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -33,14 +33,14 @@ def refused(problem: str) -> ToolCall:
 
 
 def as_text(value: Any, max_chars: int) -> str:
-    """A tool's result as text: a string as it is, numbers and what JSON knows as JSON, None as nothing.
+    """A tool's result as text: a string unchanged, other JSON values as JSON, None as an empty string.
 
-    ChildError for anything else. Longer results are cut off, and say so; what no tokenizer could encode is replaced.
+    ChildError for anything else. Longer results are cut off and say so; text that cannot be encoded is replaced.
     """
     if value is None:
         text = ""
     elif isinstance(value, str):
-        text = str.__str__(value)  # a class derived from it would run code where it is unpickled
+        text = str.__str__(value)  # a subclass would run code where it is unpickled
     else:
         try:
             text = json.dumps(value, ensure_ascii=False)
@@ -48,7 +48,7 @@ def as_text(value: Any, max_chars: int) -> str:
             if inspect.iscoroutine(value):
                 value.close()
             raise ChildError(
-                f"the result is not text: {type(value).__name__} ({cause}); needs text, a number or what JSON knows"
+                f"the result is not text: {type(value).__name__} ({cause}); needs text, a number or a JSON value"
             ) from cause
     text = encodable_text(text)
     return text if len(text) <= max_chars else f"{text[:max_chars]} ... ({len(text) - max_chars} characters cut off)"
@@ -70,7 +70,7 @@ def check_size(what: str, messages: Any, info: Any, max_messages: int, max_chars
 
 
 def _chars_left(value: Any, left: int, depth: int) -> int:
-    """`left` less the characters in the value; negative as soon as that is known, and below `depth` levels."""
+    """`left` less the characters in the value; negative once exceeded, or beyond `depth` levels."""
     if not depth:
         return -1
     inner: Any = value if isinstance(value, (list, tuple, set, frozenset)) else ()
@@ -94,12 +94,12 @@ def _length(value: Any) -> int:
 
 
 def encodable_text(text: str) -> str:
-    """The text, with what no tokenizer could encode replaced."""
+    """The text, with characters replaced that no tokenizer could encode."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def encodable(value: Any) -> Any:
-    """Mappings and lists as they are, with texts in which what no tokenizer could encode is replaced."""
+    """The value, with characters replaced that no tokenizer could encode, in all its texts."""
     if isinstance(value, str):
         return encodable_text(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Calls in child processes whose failures are data: those of tools, environments and agents."""
+"""Calls of tools, environments and agents in child processes. Failures are data."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from rlcore.errors import ChildError, WorkerError
 
 
 class CallLost(ChildError):
-    """Another call ended the process that this one ran in, or that held what it needs."""
+    """Another call ended the process that this one ran in, or that held its object."""
 
 
 async def in_child(
@@ -22,9 +22,9 @@ async def in_child(
     began: Callable[[ChildSlot], None] = lambda slot: None,
     shared_by: int = 1,
 ) -> Any:
-    """The result of `ChildPool.call`; ChildError for any failure, whose message begins with it.
+    """The result of `ChildPool.call`; ChildError for any failure, whose message begins with `who`.
 
-    CallLost when that was another call; `shared_by` is how many calls a child takes at a time.
+    CallLost if another call caused it. `shared_by` is the number of calls that a child takes at a time.
     """
     try:
         return await pool.call(

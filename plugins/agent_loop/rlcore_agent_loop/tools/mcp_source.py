@@ -14,10 +14,10 @@ from rlcore_agent_loop.tools.sources import ToolSource, within
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 10.0
-"""Seconds that a server may take to end."""
+"""Seconds allowed for a server to shut down."""
 
 CONNECTION_CLOSED = -32000
-"""The code of the package's error for a server that is gone."""
+"""The package's error code for a closed connection."""
 
 
 class _Closed(ChildError):
@@ -25,7 +25,7 @@ class _Closed(ChildError):
 
 
 class McpServer(ToolSource):
-    """One server, started with the run and ended with it."""
+    """One server, which starts and ends with the run."""
 
     def __init__(self, name: str, settings: McpSettings, max_result_chars: int) -> None:
         self.name = f"plugins.agent_loop.mcp.{name}"
@@ -37,13 +37,13 @@ class McpServer(ToolSource):
         self._serving: asyncio.Task[None] | None = None
         self._restarting = asyncio.Lock()
         self._gone = ""
-        """Reason why it is not started again."""
+        """Reason why it is not restarted; empty while it may be."""
 
     async def start(self, describe: bool) -> None:
-        """Start the server and ask for its tools; ConfigError when it does not start or lacks a tool."""
+        """Start the server and list its tools; ConfigError when it does not start or lacks a tool."""
         self._ending = asyncio.Event()
         self._ready = asyncio.get_running_loop().create_future()
-        # The package's contexts must be left by the task that entered them.
+        # The package's contexts must be exited by the task that entered them.
         self._serving = asyncio.create_task(self._serve(self._ready), name=self.name)
         try:
             async with asyncio.timeout(self._settings.start_s):
@@ -61,7 +61,7 @@ class McpServer(ToolSource):
                     await self._ending.wait()
         except RlcoreError as error:
             if ready.done():
-                self._client = None  # calls say that the server is gone
+                self._client = None  # calls then fail, saying that the server is gone
             else:
                 ready.set_exception(error)
         finally:
@@ -97,11 +97,11 @@ class McpServer(ToolSource):
         return {name: schemas[name] for name in self._settings.tools or schemas}
 
     async def _restart(self, client: Any, error: ChildError) -> None:
-        """Start the server again, unless another call has done so since `client` failed; tried until it fails once."""
+        """Restart the server, unless another call has since `client` failed. After one failed start, never again."""
         async with self._restarting:
             if self._client is not client or self._gone:
                 return
-            logger.warning("%s: the server has ended (%s); it is started again", self.name, error)
+            logger.warning("%s: the server has ended (%s); restarting it", self.name, error)
             await self.close()
             try:
                 await self.start(describe=False)
@@ -125,9 +125,9 @@ class McpServer(ToolSource):
         return self._schemas
 
     async def call(self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-        """The text of the result, of its other contents their kinds.
+        """The text of the result; other contents by their kind.
 
-        A call that meets a server that has ended, or ends it, is made once more, with the server started again.
+        A call that finds or causes the server's end is retried once, after a restart.
         """
         client = self._client
         try:

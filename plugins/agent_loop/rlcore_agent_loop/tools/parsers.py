@@ -1,6 +1,6 @@
-"""Finds tool calls in what the policy said. Its words are data: they are parsed, and never evaluated.
+"""Finds tool calls in a turn of the policy. The text is data: it is parsed, never evaluated.
 
-A parser is a function of the turn's text that returns the calls in it, in order, and none where there is none.
+A parser is a function from the turn's text to the list of calls in it, in order, which may be empty.
 """
 
 import ast
@@ -13,19 +13,19 @@ from rlcore_agent_loop.tools.calls import ToolCall, refused
 
 Parser = Callable[[str], Sequence[ToolCall]]
 MAX_PARSED_CHARS = 100_000
-"""Longer Python-style calls are not parsed: its parser needs memory and depth for them."""
+"""Longer Python-style calls are refused: Python's parser would need too much memory and depth."""
 _TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL)
 
 
 def hermes(text: str) -> list[ToolCall]:
-    """Calls between <tool_call> and </tool_call>: JSON with name and arguments, or Qwen's <function=name> in XML."""
+    """Calls between <tool_call> and </tool_call>: JSON with name and arguments, or Qwen's XML (<function=name>)."""
     return [_xml(body) if "<function=" in body else _json(body) for body in _TAGGED.findall(text)]
 
 
 def llama3_json(text: str) -> list[ToolCall]:
-    """A turn that is JSON objects with name and parameters, separated by semicolons, and nothing else."""
+    """A turn that consists of JSON objects with name and parameters, separated by semicolons."""
     rest = text.strip().removeprefix("<|python_tag|>").strip()
     if not rest.startswith("{"):
         return []
@@ -56,7 +56,7 @@ def pythonic(text: str) -> list[ToolCall]:
 
 
 PARSERS: dict[str, Parser] = {"hermes": hermes, "llama3_json": llama3_json, "pythonic": pythonic}
-"""By the name that `plugins.agent_loop.parser` gives them."""
+"""Parsers by their name in `plugins.agent_loop.parser`."""
 
 
 def _json(body: str) -> ToolCall:

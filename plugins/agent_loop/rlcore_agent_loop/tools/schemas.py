@@ -7,7 +7,7 @@ from rlcore.errors import ConfigError, boundary
 
 
 def schema_of(name: str, target: Any) -> dict[str, Any]:
-    """The schema, in the form of OpenAI, of a function or of a class's `execute`, under the tool's own name.
+    """The OpenAI-style schema of a function, or of a class's `execute`, under the tool's name.
 
     ConfigError naming the tool when a type hint or an entry of the docstring's `Args:` is missing.
     """
@@ -17,7 +17,7 @@ def schema_of(name: str, target: Any) -> dict[str, Any]:
         function = target
         if isinstance(target, type):
             execute: Any = target
-            # A bound method, so that `self` is not an argument; nothing is called on the object.
+            # A bound method, so that `self` is not an argument; the object itself is never used.
             function = MethodType(execute.execute, object())
         schema: dict[str, Any] = get_json_schema(function)
     return {**schema, "function": {**schema["function"], "name": name}}

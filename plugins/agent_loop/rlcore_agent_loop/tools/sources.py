@@ -1,4 +1,4 @@
-"""Sources of tools: their protocol, and the source of functions and classes named in the configuration."""
+"""Sources of tools: their interface, and the source for functions and classes of the configuration."""
 
 import asyncio
 import inspect
@@ -23,19 +23,19 @@ class ToolSource(ABC):
     """A source of tools."""
 
     name: str
-    """Its name in errors."""
+    """Name of the source in errors."""
 
     @abstractmethod
     async def start(self, describe: bool) -> None:
-        """Make ready; with `describe`, schemas are wanted."""
+        """Prepare; `describe`: schemas will be needed."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Release everything; also more than once."""
+        """Release everything. Safe to call more than once."""
 
     @abstractmethod
     def schemas(self) -> Mapping[str, Mapping[str, Any]]:
-        """The tools by name, with their schemas in the form of OpenAI (empty ones if they were not wanted)."""
+        """The tools by name, with OpenAI-style schemas (empty without `describe`)."""
 
     @abstractmethod
     async def call(self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
@@ -46,9 +46,9 @@ class ToolSource(ABC):
 
 
 class Functions(ToolSource):
-    """The functions and classes of `plugins.agent_loop.tools`: sync ones in child processes, async ones here.
+    """The functions and classes of `plugins.agent_loop.tools`: sync ones in children, async ones in this process.
 
-    Objects with the state of samples live in separate child processes: a function that hangs does not take it along.
+    Objects with the state of samples live in separate children, so that a hanging function does not destroy them.
     """
 
     name = "plugins.agent_loop.tools"
@@ -62,9 +62,9 @@ class Functions(ToolSource):
         self._places: dict[str, _Place] = {}
 
     async def start(self, describe: bool) -> None:
-        """Learn what each tool is, in a child, and start the children that are needed.
+        """Find out the kind of each tool, in a child, and start the children that are needed.
 
-        What cannot be imported fails there.
+        Import errors happen there.
         """
         if self._settings.tools:
             await self._objects.first()
@@ -83,7 +83,7 @@ class Functions(ToolSource):
             self._schemas[name] = await asyncio.to_thread(schema_of, name, target) if describe else {}
 
     async def close(self) -> None:
-        """The pools are their owner's to close."""
+        """Does nothing: the owner closes the pools."""
 
     def schemas(self) -> Mapping[str, Mapping[str, Any]]:
         return self._schemas
@@ -110,7 +110,7 @@ class Functions(ToolSource):
             )
 
     async def _create(self, name: str, sample: str, place: "_Place", columns: Mapping[str, Any]) -> None:
-        """Make the sample's object, in whichever child serves by then: what does not exist cannot have been lost."""
+        """Create the sample's object in the current child, even a new one: no state can have been lost yet."""
         slot, deadline_s, args = place.slot, self._settings.tools[name].deadline_s, (name, sample, dict(columns))
         await in_child(self._objects, f"{name}.create", deadline_s, "create", *args, slot=slot)
         place.held[name] = slot.generation
@@ -118,7 +118,7 @@ class Functions(ToolSource):
     async def _here(
         self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any], max_chars: int
     ) -> str:
-        """The result as text: a class of the tool's may raise when it is read."""
+        """The result as text, converted inside: a tool's own class may raise on access."""
         target = self._async[name]
         if kind_of(target)[0] != OBJECTS:
             return as_text(await target(**arguments), max_chars)
@@ -131,7 +131,7 @@ class Functions(ToolSource):
         return as_text(await held.made.execute(**arguments), max_chars)
 
     async def release(self, sample: str) -> None:
-        """Let the sample's objects go, here and in its child; each gets its turn, also when another raises."""
+        """Release the sample's objects, here and in its child; an error of one does not skip the others."""
         problems = []
         place = self._places.pop(sample, None)
         if place is not None and place.slot.generation in place.held.values() and place.slot.alive:
@@ -153,17 +153,17 @@ class Functions(ToolSource):
 
 @dataclass(eq=False)
 class _Place:
-    """The place of a sample's objects: one child, which takes one call at a time."""
+    """The home of a sample's objects: one child, which takes one call at a time."""
 
     slot: ChildSlot
     held: dict[str, int] = field(default_factory=dict)
-    """Of each tool whose object was created, the generation of the child that holds it."""
+    """By tool with an object: the generation of the child that holds it."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(eq=False)
 class _Held:
-    """A sample's object of an async tool, once it was created."""
+    """A sample's object of an async tool, once created."""
 
     made: Any = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -174,13 +174,13 @@ async def _finished(release: Any) -> None:
 
 
 async def awaited(value: Any) -> Any:
-    """The value, or what it comes to if it has to be awaited."""
+    """The value, awaited if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 
 async def within(who: str, deadline_s: float, work: Awaitable[T]) -> T:
-    """The result of a foreign coroutine; ChildError naming it when it raises, exits, takes longer, or says that it was
-    cancelled though this task is not."""
+    """The result of a foreign coroutine; ChildError naming it when it raises, exits, takes too long, or claims to be
+    cancelled although this task is not."""
     limit = asyncio.timeout(deadline_s)
     try:
         async with limit:

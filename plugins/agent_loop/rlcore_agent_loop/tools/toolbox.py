@@ -1,4 +1,4 @@
-"""Runs in the child process of sync tools and environments: functions and objects, nothing of the run."""
+"""Runs in the child process of sync tools and environments: functions and objects, independent of the run."""
 
 import asyncio
 import inspect
@@ -30,29 +30,29 @@ class Toolbox:
         self._objects: dict[tuple[str, str], Any] = {}
 
     def kinds(self) -> dict[str, tuple[str, bool]]:
-        """`kind_of` each tool."""
+        """`kind_of` for each tool."""
         return {name: kind_of(target) for name, target in self._tools.items()}
 
     def environment_is_async(self) -> bool:
-        """True if the environment runs on the loop of the run."""
+        """True if the environment runs on the run's event loop."""
         return inspect.iscoroutinefunction(getattr(self._environment, "step", None))
 
     def call(self, name: str, arguments: Mapping[str, Any], max_chars: int) -> str:
-        """The function's result as text, cut off here, so that no long one crosses the pipe."""
+        """The function's result as text, cut off before it crosses the pipe."""
         return as_text(self._tools[name](**arguments), max_chars)
 
     def create(self, name: str, sample: str, columns: Mapping[str, Any]) -> None:
-        """Make the sample's object."""
+        """Create the sample's object."""
         new, pending = created(self._tools[name], columns)
         finished(pending)
         self._objects[sample, name] = new
 
     def execute(self, name: str, sample: str, arguments: Mapping[str, Any], max_chars: int) -> str:
-        """The result of the sample's object."""
+        """The result of a call on the sample's object, as text."""
         return as_text(self._objects[sample, name].execute(**arguments), max_chars)
 
     def reset(self, sample: str, prompt: Any, seed: int, max_messages: int, max_chars: int) -> Any:
-        """The opening messages of the sample's environment, looked at here, so that too many do not cross the pipe."""
+        """The opening messages of the sample's environment, size-checked before they cross the pipe."""
         if self._environment is None:
             raise ChildError("there is no environment")
         self._objects[sample, ""] = self._environment(**self._environment_kwargs)
@@ -61,14 +61,14 @@ class Toolbox:
         return found
 
     def step(self, sample: str, messages: Sequence[Mapping[str, Any]], max_messages: int, max_chars: int) -> Any:
-        """The environment's answer, as `reset`."""
+        """The environment's answer, size-checked like `reset`'s."""
         found = self._objects[sample, ""].step(messages)
         messages, info = getattr(found, "messages", ()), getattr(found, "info", None)
         check_size("step returned", messages, info, max_messages, max_chars)
         return found
 
     def release(self, sample: str) -> None:
-        """Let the sample's objects go; each gets its turn, also when another raises."""
+        """Release the sample's objects; an error of one does not skip the others."""
         mine = [key for key in self._objects if key[0] == sample]
         problems = []
         for key in mine:
@@ -85,12 +85,12 @@ class Toolbox:
 
 
 def created(cls: Any, columns: Mapping[str, Any]) -> tuple[Any, Any]:
-    """(an object for one sample, what its `create` returned, which may have to be awaited)."""
+    """(an object for one sample, the result of its `create`, which may be awaitable)."""
     new = cls()
     create = getattr(new, "create", None)
     return new, create(columns) if callable(create) else None
 
 
 def finished(value: Any) -> Any:
-    """The value; a coroutine runs on a fresh loop to its result."""
+    """The value; a coroutine is run on a fresh loop."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value

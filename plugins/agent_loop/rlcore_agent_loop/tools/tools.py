@@ -1,4 +1,4 @@
-"""The tools of a run, and of one sample. However a call ends, the policy gets a text."""
+"""The tools of a run, and of one sample. However a call ends, the policy gets text."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from rlcore_agent_loop.tools.sources import Functions, ToolSource
 logger = logging.getLogger(__name__)
 
 START_S = 60.0
-"""Seconds that a child may take to import tools and environment."""
+"""Seconds allowed for a child to import tools and environment."""
 
 
 class Tools:
@@ -27,19 +27,19 @@ class Tools:
     def __init__(self, children: Children, settings: AgentLoopSettings) -> None:
         self._children, self._settings = children, settings
         self.stateful = ChildPool(self._start_child, settings.children)
-        """Of what holds the state of samples: objects of tools, and environments."""
+        """Children for objects with the state of samples: tools' objects and environments."""
         self._functions = ChildPool(self._start_child, settings.children)
         self._sources: list[ToolSource] = [Functions(settings, self._functions, self.stateful)]
         self._sources += [McpServer(name, server, settings.max_result_chars) for name, server in settings.mcp.items()]
         self._owners: dict[str, ToolSource] = {}
         self._schemas: dict[str, Mapping[str, Any]] = {}
         self._described: Sequence[Mapping[str, Any]] = ()
-        """Schemas of all tools that the policy is told about."""
+        """Schemas of all tools described to the policy."""
 
     async def start(self, describe: bool) -> None:
         """Start the children and every source.
 
-        ConfigError naming the two sources of one tool's name; PluginError or ChildError naming what cannot be imported.
+        ConfigError naming two sources that share a tool's name; PluginError or ChildError naming a failed import.
         """
         for source in self._sources:
             await source.start(describe)
@@ -53,17 +53,17 @@ class Tools:
         self._described = [schema for schema in self._schemas.values() if schema]
 
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """Those of all tools that the policy is told about."""
+        """Schemas of all tools described to the policy."""
         return self._described
 
     async def close(self) -> None:
-        """End what was started; also more than once."""
+        """End what was started. Safe to call more than once."""
         await asyncio.gather(
             self.stateful.close(), self._functions.close(), *(source.close() for source in self._sources)
         )
 
     def open(self, sample: str, prompt: Prompt, row: TrajectoryId | None = None) -> "SampleTools":
-        """The tools of one sample, `row` in the trace; ConfigError when its column names one that there is not."""
+        """The tools of one sample, `row` in the trace; ConfigError if its column names an unknown tool."""
         column = self._settings.tools_column
         chosen = prompt.columns.get(column) if column else None
         if chosen is None:
@@ -114,7 +114,7 @@ class SampleTools:
         self.num_errors = 0
 
     async def results(self, calls: Sequence[ToolCall], max_calls: int, max_chars: int) -> list[str]:
-        """A text for each call, made at the same time; that of one that failed begins with 'error: '."""
+        """One text per call. Calls run concurrently; the text of a failed call begins with 'error: '."""
         made = [self._result(call, max_chars) for call in calls[:max_calls]]
         over = [self._failed(f"more than {max_calls} calls in one turn", max_chars) for _ in calls[max_calls:]]
         self.num_calls += len(calls)
@@ -141,7 +141,7 @@ class SampleTools:
         return f"error: {problem.encode(errors='replace').decode()[:max_chars]}"
 
     async def close(self) -> None:
-        """The sample has ended: its objects are let go. What they raise then is logged."""
+        """Release the sample's objects when it has ended. Their errors are logged."""
         if not self.num_calls:
             return
         for source in dict.fromkeys(self._owners.values()):

@@ -1,1 +1,1 @@
-"""Conversations under way in this process, and in workers of the role `agent`."""
+"""Conversations in progress, in this process and in workers of the role `agent`."""

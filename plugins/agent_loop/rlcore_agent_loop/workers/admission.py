@@ -1,4 +1,4 @@
-"""A bound on the samples that are under way."""
+"""A limit on samples in progress."""
 
 import asyncio
 
@@ -6,24 +6,24 @@ from rlcore.errors import ConfigError
 
 
 class SampleLimit:
-    """Lets groups of samples in, first come first served, while there is room for a whole one."""
+    """Admits groups of samples, first come, first served, while there is room for a whole group."""
 
     def __init__(self, limit: int) -> None:
         self._free = limit
         self._limit = limit
         self._returned = asyncio.Event()
-        """Set when room was given back since the first waiter looked."""
+        """Set when room was returned since the first waiter checked."""
         self._turn = asyncio.Lock()
 
     def take_now(self, num: int) -> bool:
-        """Room for `num` samples, if there is any and the queue is empty."""
+        """Take room for `num` samples if there is any and the queue is empty."""
         if self._turn.locked() or self._free < num:
             return False
         self._free -= num
         return True
 
     async def take(self, num: int) -> None:
-        """Room for `num` samples as soon as there is; ConfigError when there never will be."""
+        """Take room for `num` samples as soon as there is; ConfigError if there never will be."""
         if num > self._limit:
             raise ConfigError(
                 f"plugins.agent_loop.max_conversations: it is {self._limit}, but a prompt has {num} samples, which "
@@ -36,6 +36,6 @@ class SampleLimit:
             self._free -= num
 
     def give_back(self, num: int) -> None:
-        """Samples have ended."""
+        """Return the room of `num` samples."""
         self._free += num
         self._returned.set()

@@ -1,4 +1,4 @@
-"""The agent loop whose conversations run in workers of the role `agent`; the run only asks the policy for them."""
+"""The agent loop with conversations in workers of the role `agent`; the run only samples their turns."""
 
 import asyncio
 import itertools
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_BEGINS = 2
-"""Number of times that a conversation is begun: one whose worker died goes to another, or to its successor, once."""
+"""Attempts at a conversation: if its worker dies, it is retried once, on another worker or the replacement."""
 CHECKED_TOGETHER = 512
-"""Prompts of one call."""
+"""Most prompts per call."""
 
 
 class DistributedToolLoop(AgentLoop):
-    """Deals groups out to workers, and the policy's turns to conversations; the same samples as without workers."""
+    """Deals groups to workers and turns to their conversations. The samples are the same as without workers."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class DistributedToolLoop(AgentLoop):
         self._counts = Counts()
 
     async def start(self) -> None:
-        """Start tools, environment and agents in every worker; also, from now on, in one that comes back."""
+        """Start tools, environment and agents in every worker, including workers that are restarted later."""
         await self._workers.each(AgentWorker.start, self._settings, self._window)
         self._workers.before_return(self._start_again)
 
@@ -59,7 +59,7 @@ class DistributedToolLoop(AgentLoop):
         await worker.call(AgentWorker.start, self._settings, self._window)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """See `ToolLoop.check`; a worker knows the tools."""
+        """See `ToolLoop.check`; done in a worker, which knows the tools."""
         check_column(self._settings, prompts)
         for first in range(0, len(prompts), CHECKED_TOGETHER):
             some = tuple(prompts[first : first + CHECKED_TOGETHER])
@@ -70,10 +70,9 @@ class DistributedToolLoop(AgentLoop):
         await asyncio.gather(*(worker.call(AgentWorker.stop) for worker in alive))
 
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
-        """Every trajectory of every task, the moment its sample ends; see `ToolLoop.rollout`.
+        """Every trajectory of every task, as soon as its sample ends; see `ToolLoop.rollout`.
 
-        The conversations of a worker that dies are begun again elsewhere, those that had ended are kept; WorkerError
-        when that one dies too.
+        If a worker dies, its unfinished conversations are retried elsewhere; WorkerError if that worker dies too.
         """
         conversations = OpenConversations(self._admission)
 
@@ -88,7 +87,7 @@ class DistributedToolLoop(AgentLoop):
                     yield trajectory
 
     def _deal(self, tasks: Sequence[RolloutTask]) -> list[tuple[int, list[RolloutTask]]]:
-        """Assigns each group to the worker with the least load; (worker, its groups) pairs."""
+        """Assign each group to the least loaded worker. Returns pairs (worker, its groups)."""
         dealt: dict[int, list[RolloutTask]] = {}
         for task in tasks:
             dealt.setdefault(self._dispatcher.assign(task.n), []).append(task)
@@ -97,7 +96,7 @@ class DistributedToolLoop(AgentLoop):
     async def _run(
         self, conversations: OpenConversations, place: int, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane
     ) -> None:
-        """See these groups through, wherever that is."""
+        """Complete these groups, on this worker or another."""
         share = _Share(next(self._numbers), tasks, sampling, lane)
         for left in reversed(range(MAX_BEGINS)):
             worker = self._workers.replicas[place]
@@ -118,7 +117,7 @@ class DistributedToolLoop(AgentLoop):
     async def _talk(
         self, conversations: OpenConversations, share: "_Share", worker: ReplicaHandle[AgentWorker], place: int
     ) -> None:
-        """One stream of a worker, until every sample of the share has come."""
+        """Read one stream of a worker until every sample of the share has arrived."""
         answers: asyncio.Queue[Answered] = asyncio.Queue()
         sending = conversations.spawn(_send(worker, share.number, answers))
         tasks: dict[int, asyncio.Task[None]] = {}
@@ -149,7 +148,7 @@ class DistributedToolLoop(AgentLoop):
             raise WorkerError(f"{worker.name}: it says it is done, but {missing} samples are missing")
 
     async def _ask(self, question: PolicyRequest, lane: Lane, answers: "asyncio.Queue[Answered]") -> None:
-        """The policy's completions, as they come."""
+        """Pass on the policy's completions as they arrive."""
         async with aclosing(self._generator.generate(question.requests, lane)) as completions:  # type: ignore[type-var]
             async for completion in completions:
                 answers.put_nowait(Answered(question.number, completion))
@@ -161,7 +160,7 @@ class DistributedToolLoop(AgentLoop):
 
 
 async def _send(worker: ReplicaHandle[AgentWorker], number: int, answers: "asyncio.Queue[Answered]") -> None:
-    """Bring answers to a worker, all there are at a time; that it has died is told by its stream."""
+    """Send all available answers to a worker at a time. Its death is reported by its stream, not here."""
     while True:
         some = [await answers.get()]
         while not answers.empty():
@@ -176,7 +175,7 @@ async def _send(worker: ReplicaHandle[AgentWorker], number: int, answers: "async
 
 @dataclass(eq=False)
 class _Share:
-    """Groups that go to one worker, and which of their samples have ended."""
+    """Groups assigned to one worker, with the samples that have ended."""
 
     number: int
     tasks: Sequence[RolloutTask]
@@ -194,6 +193,6 @@ class _Share:
             yield from ((name, sample) for sample in range(task.n) if (name, sample) not in self.done)
 
     def left(self) -> tuple[RolloutTask, ...]:
-        """The groups of which any sample is missing."""
+        """The groups with missing samples."""
         names = {name for name, _ in self.missing()}
         return tuple(task for task in self.tasks if group_name(task) in names)

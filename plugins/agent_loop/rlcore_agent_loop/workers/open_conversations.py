@@ -1,4 +1,4 @@
-"""The conversations of one rollout: let in group by group, delivered as they end; none outlives the rollout."""
+"""The conversations of one rollout: admitted group by group, delivered as they end. None outlives the rollout."""
 
 import asyncio
 from collections import Counter
@@ -22,11 +22,11 @@ class OpenConversations:
     def __init__(self, admission: SampleLimit) -> None:
         self._ended: Inbox[Sequence[Trajectory]] = Inbox()
         self._num_pending = 0
-        """Places taken and not yet given back."""
+        """Places taken and not yet returned."""
         self._admission = admission
         self._tasks: set[asyncio.Task[None]] = set()
         self._given_up: set[asyncio.Task[None]] = set()
-        """Those that were cancelled because they are not needed any more."""
+        """Tasks cancelled because they are not needed any more."""
 
     async def samples(
         self,
@@ -34,14 +34,14 @@ class OpenConversations:
         begin: Callable[[Sequence[RolloutTask]], None],
         done: Collection[Sample] = (),
     ) -> AsyncGenerator[Sequence[Trajectory], None]:
-        """The parts of each sample the moment it ends, of all but those that are `done`.
+        """The parts of each sample as soon as it ends, except for `done` samples.
 
-        `begin` is given groups, in order, as many at a time as there is room for. The first error of anything that was
-        spawned ends it.
+        `begin` gets groups in order, as many at a time as there is room for. The first error of anything spawned ends
+        the stream.
         """
         names = [group_name(task) for task in tasks]
         if len(set(names)) != len(names):
-            raise WorkerError("agent loop: a pair of prompt and epoch came twice in one call; each must come once")
+            raise WorkerError("agent loop: a pair of prompt and epoch occurs twice in one call; each must occur once")
         counts = Counter(name for name, _ in done)
         waiting = [(task, task.n - counts[name]) for task, name in zip(tasks, names, strict=True)]
         self.spawn(self._admit(waiting, begin))
@@ -66,7 +66,7 @@ class OpenConversations:
             begin([task for task, _ in group])
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run in the background; what it raises ends the rollout."""
+        """Run in the background; an error ends the rollout."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -77,7 +77,7 @@ class OpenConversations:
         self._tasks.add(asyncio.create_task(self._deliver(run)))
 
     async def _deliver(self, run: Callable[[], Coroutine[Any, Any, Sequence[Trajectory]]]) -> None:
-        """Forgets its task, unless that fails: a callback takes a turn of the loop, and hardly any is needed."""
+        """Forgets its own task unless it fails: a done callback would cost an iteration of the loop per sample."""
         task = asyncio.current_task()
         try:
             parts = await run()
@@ -89,7 +89,7 @@ class OpenConversations:
         self.deliver(parts)
 
     def deliver(self, parts: Sequence[Trajectory]) -> None:
-        """A sample has ended."""
+        """Deliver a sample that has ended."""
         self._ended.put(parts)
         self._num_pending -= 1
         self._admission.give_back(1)
@@ -105,15 +105,15 @@ class OpenConversations:
             self._ended.fail(error)
 
     def give_up(self, *tasks: "asyncio.Task[None]") -> None:
-        """Cancel what was spawned and is not needed any more."""
+        """Cancel spawned tasks that are not needed any more."""
         for task in tasks:
             if not task.done():
                 self._given_up.add(task)
                 task.cancel()
 
     async def _close(self) -> None:
-        """Cancel what still runs, wait for it, and give its places back."""
-        tasks = [task for task in self._tasks if not task.done()]  # of a step that went well nearly none is left
+        """Cancel and await what still runs, and return its places."""
+        tasks = [task for task in self._tasks if not task.done()]  # few are left after a normal step
         self.give_up(*tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
         num_pending, self._num_pending = self._num_pending, 0
@@ -122,14 +122,14 @@ class OpenConversations:
 
 
 class Counts:
-    """The statistics of samples that have ended."""
+    """Statistics of samples that have ended."""
 
     def __init__(self) -> None:
         self._samples = self._parts = self._turns = self._calls = self._errors = 0
         self._ended: Counter[str] = Counter()
 
     def add(self, parts: Sequence[Trajectory]) -> None:
-        """A sample has ended."""
+        """Count a sample that has ended."""
         info = parts[-1].info
         self._samples += 1
         self._parts += len(parts)
@@ -140,7 +140,7 @@ class Counts:
 
     def metrics(self) -> Metrics:
         """Means over the samples, agent/turns_mean, agent/parts_mean and agent/ended/<why>_frac;
-        agent/num_new_parts, the new parts that samples began; agent/num_tool_calls, and agent/num_tool_errors."""
+        agent/num_new_parts (parts begun after the first), agent/num_tool_calls and agent/num_tool_errors."""
         found = {
             "agent/turns_mean": self._turns / max(1, self._samples),
             "agent/parts_mean": self._parts / max(1, self._samples),

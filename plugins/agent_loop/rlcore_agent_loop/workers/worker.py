@@ -1,7 +1,7 @@
-"""The role `agent`: conversations in separate processes, which ask the run for every turn of the policy.
+"""The role `agent`: conversations in separate processes, which request every turn of the policy from the run.
 
-A rollout is one stream. Beside samples that have ended, the worker sends what it asks of the policy on it; answers come
-as calls. So it is a call and a stream like others, on every cluster, and no socket is opened.
+A rollout is one stream. On it the worker sends finished samples and its requests to the policy; answers arrive as
+calls. So it works on every cluster, without opening a socket.
 """
 
 import asyncio
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PolicyRequest:
-    """The worker wants these requests' completions."""
+    """A request for completions."""
 
     number: int
-    """Of the question, within its rollout."""
+    """Number of the question within its rollout."""
     requests: tuple[GenerateRequest, ...]
 
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """The rest of a question has lost its callers."""
+    """The callers of the rest of a question have left."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """A completion, to the question of that number."""
+    """A completion for the question of that number."""
 
     number: int
     completion: Completion
@@ -51,11 +51,11 @@ class Answered:
 
 @dataclass(frozen=True, eq=False)
 class Ended:
-    """A sample has ended; these are its parts."""
+    """A sample that has ended, with its parts."""
 
     segments: tuple[Trajectory, ...]
     spans: tuple[Span, ...] = ()
-    """Work that has ended since the last message of this kind; times are since 1970, as clocks of machines differ."""
+    """Work that ended since the last such message. Times are since 1970, because machines' clocks differ."""
 
 
 def moved(spans: Iterable[Span], seconds: float) -> tuple[Span, ...]:
@@ -65,19 +65,19 @@ def moved(spans: Iterable[Span], seconds: float) -> tuple[Span, ...]:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """The work under way in this rollout, one entry per tool or environment; times are since 1970."""
+    """The work in progress in this rollout, one entry per tool or environment. Times are since 1970."""
 
     works: tuple[BegunWork, ...]
 
     def since(self, unix_offset: float) -> tuple[BegunWork, ...]:
-        """The works on another clock: the one that needs `unix_offset` seconds more for a time since 1970."""
+        """The entries on another clock, which is `unix_offset` seconds behind the time since 1970."""
         return tuple(work._replace(began=work.began - unix_offset) for work in self.works)
 
 
 Message = PolicyRequest | Withdrawn | Ended | UnderWay
 
 LOOK_S = 1.0
-"""Seconds between two looks at the work under way; the run is told of it only where it has changed."""
+"""Seconds between checks of the work in progress; only changes are sent to the run."""
 
 
 class AgentWorker(Worker):
@@ -85,7 +85,7 @@ class AgentWorker(Worker):
 
     @abstractmethod
     async def start(self, settings: AgentLoopSettings, window: int | None) -> None:
-        """Start tools, environment and agents; `window` is how many tokens the engine takes, None if it does not say.
+        """Start tools, environment and agents; `window` is the engine's context length, None if unknown.
 
         ConfigError when the chat template cannot serve their messages.
         """
@@ -107,31 +107,30 @@ class AgentWorker(Worker):
         lane: Lane,
         done: Collection[tuple[str, int]],
     ) -> AsyncIterator[Message]:
-        """Each sample of each task as it ends, except for those that are `done`, and what is asked of the policy.
+        """Each sample of each task as it ends, except for `done` ones, and the requests to the policy.
 
-        `number` tells this rollout from others of the same worker.
+        `number` identifies this rollout within the worker.
         """
 
     @abstractmethod
     async def answer(self, number: int, answers: Sequence[Answered]) -> None:
-        """Deliver the policy's answer; ignored when its rollout is over."""
+        """Deliver the policy's answers; ignored if their rollout is over."""
 
 
 AGENT = Role("agent", AgentWorker)
 
 
 class PolicyProxy:
-    """The rollout service as a worker sees it: questions go out, answers are brought."""
+    """The rollout service as a worker sees it: requests go out, answers come in."""
 
     def __init__(self) -> None:
         self.out: asyncio.Queue[Message | None] = asyncio.Queue()
-        """Messages to the run; None: there is no more."""
+        """Messages to the run; None ends them."""
         self._numbers = itertools.count()
         self._open: dict[int, asyncio.Queue[Completion]] = {}
 
     async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncGenerator[Completion, None]:
-        """See `rlcore.contracts.rollout.Generator`; how long it may take and that each comes once is seen to by the
-        run."""
+        """See `rlcore.contracts.rollout.Generator`. The run enforces deadlines, and one completion per turn."""
         number, left = next(self._numbers), sum(request.n for request in requests)
         answers = self._open[number] = asyncio.Queue()
         self.out.put_nowait(PolicyRequest(number, tuple(requests)))
@@ -146,14 +145,14 @@ class PolicyProxy:
                 self.out.put_nowait(Withdrawn(number))
 
     def answer(self, answers: Sequence[Answered]) -> None:
-        """Hand answers to their callers, if these still wait."""
+        """Hand answers to their callers, if they still wait."""
         for answer in answers:
             if answer.number in self._open:
                 self._open[answer.number].put_nowait(answer.completion)
 
 
 async def _tell(proxy: PolicyProxy, activity: Activity) -> None:
-    """Tell the run of the work under way, until this is cancelled."""
+    """Report the work in progress to the run until cancelled."""
     before = UnderWay(())
     while True:
         await asyncio.sleep(LOOK_S)
@@ -167,7 +166,7 @@ class LoopWorker(AgentWorker):
     """Runs the plugin's loop; its tools are in child processes of this one."""
 
     tokens: "Tokens"
-    """Of the run, from `setup` on."""
+    """Tokenizer and chat template of the run, set by `setup`."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)

@@ -1,4 +1,4 @@
-"""One HTTP call: bounded in bytes, and everything that can come back sorted into three kinds."""
+"""One HTTP call, bounded in bytes, with every outcome sorted into three kinds."""
 
 import asyncio
 import json
@@ -19,15 +19,15 @@ from rlcore.errors.redaction import clipped
 logger = logging.getLogger(__name__)
 
 OTHER_FILES = 512
-"""Descriptors for what else a run may have open: children, logs, data, a cluster."""
+"""File descriptors set aside for the rest of a run: children, logs, data, a cluster."""
 LONGEST_QUOTE = 10_000
-"""Bytes of an answer that are looked at for secrets before an error quotes its beginning."""
+"""Leading bytes of an answer that are searched for secrets before an error quotes them."""
 LONGEST_ERROR = 300
-"""Characters of an error of HTTP."""
+"""Characters kept of an HTTP error."""
 MAX_READING = 128 << 20
-"""Bytes of answers that may be read at a time, over all services."""
+"""Total size of the answers being read at a time, over all services."""
 REFUSAL_S = 1.0
-"""Seconds in which the words of a refusal are read."""
+"""Seconds allowed for reading the text of a refusal."""
 REMEDIES = dict.fromkeys((401, 403), ": set the token of the service") | dict.fromkeys(
     (404, 405), ": correct the path in urls"
 )
@@ -39,7 +39,7 @@ class NoAnswer(Exception):
 
 
 class Unavailable(NoAnswer):
-    """It may answer when asked again."""
+    """The service may answer a retry."""
 
     def __init__(self, why: str, retry_after_s: float | None = None, overloaded: bool = False) -> None:
         super().__init__(why)
@@ -48,13 +48,13 @@ class Unavailable(NoAnswer):
 
 
 class Reading:
-    """The bytes of all answers that are being read: as many calls are under way as services allow."""
+    """The bytes of all answers being read at a time. The services' limits bound the number of calls, not this."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        """Count bytes of an answer until it is read. NoAnswer when there are too many."""
+        """Count an answer's bytes while it is read. NoAnswer when the total is too large."""
         self.num_bytes += num_bytes
         if self.num_bytes > MAX_READING:
             raise NoAnswer(
@@ -77,7 +77,7 @@ class Client:
 
     async def start(self) -> None:
         """Open the pool of connections; nothing is sent yet."""
-        # Unlimited here: the services limit slots and deadlines.
+        # Unlimited here: each service enforces slots and deadlines.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
             timeout=aiohttp.ClientTimeout(total=None),
@@ -86,13 +86,13 @@ class Client:
         )
 
     async def close(self) -> None:
-        """Close the connections; also more than once."""
+        """Close the connections. Safe to call more than once."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def post(self, url: str, body: bytes, max_bytes: int) -> tuple[Any, bytes]:
-        """The answer, parsed and as it came. Unavailable for what may pass, NoAnswer for what will not."""
+        """The answer, parsed and as raw bytes. Unavailable for passing failures, NoAnswer for lasting ones."""
         if self._session is None:
             raise NoAnswer("the manager was not started, or is closed")
         try:
@@ -103,14 +103,14 @@ class Client:
                 content = await _read(response, max_bytes)
                 kind = response.content_type if response.headers.get("Content-Type", "").strip() else ""
         except aiohttp.ClientResponseError as cause:
-            raise NoAnswer(f"answered with what is not HTTP ({_redacted(cause)})") from cause
+            raise NoAnswer(f"answered with something other than HTTP ({_redacted(cause)})") from cause
         except aiohttp.ClientConnectorError as cause:
             number, words = cause.os_error.errno or 0, cause.os_error.strerror
             why = os.strerror(number) if number > 0 else words  # resolvers have numbers below 0
             raise Unavailable(f"could not be reached ({type(cause).__name__}: {why}; does it run there?)") from cause
         except (aiohttp.ClientError, OSError) as cause:
             raise Unavailable(f"could not be reached ({_redacted(cause)})") from cause
-        except UnicodeError as cause:  # from Python's codec of host names, such as of a label with 64 characters
+        except UnicodeError as cause:  # from Python's host name codec, e.g. for a label of 64 characters
             raise NoAnswer(f"could not be reached ({_redacted(cause)}): correct the host in urls") from cause
         if not kind:
             raise NoAnswer(
@@ -120,12 +120,12 @@ class Client:
             raise NoAnswer(f"answered with {kind}, {_quoted(content)}; JSON is needed")
         try:
             return json.loads(content), content
-        except (ValueError, RecursionError) as cause:  # the latter for what is nested too deeply
+        except (ValueError, RecursionError) as cause:  # RecursionError: nested too deeply
             raise NoAnswer(f"answered with {_quoted(content)}; JSON is needed") from cause
 
 
 def _redacted(cause: Exception) -> str:
-    """The error without secrets and cut: one of HTTP quotes what the service sent."""
+    """The error, cut and without secrets: HTTP errors quote what the service sent."""
     return clipped(describe(cause), LONGEST_ERROR)
 
 
@@ -134,7 +134,7 @@ def _quoted(content: bytes) -> str:
 
 
 async def _beginning(response: aiohttp.ClientResponse) -> str:
-    """The first words of a refusal, quoted, after a comma; empty without any, or when they take long."""
+    """The first words of a refusal, quoted, after a comma; empty if there are none or they arrive too late."""
     with suppress(TimeoutError, aiohttp.ClientError):
         async with asyncio.timeout(REFUSAL_S):
             content = await response.content.read(LONGEST_QUOTE)
@@ -154,7 +154,7 @@ def _refusal(response: aiohttp.ClientResponse, words: str) -> NoAnswer:
 
 
 def allow_connections(number: int) -> None:
-    """Raise this process's limit of open files, which is often 1024, so that so many connections fit; else warn."""
+    """Raise this process's limit on open files (often 1024) to fit `number` connections; warn if it cannot."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = number + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -174,7 +174,7 @@ def allow_connections(number: int) -> None:
 async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     content = bytearray()
     announced = response.content_length or 0
-    # A short answer in one go; one that is packed may be long.
+    # Short answers are read in one go; a compressed one may unpack to something long.
     whole = "Content-Encoding" not in response.headers and 0 < announced <= max_bytes
     try:
         if whole:
@@ -200,16 +200,16 @@ def seconds(retry_after: str) -> float | None:
         pass
     try:
         return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError, OSError):  # the latter two for years that no clock has
+    except (ValueError, TypeError, OverflowError, OSError):  # the last two: years out of range
         return None
 
 
 def plain(value: Any) -> Any:
-    """JSON for what `json` does not know: mappings, numpy scalars and arrays; the text of anything else."""
+    """JSON for types that `json` lacks: mappings, numpy scalars and arrays; `str` of anything else."""
     if isinstance(value, Mapping):
         return dict(value.items())
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 ENCODER = json.JSONEncoder(default=plain)
-"""Made once: `json.dumps` with a `default` makes one for every call."""
+"""Built once: `json.dumps` with a `default` builds an encoder per call."""

@@ -14,21 +14,21 @@ from rlcore.aio import Stopwatch
 LANES = (Lane.EVAL, Lane.TRAIN)
 """First come, first served."""
 REST_S = 0.5
-"""The concurrency is halved at most once in this time: calls that were under way say nothing new."""
+"""Seconds between two halvings of the concurrency: calls already in flight carry no new information."""
 BURST_S = 0.05
-"""A rate may be this far ahead of even, which is less than one call at up to 20 calls per second."""
+"""Seconds a rate may run ahead of even spacing: less than one call at up to 20 calls per second."""
 
 
 MOST_CREDIT_S = 60.0
 
 
 class ConcurrencyLimiter:
-    """Slots for `concurrency` calls, and `eval_slots` more that only evaluation takes.
+    """Slots for `concurrency` calls, and `eval_slots` more that only evaluation may take.
 
     With `adaptive`, `overloaded` halves the concurrency and every success raises it by 1 / concurrency (AIMD), between
     1 and what was configured; the reserved slots shrink in proportion, to no less than 1.
 
-    It counts calls; `rlcore.aio.SlotQueue` hands out places of which each is held by one call, and never reserves one.
+    It counts calls. `rlcore.aio.SlotQueue` hands out distinct slots, one call each, and reserves none.
     """
 
     def __init__(self, concurrency: int, eval_slots: int, adaptive: bool, queued: Stopwatch) -> None:
@@ -50,14 +50,14 @@ class ConcurrencyLimiter:
             self.leave(lane)
 
     def enter(self, lane: Lane) -> bool:
-        """Take a slot if one is free and the queue is empty; its owner calls `leave`."""
+        """Take a slot if one is free and the queue is empty. The caller must call `leave`."""
         if self._waiting[lane] or not self._may(lane):
             return False
         self._begin(lane)
         return True
 
     def overloaded(self) -> None:
-        """The service said that it is asked too much."""
+        """Record that the service reported overload."""
         now = time.monotonic()
         if self._adaptive and now - self._halved_at >= REST_S:
             self._halved_at = now
@@ -65,7 +65,7 @@ class ConcurrencyLimiter:
             self.least_limit = min(self.least_limit, self.limit)
 
     def served(self) -> None:
-        """The service answered."""
+        """Record that the service answered."""
         if self._adaptive and self.limit < self._concurrency:
             self.limit = min(float(self._concurrency), self.limit + 1.0 / self.limit)
             self._admit()
@@ -115,19 +115,19 @@ class ConcurrencyLimiter:
 
 
 class RateLimiter:
-    """Lets at most `per_minute` units begin per minute, evenly; the number of units of a turn may be corrected later.
+    """Admits at most `per_minute` units per minute, evenly spaced; the units of a turn may be corrected later.
 
-    In any second at most per_minute / 60 + 1 turns of one unit begin; above 20 per second, up to 5 % more. Units that
-    a turn took and did not need are credited to those that wait.
+    In any second, at most per_minute / 60 + 1 turns of one unit begin; above 20 per second, up to 5 % more. Units that
+    a turn reserved and did not use are credited to the calls that wait.
     """
 
     def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_minute / 60.0
         self._clock = clock
         self._free_at = 0.0
-        """Time when everything that was let through would have been spread evenly."""
+        """Time at which the units admitted so far would have been spread evenly."""
         self._credit_s = 0.0
-        """Seconds that corrections give back while calls wait."""
+        """Seconds credited by corrections while calls wait."""
 
     def wait_s(self) -> float:
         """Seconds until the next turn may begin."""
@@ -137,13 +137,13 @@ class RateLimiter:
         return max(0.0, self._free_at - ahead_s - self._clock())
 
     def begin(self, units: float = 1.0) -> None:
-        """A turn begins."""
+        """Begin a turn."""
         if self._per_s:
             self._free_at = max(self._free_at, self._clock())
             self._pay(units / self._per_s)
 
     def correct(self, units: float) -> None:
-        """A turn was `units` larger (or smaller, if negative) than it was begun with."""
+        """Correct a turn that was `units` larger (smaller, if negative) than estimated."""
         if not self._per_s:
             return
         if units > 0:
@@ -155,7 +155,7 @@ class RateLimiter:
         self._credit_s = min(MOST_CREDIT_S, self._credit_s + max(0.0, -ahead_s))
 
     def forget_credit(self) -> None:
-        """The queue is empty, so no call has lost time."""
+        """Drop the credit: the queue is empty, so no call has lost time."""
         self._credit_s = 0.0
 
     def _pay(self, seconds: float) -> None:
@@ -165,9 +165,9 @@ class RateLimiter:
 
 
 class FairQueue:
-    """A queue before a rate of requests and one of tokens, in which evaluation goes first.
+    """A queue for a request rate and a token rate, in which evaluation goes first.
 
-    `for_requests` and `for_tokens` run while calls wait for that rate: for the one that lets them go on later.
+    `for_requests` and `for_tokens` measure how long calls wait for each rate: at a time, for the one that lasts longer.
     """
 
     def __init__(self, requests: RateLimiter, tokens: RateLimiter) -> None:
@@ -179,14 +179,14 @@ class FairQueue:
         self._timer: asyncio.TimerHandle | None = None
 
     def now(self, tokens: float) -> bool:
-        """Begin a call of this many tokens if it may begin at once."""
+        """Begin a call of this many tokens if it need not wait."""
         if self._waiting or self._wait_s():
             return False
         self._begin(tokens)
         return True
 
     async def turn(self, lane: Lane, tokens: float) -> float:
-        """Wait until a call of this many tokens may begin; the seconds that were waited."""
+        """Wait until a call of this many tokens may begin. Returns the seconds waited."""
         if self.now(tokens):
             return 0.0
         began = time.monotonic()
@@ -197,7 +197,7 @@ class FairQueue:
         return time.monotonic() - began
 
     def correct(self, tokens: float) -> None:
-        """A call took `tokens` more than it began with; when it took less, those that wait may go on sooner."""
+        """Correct a call that took `tokens` more than estimated; if negative, waiting calls begin sooner."""
         self._tokens.correct(tokens)
         self._pump()
 

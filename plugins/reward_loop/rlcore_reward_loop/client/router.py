@@ -1,4 +1,4 @@
-"""Routes each call to the target that will answer first, and never to one that does not answer."""
+"""Routes each call to the target expected to answer first, and avoids those that do not answer."""
 
 import asyncio
 import time
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from rlcore.aio import Dispatcher
 
 LONGEST_PAUSE = 30.0
-"""An ejected target is left alone for at most this many times its first pause."""
+"""Longest pause of an ejected target, in multiples of its first."""
 MEMORY = 0.2
 """Weight of the newest call in a target's running means."""
 
 
 class NoTarget(Exception):
-    """Nothing that could be asked will be there in time; the message says why."""
+    """No target will be available in time; the message says why."""
 
 
 @dataclass(eq=False)
@@ -24,30 +24,30 @@ class Target:
 
     name: str
     calls: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """Of each call under way: when it began, and how many were under way then, itself included."""
+    """By call in flight: when it began, and how many were in flight then, itself included."""
     latency_s: float = 0.0
     """Running mean over answered calls; 0: none yet."""
     company: float = 1.0
-    """Running mean of how many calls were under way with an answered one."""
+    """Running mean of the calls that were in flight with an answered one, itself included."""
     num_failures: int = 0
     """In a row."""
     witnesses: set[object] = field(default_factory=set)
     """Callers of these calls."""
     last_error: str = ""
     ejected_until: float | None = None
-    """Time when it may be tried again; None while it is in use."""
+    """Time at which it may be tried again; None while it is in use."""
     num_ejections: int = 0
     """Since it last answered."""
     on_trial: bool = False
-    """One call, and no other, is finding out whether it is back."""
+    """True while one call tests whether it is back; no other call may use it."""
 
     def expected_s(self, now: float, guess_s: float) -> float:
-        """Seconds until a call that begins now is answered, as far as is known.
+        """Estimated seconds until a call that begins now is answered.
 
-        The mean latency, longer in proportion to how much more is under way than was then (a target that serves calls
-        side by side keeps its latency, one that serves them in turn does not), or the age of its oldest call if that
-        is more. A target that has answered nothing yet is taken to need `guess_s`, or the age of its oldest call, for
-        each call under way: one that has just come back is asked a little, and not everything at once.
+        The mean latency, scaled by how much more is in flight than was then (a target that serves calls in parallel
+        keeps its latency, one that serves them in turn does not), or the age of its oldest call if that is more. A
+        target that has not answered yet is assumed to need `guess_s`, or the age of its oldest call, per call in
+        flight. So a target that has just come back gets a few calls, not all of them.
         """
         oldest_s = now - next(iter(self.calls.values()))[0] if self.calls else 0.0
         if self.latency_s == 0.0:
@@ -58,9 +58,9 @@ class Target:
 class Router:
     """Chooses among targets; `eject_after` failures in a row take one out of use.
 
-    With `probe`, an ejected target is asked by that until it succeeds. Without, one call in earnest finds out; then
-    several callers must have failed, because a single one may be what the target fails at, and the last target that is
-    in use stays in use.
+    With `probe`, an ejected target is probed until it succeeds. Without it, one real call tests the target; then an
+    ejection needs failures from several callers, because a single caller may be the cause, and the last target in
+    use is never ejected.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Router:
         return sum(target.ejected_until is not None for target in self.targets)
 
     def take_now(self, avoid: Target | None = None) -> tuple[Target, int] | None:
-        """A target, not `avoid` if there is another, with the number of the call that begins; None: all are ejected."""
+        """A target (not `avoid` if there is another) and the number of the call that begins; None: all are ejected."""
         now = time.monotonic()
         known = [
             target
@@ -110,7 +110,7 @@ class Router:
                     await self._dispatcher.change()
 
     def succeeded(self, target: Target, call: int) -> None:
-        """The call was answered."""
+        """Record that the call was answered."""
         began, company = target.calls.pop(call)
         took = time.monotonic() - began
         first = target.latency_s == 0.0
@@ -119,7 +119,7 @@ class Router:
         self._readmit(target)
 
     def failed(self, target: Target, call: int, error: str, witness: object = None) -> None:
-        """The call of `witness` was not answered."""
+        """Record that the call of `witness` was not answered."""
         target.calls.pop(call)
         target.num_failures += 1
         target.witnesses.add(witness)
@@ -143,7 +143,7 @@ class Router:
         return self._probe is not None or (others and len(target.witnesses) > 1)
 
     def dropped(self, target: Target, call: int) -> None:
-        """The caller has left; the call says nothing about the target."""
+        """Record that the caller has left: the call says nothing about the target."""
         target.calls.pop(call, None)
         target.on_trial = False
         self._dispatcher.notify()

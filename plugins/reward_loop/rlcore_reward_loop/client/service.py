@@ -1,4 +1,4 @@
-"""A service: calls that are bounded in time, tries, company and pace, over all rewards that ask it."""
+"""A service: its calls are bounded in time, tries, concurrency and rate, over all rewards that use it."""
 
 import asyncio
 import hashlib
@@ -23,9 +23,9 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 CHARACTERS_PER_TOKEN = 4.0
 MOST_SHARED = 3
-"""A call that finds so many identical ones fail asks for itself, so that not all of them fail one after another."""
+"""After this many identical calls have failed, a call asks for itself, so that they do not fail one by one."""
 JITTER = random.Random()
-"""A separate generator: the pauses must not change other random numbers."""
+"""A separate generator: pauses must not change other random numbers."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Call:
     """One question."""
 
     reward: str
-    """The part of the reward that asks."""
+    """The component of the reward that asks."""
     id: str
-    """The sample that it is asked about."""
+    """The sample in question."""
     body: Mapping[str, Any]
     path: str = ""
-    """Follows the service's address."""
+    """Appended to the service's address."""
     answer_tokens: int = 0
-    """Tokens that the answer may have, for the rate."""
+    """Most tokens of the answer, for the rate."""
     with_ids: bool = False
-    """The questions in the body hold ids, which do not count when it is asked whether two are identical."""
+    """The body contains ids, which are ignored when two calls are compared."""
 
 
 @dataclass(eq=False)
@@ -51,14 +51,14 @@ class _Asking:
 
     answer: "asyncio.Future[Any] | None" = None
     begun: bool = False
-    """It has its slot and its turn."""
+    """True once it has a slot and a turn."""
 
 
 class Service:
     """An entry of `services`, started."""
 
     def __init__(self, name: str, settings: ServiceSettings, audit: CallLog, call_time: Stopwatch):
-        """`call_time` runs while a call is under way or waits."""
+        """`call_time` runs while any call is in flight or waits."""
         self.name, self.settings, self.audit = name, settings, audit
         self._call_time, self._for_slot = call_time, Stopwatch()
         self.client = Client(settings.token)
@@ -71,7 +71,7 @@ class Service:
         self.counts: dict[str, float] = defaultdict(float)
 
     async def start(self) -> None:
-        """Make ready to connect."""
+        """Prepare to connect."""
         await self.client.start()
 
     async def close(self) -> None:
@@ -94,8 +94,8 @@ class Service:
     def take_waits(self) -> dict[str, float]:
         """Seconds since the last call for which calls waited for more of a setting, by its key.
 
-        A call that waits for the rate blocks its slot: that time counts for the rate alone. Slots that are
-        fewer than configured are so because the service cannot take more: then it needs further addresses.
+        A call that waits for the rate blocks its slot, and that time counts for the rate alone. Slots that overload has
+        taken away do not count: the service cannot take more, and needs further addresses.
         """
         where = f"{WHERE}.services.{self.name}"
         rate = {
@@ -109,7 +109,7 @@ class Service:
 
     @property
     def num_in_flight(self) -> int:
-        """Calls under way."""
+        """Calls in flight."""
         return sum(self.limiter.num_in_flight.values())
 
     def ask(self, call: Call, lane: Lane) -> Coroutine[Any, Any, Any]:
@@ -147,7 +147,7 @@ class Service:
         return answer
 
     def _identical(self, key: bytes, lane: Lane) -> "asyncio.Future[Any] | None":
-        """The answer of an identical call that is worth waiting for: an evaluation waits for no queued training."""
+        """The answer of an identical call worth waiting for; an evaluation does not wait for a queued training call."""
         for of in Lane:
             found = self._under_way.get((key, of))
             if found is not None and found.answer is not None and (found.begun or lane in (of, Lane.TRAIN)):
@@ -189,7 +189,7 @@ class _Tries:
         self.tried = 0
 
     async def answer(self) -> Any:
-        """The answer; NoAnswer naming the address, the deadline or the tries. Either way it goes into the audit log."""
+        """The answer; NoAnswer naming the address, the deadline or the tries. Both go into the audit log."""
         began = time.monotonic()
         status = "ok"
         try:
@@ -279,8 +279,7 @@ class _Tries:
 
 
 def pause_s(tried: int, retry_after_s: float | None) -> float:
-    """Seconds until the next try: what the service asks for and up to 10 % more, else twice as long each time, with
-    jitter."""
+    """Seconds until the next try: Retry-After and up to 10 % more, else exponential backoff with jitter."""
     if retry_after_s is not None:
         return retry_after_s * JITTER.uniform(1.0, 1.1)
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (tried - 1)) * JITTER.uniform(0.5, 1.0))

@@ -1,1 +1,1 @@
-"""Judges: what they are asked, and the score that an answer holds."""
+"""Judges: the question they get, and the score in their answer."""

@@ -19,7 +19,7 @@ THOUGHT_END = "</think>"
 
 
 def chat(trajectory: Trajectory, template: str, judge: JudgeSettings) -> dict[str, Any]:
-    """The body of the chat request about a sample."""
+    """The body of a sample's chat request."""
     body: dict[str, Any] = {"model": judge.model, "messages": messages(trajectory, template, judge)}
     body |= sampling(judge)
     if judge.structured != "none" and not judge.pattern:
@@ -28,19 +28,19 @@ def chat(trajectory: Trajectory, template: str, judge: JudgeSettings) -> dict[st
 
 
 def sampling(judge: JudgeSettings) -> dict[str, Any]:
-    """Sampling options of the answer; those that the settings leave to the judge are absent."""
+    """Sampling options of the answer, without those that the settings leave to the judge."""
     chosen = {"max_tokens": judge.max_tokens, "temperature": judge.temperature}
     return {name: value for name, value in chosen.items() if value is not None}
 
 
 def answer_tokens(judge: JudgeSettings) -> int:
-    """Tokens that an answer may have, by either of the names that APIs have for it; 0: not known."""
+    """Most tokens of an answer, under either of the names that APIs use; 0: not known."""
     found = judge.max_tokens or judge.options.get("max_completion_tokens")
     return found if isinstance(found, int) else 0
 
 
 def engine_options(judge: JudgeSettings) -> dict[str, Any]:
-    """`ScoreRequest.options` for a judge that the run serves: sampling, and a guide that binds it to its JSON."""
+    """`ScoreRequest.options` for a judge that the run serves: sampling, and a guide that constrains it to JSON."""
     guide: dict[str, Any] = {}
     if judge.structured != "none" and not judge.pattern and not judge.options.keys() & set(GUIDES):
         schema = {"json": score_schema(judge)}
@@ -51,7 +51,7 @@ def engine_options(judge: JudgeSettings) -> dict[str, Any]:
 def messages(trajectory: Trajectory, template: str, judge: JudgeSettings) -> list[dict[str, str]]:
     """The conversation that the judge continues.
 
-    Every place of the template is filled in one pass, so that a '{answer}' in the response stays what it is.
+    The template is filled in one pass, so a literal '{answer}' in the response is left alone.
     """
     prompt = trajectory.prompt
     parts = {
@@ -65,20 +65,20 @@ def messages(trajectory: Trajectory, template: str, judge: JudgeSettings) -> lis
 
 
 def response_text(trajectory: Trajectory) -> str:
-    """The response as the judge sees it: a string, or what each message of an agent's holds, by role."""
+    """The response as the judge sees it: a string, or an agent's messages, each with its role."""
     if isinstance(trajectory.completion, str):
         return trajectory.completion
     return "\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in trajectory.completion)
 
 
 def quoted(text: str) -> str:
-    """The text between tags that it cannot close: their name is a hash of it."""
+    """The text between tags that it cannot close, because their name is a hash of it."""
     tag = f"response-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
     return f"<{tag}>\n{text}\n</{tag}>"
 
 
 def response_format(judge: JudgeSettings) -> dict[str, Any]:
-    """The structured output that is asked for: an object with the score alone."""
+    """The structured output requested: an object with only the score."""
     if judge.structured == "json_object":
         return {"type": "json_object"}
     judgement = {"name": "judgement", "strict": True, "schema": score_schema(judge)}
@@ -86,7 +86,7 @@ def response_format(judge: JudgeSettings) -> dict[str, Any]:
 
 
 def score_schema(judge: JudgeSettings) -> dict[str, Any]:
-    """The JSON schema of an object with the score alone."""
+    """The JSON schema of an object with only the score."""
     return {
         "type": "object",
         "properties": {judge.score_field: {"type": "number"}},
@@ -110,7 +110,7 @@ def answer_text(answer: Any) -> str:
 
 
 def score_of(text: str, judge: JudgeSettings) -> float:
-    """The score in a judge's text, in the range; NoAnswer for prose, no number, or one out of range under 'fail'."""
+    """The score in a judge's text, in range; NoAnswer for prose, no number, or one out of range under 'fail'."""
     text = text.rpartition(THOUGHT_END)[2].strip()
     value = number(_by_pattern(text, judge.pattern) if judge.pattern else _by_field(text, judge.score_field))
     if isinstance(value, str):

@@ -1,1 +1,1 @@
-"""Reward models: replicas, and what they serve."""
+"""Reward models: the replicas and the models they serve."""

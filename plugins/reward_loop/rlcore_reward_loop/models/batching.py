@@ -1,4 +1,4 @@
-"""Dynamic batching: all queued rows, up to a number of tokens, after at most a few milliseconds of waiting."""
+"""Dynamic batching: all queued rows up to a number of tokens, after a wait of a few milliseconds at most."""
 
 import asyncio
 from collections import deque
@@ -12,9 +12,9 @@ Ids = Sequence[int]
 
 
 class Batcher:
-    """Collects rows into batches for one function that computes, on a separate thread.
+    """Collects rows into batches for one compute function, which runs on a separate thread.
 
-    A batch is never waited full: one row is a batch. Rows that arrive while a batch is computed form the next one.
+    It never waits for a full batch: one row will do. Rows that arrive during a batch form the next one.
     """
 
     def __init__(self, compute: Callable[[list[Ids]], list[float]], batch_tokens: int, wait_s: float) -> None:
@@ -25,7 +25,7 @@ class Batcher:
         self.num_batches = 0
 
     async def score(self, ids: Ids, ahead: bool = False) -> float:
-        """The row's score, `ahead` of all that is queued; what the function raises passes to every row of its batch."""
+        """The row's score; `ahead` skips the queue. An error of the function reaches every row of its batch."""
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         if ahead:
             self._queue.appendleft((ids, future))
@@ -36,7 +36,7 @@ class Batcher:
         return await future
 
     async def drained(self) -> None:
-        """Wait until nothing is queued or computed."""
+        """Wait until no row is queued or being computed."""
         while self._running is not None:
             await asyncio.wait([self._running])
 
@@ -47,7 +47,7 @@ class Batcher:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await asyncio.sleep(self._wait_s)  # company of the first row; later batches form while one is computed
+            await asyncio.sleep(self._wait_s)  # lets rows join the first; later batches form during the computation
             while self._queue:
                 rows = self._next_batch()
                 if not rows:
@@ -63,7 +63,7 @@ class Batcher:
             self._queue.clear()
 
     async def probe(self, token_id: int, limit_s: float) -> None:
-        """Have a row of one token computed; WorkerError when that fails or takes longer than it may."""
+        """Compute a row of one token; WorkerError when that fails or takes longer than `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
                 with boundary("a row of one token", WorkerError):
@@ -72,7 +72,7 @@ class Batcher:
             raise WorkerError(f"a row of one token was not computed within {limit_s:g} s") from None
 
     def _next_batch(self) -> list[tuple[Ids, "asyncio.Future[float]"]]:
-        """The longest run of rows from the head of the queue that fits, padding included; at least one row."""
+        """The rows from the head of the queue that fit, padding included; at least one."""
         rows: list[tuple[Ids, asyncio.Future[float]]] = []
         longest = 0
         while self._queue:

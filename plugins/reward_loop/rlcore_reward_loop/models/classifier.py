@@ -35,7 +35,7 @@ class Classifier:
         if self.conversations.pad_id is None:
             raise ConfigError(f"reward model '{model.path}': neither it nor its tokenizer names a padding token")
         self._pad_id = self.conversations.pad_id
-        # The model must know it, for it scores the last token that is not padding.
+        # The model must know the padding token: it scores the last token that is not padding.
         loaded_model.config.get_text_config().pad_token_id = self._pad_id
         self._model = loaded_model.to(device).eval()
 

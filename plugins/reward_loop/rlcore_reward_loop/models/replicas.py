@@ -1,4 +1,4 @@
-"""The replicas of a reward model, as the controller sees them: one queue, and the replica that will answer first."""
+"""The replicas of a reward model, seen from the controller: one queue, routed to the fastest replica."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from rlcore_reward_loop.client.router import NoTarget, Router, Target
 from rlcore_reward_loop.settings import ModelSettings, health_limit_s
 
 TRIES = 2
-"""A request whose replica failed goes to another one, once. One that was dead before is not counted."""
+"""A request whose replica failed is retried on another, once. A replica that was dead before does not count."""
 
 
 class Replicas:
@@ -28,7 +28,7 @@ class Replicas:
         audit: CallLog,
         call_time: Stopwatch,
     ) -> None:
-        """`call_time` runs while a request is under way or waits."""
+        """`call_time` runs while any request is in flight or waits."""
         self.name, self.settings = name, settings
         self._group, self._audit = group, audit
         self._by_name = {replica.name: replica for replica in group.replicas}
@@ -38,7 +38,7 @@ class Replicas:
         self.counts: dict[str, float] = defaultdict(float)
 
     async def close(self) -> None:
-        """End the looks at replicas that failed."""
+        """Stop probing failed replicas."""
         await self.router.close()
 
     def take_counts(self) -> dict[str, float]:
@@ -54,7 +54,7 @@ class Replicas:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests under way."""
+        """Requests in flight."""
         return sum(self.limiter.num_in_flight.values())
 
     async def addresses(self) -> list[str]:
@@ -104,7 +104,7 @@ class Replicas:
                 target, number = await self.router.take(due, avoid)
             except NoTarget as cause:
                 raise NoAnswer(f"model '{self.name}': no replica is healthy: {cause}") from cause
-            if not self._by_name[target.name].alive:  # with its node, say, on which others were that died
+            if not self._by_name[target.name].alive:  # e.g. when its node was lost, with other replicas on it
                 self.router.failed(target, number, f"{target.name} died and is not back")
                 continue
             if reasons:

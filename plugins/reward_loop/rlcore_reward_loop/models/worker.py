@@ -1,4 +1,4 @@
-"""The replica on transformers: a thin shell, so that planning imports no torch."""
+"""The replica on transformers: a thin shell, so that planning does not import torch."""
 
 import asyncio
 from collections.abc import Sequence
@@ -41,13 +41,13 @@ class HfReplica(RewardReplica):
         return RawScore(request.id, await self._batcher.score(ids))
 
     async def health(self) -> str:
-        """Describes the served model once it has computed a token, ahead of queued requests; else WorkerError."""
+        """A description of the model, after it computed one token ahead of queued requests; else WorkerError."""
         if self._awake.is_set():
             await self._batcher.probe(self._classifier.conversations.pad_id or 0, health_limit_s(self.settings))
         return f"{self.settings.path} on {self.context.device}"
 
     async def sleep(self) -> None:
-        """Drain, then hand the device's memory to others; on a CPU there is nothing to hand over."""
+        """Drain, then free the device's memory; does nothing else on a CPU."""
         self._awake.clear()
         await self._batcher.drained()
         self._classifier.offload()
