@@ -1,6 +1,7 @@
 """Starts exactly what a plan says, and closes what it started, also after a crash."""
 
 import asyncio
+import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,6 +32,8 @@ from rlcore.types import Metrics
 if TYPE_CHECKING:
     from rlcore.algo.probe import Probed
 
+
+logger = logging.getLogger(__name__)
 
 SLOT_INTERFACES: Mapping[str, type[Any]] = {"agent": AgentLoop, "reward": RewardManager, "critic": CriticEngine}
 """In the order in which components start."""
@@ -84,11 +87,14 @@ def _check_free(who: str, found: Metrics, beside: Collection[str]) -> None:
 
 
 @asynccontextmanager
-async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = None) -> AsyncIterator[Runtime]:
+async def launch(
+    plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = None, warn: Callable[[str], None] | None = None
+) -> AsyncIterator[Runtime]:
     """The run, started; on leaving, also by an error during the start, everything is closed in reverse order.
 
     The algorithms are probed before the first worker starts. WorkerError naming the worker, or PluginError naming the
-    component or algorithm, that did not start.
+    component or algorithm, that did not start. A component that closes too slowly is a warning in the log, which
+    `warn` gets, too: a run has saved everything by then, and ends as it would have.
     """
     limits = deadlines or Deadlines(plan.config.cluster.start_s)
     algorithms = await asyncio.to_thread(_probed, plan)
@@ -99,7 +105,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
         context = await _build_context(sampler, children)
         watch = HangWatch(plan.config.cluster.stuck_s)
         stack.callback(watch.close)
-        start = partial(_start_component, plan, context, sampler.groups, limits, stack, watch)
+        start = partial(_start_component, plan, context, sampler.groups, limits, stack, watch, warn)
         built = {slot: await start(slot) for slot in SLOT_INTERFACES}
         sampler.utilization.take()  # the time of starting is not work
         yield Runtime(
@@ -150,6 +156,7 @@ async def _start_component(
     limits: Deadlines,
     stack: AsyncExitStack,
     watch: HangWatch,
+    warn: Callable[[str], None] | None,
     slot: str,
 ) -> Any:
     """The slot's component, built with its section and workers, and started."""
@@ -164,7 +171,13 @@ async def _start_component(
     life = cast(_LifeCycle, component)
 
     async def close(cut_short: type[BaseException] | None, *_: object) -> None:
-        await _within(life.close, f"{who}: close()", limits.close_s if cut_short else max(limits.close_s, CLOSE_S))
+        limit_s = limits.close_s if cut_short else max(limits.close_s, CLOSE_S)
+        try:
+            await _within(life.close, f"{who}: close()", limit_s)
+        except _TooSlow as slow:
+            logger.warning("%s; its processes are killed", slow)
+            if warn is not None:
+                warn(f"{slow}; its processes are killed")
 
     stack.push_async_exit(close)
     with watch.watching(f"{who}: start()"):
@@ -182,6 +195,10 @@ def _checked(plan: RunPlan, slot: str, component: Any, who: str, watch: HangWatc
     return CheckedCritic(component, who, watch, needed=needed)
 
 
+class _TooSlow(WorkerError):
+    """A step of a component's life was cancelled at its deadline."""
+
+
 async def _within(step: Callable[[], Awaitable[None]], whose: str, deadline_s: float) -> None:
     with boundary(whose, PluginError, CALLED):
         limit = asyncio.timeout(deadline_s)
@@ -191,7 +208,7 @@ async def _within(step: Callable[[], Awaitable[None]], whose: str, deadline_s: f
         except TimeoutError as cause:
             if not limit.expired():
                 raise
-            raise WorkerError(f"{whose} took longer than {deadline_s:g} s{_interrupted(cause)}") from cause
+            raise _TooSlow(f"{whose} took longer than {deadline_s:g} s{_interrupted(cause)}") from cause
 
 
 def _interrupted(cause: TimeoutError) -> str:

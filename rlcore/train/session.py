@@ -80,7 +80,8 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
             if not origin.resumed and origin.checkpoint is None:
                 write_plan(run_dir, plan)
             activity.enter(f"starting workers, loading {plan.config.model.path}")
-            async with launch(plan, run_dir, Deadlines(plan.config.cluster.start_s, close_s=CLOSE_S)) as run:
+            limits = Deadlines(plan.config.cluster.start_s, close_s=CLOSE_S)
+            async with launch(plan, run_dir, limits, terminal.warn) as run:
                 logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))
                 session = Session(plan, run_dir, run, prompts, heldout, stop, callbacks, window_of(run), terminal)
                 try:

@@ -1,6 +1,7 @@
 """Launching: exactly the plan is started, each component reaches its own workers only, and everything is closed."""
 
 import asyncio
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -209,19 +210,44 @@ def test_a_start_that_hangs_is_ended_by_name(site: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("cut_short", [False, True])
-def test_a_component_may_close_slowly_unless_the_run_is_cut_short(site: Path, tmp_path: Path, cut_short: bool) -> None:
-    write_agent(site, close="import asyncio; await asyncio.sleep(0.05)")
+def test_a_component_may_close_slowly_unless_the_run_is_cut_short(
+    site: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, cut_short: bool
+) -> None:
+    write_agent(site, close="import asyncio; await asyncio.sleep(0.05); LOG.append('whole')")
+    plan = plan_run([], [*SETTINGS, "rollout.agent=tooled"], ["null", "launch_agent"])
+    warnings = list[str]()
+
+    async def story() -> None:
+        async with launch(plan, tmp_path, Deadlines(close_s=0.01), warnings.append):
+            if cut_short:
+                raise KeyError("mine")
+
+    if cut_short:
+        with pytest.raises(KeyError, match="mine"):
+            asyncio.run(story())
+        [line] = warnings
+        assert re.fullmatch(
+            r"agent 'tooled' of plugin 'launch_agent'.*: close\(\) took longer than 0\.01 s, in .*; its processes are "
+            r"killed",
+            line,
+        )
+        assert line in caplog.messages
+    else:
+        asyncio.run(story())
+        assert warnings == []
+    assert ("whole" in sys.modules["launch_agent"].LOG) is not cut_short
+    assert sys.modules["launch_agent"].LOG[-1] == "tool closed"
+
+
+def test_an_error_within_close_ends_the_run_by_name(site: Path, tmp_path: Path) -> None:
+    write_agent(site, close="raise TimeoutError('mine')")
     plan = plan_run([], [*SETTINGS, "rollout.agent=tooled"], ["null", "launch_agent"])
 
     async def story() -> None:
-        async with launch(plan, tmp_path, Deadlines(close_s=0.01)):
-            if cut_short:
-                raise asyncio.CancelledError
+        async with launch(plan, tmp_path):
+            pass
 
-    if cut_short:
-        with pytest.raises(WorkerError, match=r"close\(\) took longer than 0\.01 s"):
-            asyncio.run(story())
-    else:
+    with pytest.raises(PluginError, match=r"agent 'tooled'.*: close\(\): TimeoutError: mine"):
         asyncio.run(story())
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from rlcore import (
     BuildContext,
@@ -29,6 +29,10 @@ from rlcore_reward_loop.models.replicas import Replicas
 from rlcore_reward_loop.rewards import JudgeSource, ModelSource, RemoteReward, ScoreSource, ServiceSource, group_of
 from rlcore_reward_loop.running import RunningStatistics
 from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings
+
+
+class _Closed(Protocol):
+    async def close(self) -> None: ...
 
 
 class RewardLoop(RewardManager):
@@ -88,17 +92,17 @@ class RewardLoop(RewardManager):
         await all_or_none([function.start() for function in self._post_processing])
 
     async def close(self) -> None:
+        """Close all parts at once: one after the other, their deadlines would add up."""
+        parts: list[_Closed] = [self._functions, *self._post_processing, *self._services.values(), *self._models.values()]
+        if self._exposure is not None:
+            parts.append(self._exposure)
         try:
-            await self._functions.close()
-            await asyncio.gather(*(function.close() for function in self._post_processing))
+            found = await asyncio.gather(*(part.close() for part in parts), return_exceptions=True)
         finally:
-            if self._exposure is not None:
-                await self._exposure.close()
-            for service in self._services.values():
-                await service.close()
-            for model in self._models.values():
-                await model.close()
             self._audit.close()
+        for error in found:
+            if error is not None:
+                raise error
 
     async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         """See `RewardManager.score`; errors of the stream propagate."""
