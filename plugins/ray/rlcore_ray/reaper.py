@@ -72,3 +72,19 @@ def _writes_to_session(entry: Path, began: str, driver: int) -> bool:
     return False
 
 
+def main(mark: str, began: str) -> None:
+    """Wait for the end of standard input, then kill until nothing has been found for QUIET_S seconds."""
+    driver = os.getppid()
+    sys.stdin.read()
+    ends_at = time.monotonic() + PATIENCE_S
+    quiet_at = time.monotonic() + QUIET_S
+    while time.monotonic() < min(quiet_at, ends_at):
+        for process in belonging(mark, began, driver):
+            quiet_at = time.monotonic() + QUIET_S
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
