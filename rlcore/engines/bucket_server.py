@@ -1,7 +1,7 @@
 """Sends weights in buckets through shared memory (`rlcore.contracts.weight_buckets`), on one machine.
 
-Each receiver has a block of memory with two buckets, and a thread that copies weights into one while the other is read.
-So a receiver that is slow, stops in the middle or dies delays no other, and one that comes back gets all of them.
+Each receiver has a block of memory with two buckets, and a thread that fills one while the other is read. A receiver
+that is slow, stops halfway or dies therefore delays no other, and one that comes back gets all weights.
 """
 
 import json
@@ -22,11 +22,12 @@ from rlcore.errors import WorkerError, boundary
 
 MIB = 2**20
 CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of the other end of a Unix socket."""
+"""Process, user and group of a Unix socket's peer."""
 
 
 def bucket_server(bucket_mib: int) -> WeightsServer:
-    """Serves processes of the same user on this machine; WorkerError where the system has no such memory."""
+    """Serves processes of the same user on this machine; WorkerError if the system does not support this shared
+    memory."""
     name = f"rlcore-weights-{os.getpid()}-{secrets.token_hex(4)}"
     with boundary(
         "weights: listening for processes of this machine (rollout.weight_sync=shm, Linux only)", WorkerError
@@ -43,13 +44,14 @@ def bucket_server(bucket_mib: int) -> WeightsServer:
 
 
 def _user_of(connection: socket.socket) -> int:
-    """The user whose process has connected: a socket without a file has no permissions."""
+    """The user of the connected process; an abstract socket has no file permissions."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return int(CREDENTIALS.unpack(found)[1])
 
 
 def _send_in_buckets(connection: socket.socket, tensors: Mapping[str, Tensor], bucket_mib: int) -> None:
-    """The memory, then each bucket's header when it is filled; a bucket is filled again once it was confirmed."""
+    """Send the memory's descriptor, then each bucket's header once it is filled; a bucket is reused after its
+    confirmation."""
     size = min(bucket_mib * MIB, max(1, sum(tensor.nbytes for tensor in tensors.values())))
     try:
         file = _shared_file(NUM_BUCKETS * size)
@@ -83,9 +85,9 @@ def _send_in_buckets(connection: socket.socket, tensors: Mapping[str, Tensor], b
 
 
 def _shared_file(num_bytes: int) -> int:
-    """A file in memory without a name, of which every byte is there; OSError when memory lacks.
+    """An unnamed, fully allocated file in memory; OSError if there is not enough memory.
 
-    It lies outside /dev/shm, so the size of that, 64 MiB in many containers, does not limit it.
+    It is not in /dev/shm, whose size, 64 MiB in many containers, therefore does not limit it.
     """
     file = os.memfd_create("rlcore-weights")
     try:
@@ -97,7 +99,7 @@ def _shared_file(num_bytes: int) -> int:
 
 
 def _confirmed(connection: socket.socket, number: int) -> None:
-    """Wait until a bucket was copied; EOFError for a receiver that says anything else."""
+    """Wait for the confirmation that a bucket was copied; EOFError for any other reply."""
     found = int.from_bytes(read_exactly(connection, LENGTH_BYTES))
     if found != number:
         raise EOFError(f"bucket {found} was confirmed where {number} is due")
@@ -109,7 +111,7 @@ def buckets_of(tensors: Mapping[str, Tensor], size: int) -> Iterator[list[Piece]
     used = 0
     for name, tensor in tensors.items():
         begin, more = 0, True
-        while more:  # once for a tensor without numbers
+        while more:  # once for an empty tensor
             if used == size:
                 yield pieces
                 pieces, used = [], 0

@@ -1,4 +1,4 @@
-"""Memory that a process freed: kept for its next allocation, or given back to the system and to other processes."""
+"""Freed memory of a process: kept for its next allocations, or returned to the system and other processes."""
 
 import ctypes
 
@@ -7,25 +7,25 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 
 
 def keep_freed_memory() -> None:
-    """Let glibc's allocator keep what is freed for the next micro-batch, and all threads share it.
+    """Let glibc's allocator keep freed memory for the next micro-batch, shared by all threads.
 
     By default glibc returns large tensors to the system at once, and the kernel clears every page of the next ones: a
-    tenth of an update on a CPU. Nothing happens with another C library.
+    tenth of an update on a CPU. Does nothing with another C library.
     """
     for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, 2**30), (M_TRIM_THRESHOLD, 2**31 - 1)):
         _call_libc("mallopt", parameter, value)
 
 
 def give_back_freed_memory(device: str) -> None:
-    """Give back what is kept: between generation and update, which use different sizes, so that the holes that one
-    leaves do not add to what the other needs. On a CPU that is what `keep_freed_memory` keeps."""
+    """Return freed memory to the system. Called between generation and update, which allocate different sizes, so the
+    fragments of one do not add to the needs of the other. On a CPU it returns what `keep_freed_memory` keeps."""
     if device.startswith("cpu"):
         _call_libc("malloc_trim", 0)
     yield_device(device)
 
 
 def yield_device(device: str) -> None:
-    """Free what torch has cached on an accelerator ('cuda:3'), which no other process there can use.
+    """Free torch's cache on an accelerator ('cuda:3'), which no other process can use.
 
     Called before a server on the same device starts or wakes up. Does nothing on a CPU.
     """

@@ -1,7 +1,7 @@
 """Broadcasts weights in buckets to all replicas at once (`rlcore.contracts.weight_groups`).
 
-A group lives as long as the processes that are in it. What breaks it in the middle of a version is answered at once:
-the connections of all members are ended, and those that are left take that version from the copy in host memory.
+A group lives as long as its member processes. If it breaks in the middle of a version, the connections of all members
+are closed at once, and the remaining ones fetch that version from the copy in host memory.
 """
 
 import json
@@ -26,15 +26,14 @@ from rlcore.engines.weight_server import WeightsServer, bytes_of, send_whole
 from rlcore.errors import WorkerError, boundary
 
 distributed: Any = torch.distributed
-"""Its stub does not export its stores."""
+"""torch.distributed, untyped because its stub does not export the stores."""
 logger = logging.getLogger(__name__)
 
 
 def group_server(host: str, bucket_mib: int, transport: str, device: str) -> WeightsServer:
     """Serves the processes of replicas on any machine; WorkerError when it cannot listen.
 
-    `transport` carries the broadcasts: nccl between CUDA devices, this process's own being `device`, or gloo between
-    hosts.
+    `transport` carries the broadcasts: nccl between CUDA devices (`device` is this process's), or gloo between hosts.
     """
     with boundary(f"weights: listening on {host}", WorkerError):
         listening = socket.create_server((host, 0))
@@ -44,7 +43,7 @@ def group_server(host: str, bucket_mib: int, transport: str, device: str) -> Wei
 
 @dataclass(eq=False)
 class _Meeting:
-    """Receivers of one version, on their way into a group."""
+    """Receivers of one version that are about to form a group."""
 
     tensors: Mapping[str, Tensor]
     members: list[tuple[socket.socket, Wish]] = field(default_factory=list)
@@ -57,7 +56,7 @@ class _Meeting:
 
 
 class Groups:
-    """The group of the receivers that are there; the thread of the one that came first broadcasts for all."""
+    """The group of the current receivers; the thread of the first one broadcasts for all."""
 
     def __init__(self, host: str, bucket_bytes: int, transport: str, device: str) -> None:
         self._host, self._bucket_bytes = host, bucket_bytes
@@ -68,7 +67,7 @@ class Groups:
         self._group: BroadcastGroup | None = None
 
     def serve(self, connection: socket.socket, tensors: Mapping[str, Tensor]) -> None:
-        """Send one receiver what it asks for: all tensors alone, or together with the others."""
+        """Send a receiver all tensors, individually or in a broadcast with the others, as it asks."""
         wish = Wish(**json.loads(read_message(connection)))
         if not wish.members:
             send_whole(connection, tensors)
@@ -94,7 +93,7 @@ class Groups:
             meeting.over.set()
 
     def _send(self, meeting: _Meeting) -> None:
-        """Broadcast all tensors; when that fails the group ends, and the threads of all members end theirs."""
+        """Broadcast all tensors; if that fails the group ends, and so do the threads of all members."""
         members = [(connection, wish) for connection, wish in meeting.members if _is_there(connection)]
         connections = [connection for connection, _ in members]
         try:
@@ -111,7 +110,7 @@ class Groups:
             self._group = None
 
     def _gathered(self, members: Sequence[tuple[socket.socket, Wish]]) -> BroadcastGroup:
-        """The group of exactly these receivers: the one that all of them are in, or a new one."""
+        """The group of exactly these receivers: their existing one, or a new one."""
         held, size = self._group, len(members) + 1
         if held is not None and held.size == size and all(wish.group == held.name for _, wish in members):
             for connection, _ in members:
@@ -157,7 +156,7 @@ def _invite(connection: socket.socket, invitation: Invitation) -> None:
 
 
 def _is_there(connection: socket.socket) -> bool:
-    """False for a receiver that has gone while it waited for the others."""
+    """False for a receiver that disconnected while it waited for the others."""
     try:
         watch([connection], 0.0)
     except (OSError, EOFError):
@@ -166,7 +165,7 @@ def _is_there(connection: socket.socket) -> bool:
 
 
 def _fill(bucket: Tensor, pieces: Sequence[Piece], flat: Mapping[str, Tensor]) -> Tensor:
-    """The part of the bucket that the pieces take, with their bytes in it."""
+    """The part of the bucket that the pieces fill, with their bytes copied in."""
     for piece in pieces:
         into = bucket[piece.offset : piece.offset + piece.num_bytes]
         into.copy_(flat[piece.name][piece.begin : piece.begin + piece.num_bytes])

@@ -1,9 +1,8 @@
-"""The weights of the process that trains, for engines that sample in others.
+"""Serves the trainer's weights to engines in other processes.
 
-The process keeps a copy of the weights that were offered last in host memory, and sends it to callers with the
-address, at any time: an update does not wait for that, and an engine that comes back in the middle of one gets the
-weights that the others have. The address is good for one version and holds a secret, so that no other gets them;
-what travels is not encrypted.
+The process keeps a copy of the last offered weights in host memory and sends it to callers with the address, at any
+time. Updates do not wait for that, and an engine that comes back during one gets the same weights as the others. The
+address is valid for one version and contains a secret, so nothing else can fetch them; the transfer is not encrypted.
 """
 
 import hmac
@@ -27,29 +26,29 @@ from rlcore.errors import WorkerError, boundary
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 16 << 20
-"""Sent within EXCHANGE_S, at least."""
+"""Each piece of this size has to be sent within EXCHANGE_S."""
 SECRET_BYTES = 16
 
 
 @dataclass(frozen=True, eq=False)
 class _Offered:
-    """One version of the weights, with the secret that its receivers must know."""
+    """One version of the weights, with the secret that its receivers have to present."""
 
     tensors: Mapping[str, Tensor]
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES))
 
 
 Send = Callable[[socket.socket, Mapping[str, Tensor]], None]
-"""Sends all tensors to a receiver that has said the secret; OSError or EOFError when it has gone."""
+"""Sends all tensors to a receiver that presented the secret; OSError or EOFError if it disconnected."""
 
 
 class WeightsServer:
-    """Sends the weights that were offered last, on separate threads."""
+    """Sends the last offered weights, on separate threads."""
 
     def __init__(
         self, listening: socket.socket, place: str, send: Send, closed: Callable[[], None] = lambda: None
     ) -> None:
-        """Serve a socket that listens; `place` names it to receivers. `closed` is called at the end."""
+        """Serve a listening socket; `place` is its address for receivers. `closed` is called at the end."""
         self._listening, self._place, self._send, self._on_closed = listening, place, send, closed
         self._offered: _Offered | None = None
         self._closed = False
@@ -59,16 +58,16 @@ class WeightsServer:
         self._threads[0].start()
 
     def offer(self, tensors: Mapping[str, Tensor]) -> str:
-        """The address at which these are from now on, and none from before; they must not change any more."""
+        """Offer these weights instead of earlier ones and return their address; they must not change afterwards."""
         self._offered = _Offered(tensors)
         return f"{self._place}/{self._offered.secret}"
 
     def withdraw(self) -> None:
-        """Keep no weights until others are offered, so that their memory is free for those."""
+        """Release the weights, so their memory is free before others are offered."""
         self._offered = None
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Stop serving."""
         with self._lock:
             self._closed, self._offered = True, None
             for connection in (self._listening, *self._open):
@@ -102,7 +101,7 @@ class WeightsServer:
                 if offered is None or not hmac.compare_digest(bytes(peer_secret), offered.secret.encode()):
                     return
                 self._send(connection, offered.tensors)
-        except (OSError, EOFError) as error:  # the engine has gone, and is told of elsewhere
+        except (OSError, EOFError) as error:  # the engine has gone, which is reported elsewhere
             logger.info("weights: a replica that took them is gone: %s", error)
         finally:
             with self._lock:
@@ -122,12 +121,12 @@ def send_whole(connection: socket.socket, tensors: Mapping[str, Tensor]) -> None
     send_message(connection, json.dumps(parts).encode())
     for tensor in tensors.values():
         data = bytes_of(tensor).data
-        for begin in range(0, len(data), PIECE_BYTES):  # a socket's limit is for all that it is given
+        for begin in range(0, len(data), PIECE_BYTES):  # a socket's timeout applies to a whole call
             connection.sendall(data[begin : begin + PIECE_BYTES])
 
 
 def type_of(tensor: Tensor) -> str:
-    """torch's name of its number format."""
+    """The name of a tensor's dtype in torch."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

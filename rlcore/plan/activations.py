@@ -1,7 +1,7 @@
-"""Counts what an update keeps for its backward pass, per way in which the samples of a group share their prompt.
+"""Counts the numbers that an update keeps for its backward pass, for each way to share a group's prompt.
 
-The counts are those of a decoder with gated feed-forward and norms without a mean, as transformers writes it: Llama,
-Qwen, Mistral. Letters: H hidden size, I inner size, Q and K sizes of all heads of queries and of keys.
+The counts are for a decoder with gated feed-forward and RMS norms, as implemented in transformers: Llama, Qwen,
+Mistral. Letters: H hidden size, I inner size, Q and K total size of the query and key heads.
 """
 
 from dataclasses import dataclass, replace
@@ -13,21 +13,21 @@ from rlcore.types import SharedPrefix
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 HALF = frozenset({"bfloat16", "float16"})
 CHUNK_LOGITS, KEPT_LOGITS = 2**24, 2**25
-"""Logits that a CPU computes at a time, and those that are kept for the backward pass:
+"""Logits that a CPU computes at a time, and those it keeps for the backward pass:
 `rlcore.engines.hf.train.head.CHUNK_ELEMENTS` and `KEPT_ELEMENTS`."""
 BLOCK_LOGITS = 3 * 2**19
-"""Further numbers while logits are treated on a CPU: three blocks of `rlcore.engines.hf.train.head.BLOCK_ELEMENTS`."""
+"""Temporary numbers while a CPU processes logits: three blocks of `rlcore.engines.hf.train.head.BLOCK_ELEMENTS`."""
 SCALES = 4
 """Numbers per token and layer: the scale of each norm in float32."""
 HEAD_NORMS = frozenset({"apertus", "exaone4", "hunyuan_v1_dense", "olmo2", "olmo3", "qwen3"})
-"""Values of `model_type` whose layers also scale queries and keys, by a norm each."""
+"""Values of `model_type` whose layers also normalize queries and keys."""
 DEVICE_LOGITS = 2**27
-"""Logits that an accelerator computes at a time, 512 MiB in float32, where that is within the bounds below."""
+"""Logits that an accelerator computes at a time (512 MiB in float32), within the bounds below."""
 DEVICE_ROWS = (1024, 4096)
-"""Fewest and most rows of them: each chunk reads the output layer's weight three times and writes its gradient, so few
-rows are slow; more than a few thousand are not faster."""
+"""Minimum and maximum rows of a chunk. Each chunk reads the output layer's weight three times and writes its gradient,
+so few rows are slow; more than a few thousand are not faster."""
 DEVICE_CHUNKS = 4
-"""Arrays of the size of a chunk of logits that exist at a time on an accelerator, which computes a chunk in one go."""
+"""Arrays the size of a chunk of logits that exist at a time on an accelerator, which computes a chunk in one go."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,22 @@ class MicroBatchSize:
     """The largest micro-batch, with prompts and responses as long as allowed."""
 
     tokens: int
-    """Positions that are computed: with a shared prompt once per group, and without a row's last token, from which
-    nothing is predicted."""
+    """Positions that are computed: a shared prompt once per group, and never a row's last token, which predicts
+    nothing."""
     scored: int
-    """Tokens of a loss, at most."""
+    """Maximum number of loss tokens."""
     alone: bool
-    """A step has no other: gradients grow while activations are freed."""
+    """True if the step has one micro-batch only, so gradients grow while activations are freed."""
     rows: int = 0
-    """Rows that hold a copy of their prompt's keys and values, as with `cache`; 0 by the others."""
+    """Rows that hold a copy of their prompt's keys and values, as with `cache`; 0 with the other ways."""
     queries: int = 0
-    """Of each of these rows, the positions after its prompt."""
+    """Positions after the prompt in each of these rows."""
     keys: int = 0
-    """Of each of these rows, the positions that are seen."""
+    """Positions that each of these rows attends to."""
 
 
 def largest_micro_batch(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> MicroBatchSize:
-    """The size that the token budget allows; of ranks that hold slices of it, one's part."""
+    """The size that the token budget allows; with context parallelism, one rank's slice."""
     size, num = _largest(config, engine, way), engine.context_parallel
     return replace(size, tokens=-(-size.tokens // num), scored=-(-size.scored // num))
 
@@ -77,11 +77,11 @@ def _largest(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> Micr
 
 
 def update_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, device: str) -> int:
-    """The most that a forward and a backward pass hold beside weights, optimizer state and gradients.
+    """Peak bytes of a forward and backward pass, excluding weights, optimizer state and gradients.
 
-    That is what all layers keep, and the larger of what the output layer, the layer that is computed backward, and a
-    cache that is still whole need beside it. With gradient checkpointing layers keep their input, and the one that is
-    computed backward all.
+    Counts the activations of all layers, plus the largest of: the output layer, the layer that is computed backward,
+    and a cache that is still whole. With gradient checkpointing a layer keeps its input only, except the one that is
+    computed backward.
     """
     itemsize, layer = BYTES[engine.dtype], _layer_numbers(shape, engine, size)
     inputs = shape.hidden_size * size.tokens
@@ -90,7 +90,7 @@ def update_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, 
     # Embedding, last norm with its input, the states that predict a loss token, and their gradient.
     at_head = kept + inputs * (7 if engine.dtype in HALF else 6)
     in_layer = whole + _backward_numbers(shape, size)
-    # The cache lives until the forward pass ends; heads that share keys attend to another copy.
+    # The cache lives until the forward pass ends; with grouped-query attention, heads attend to an expanded copy.
     cached = kept + inputs * 6 + (0 if _is_plain(shape) else 2 * size.rows * size.keys * shape.kv_size * shape.layers)
     return max(at_head * itemsize + logit_bytes(shape, engine, size.scored, device), max(in_layer, cached) * itemsize)
 
@@ -98,7 +98,7 @@ def update_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, 
 def last_layer_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, device: str) -> int:
     """The bytes of `update_bytes` at the end of the backward pass.
 
-    All gradients are there: of the first layer, and of the embedding where it is not added to its sum at once.
+    All gradients exist by then, the first layer's included, and the embedding's unless it is accumulated in place.
     """
     numbers = _layer_numbers(shape, engine, size) + _backward_numbers(shape, size)
     embedding = 0 if _adds_gradients(engine, device) else shape.vocabulary * shape.hidden_size
@@ -106,7 +106,7 @@ def last_layer_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSi
 
 
 def forward_bytes(config: RunConfig, engine: EngineConfig, way: SharedPrefix, shape: ModelShape | None) -> int:
-    """Bytes of a pass that keeps nothing: the states of one layer, and a chunk of logits; 0 where they are unknown."""
+    """Bytes of a pass without gradients: the states of one layer and a chunk of logits; 0 if they are unknown."""
     if shape is None:
         return 0
     size, device = largest_micro_batch(config, engine, way), config.cluster.device
@@ -115,8 +115,8 @@ def forward_bytes(config: RunConfig, engine: EngineConfig, way: SharedPrefix, sh
 
 
 def _backward_numbers(shape: ModelShape, size: MicroBatchSize) -> int:
-    """Numbers that the backward pass of a layer needs beside what it keeps: of the feed-forward two gradients more than
-    values are freed, and those of the residual stream and of a norm; with `cache` gradients of the copies."""
+    """Temporary numbers in the backward pass of a layer: two gradients of the feed-forward, those of the residual
+    stream and of a norm; with `cache` also gradients of the copies."""
     feed_forward = size.tokens * (2 * shape.inner_size + 4 * shape.hidden_size)
     return max(feed_forward, 2 * size.rows * size.keys * (_query_size(shape) + shape.kv_size))
 
@@ -124,9 +124,9 @@ def _backward_numbers(shape: ModelShape, size: MicroBatchSize) -> int:
 def _layer_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> int:
     """Numbers in the engine's format that a layer keeps.
 
-    Of a token: gate, its activation, up and their product; rotated queries and attention's output, rotated keys and
-    values; of each of two norms input, scaled input and output, and in half precision, instead of the input, its copy
-    in float32. By the way `cache` also, of each row, the keys and values of all that it sees, and a mask.
+    Per token: gate, its activation, up and their product; rotated queries and attention output; rotated keys, and
+    values; input, scaled input and output of each of two norms, where half precision keeps a float32 copy instead of
+    the input. With `cache` also, per row, a mask and the keys and values that it attends to.
     """
     half = engine.dtype in HALF
     heads = _query_size(shape) + shape.kv_size
@@ -142,7 +142,7 @@ def _query_size(shape: ModelShape) -> int:
 
 
 def _is_plain(shape: ModelShape) -> bool:
-    """True if every head of queries has keys for itself."""
+    """True for multi-head attention: every query head has separate keys."""
     return _query_size(shape) == shape.kv_size
 
 
@@ -153,14 +153,14 @@ def device_logit_rows(vocabulary: int) -> int:
 
 
 def logit_bytes(shape: ModelShape, engine: EngineConfig, scored: int, device: str) -> int:
-    """Logits of that many tokens, in float32 at least, and the gradient of a trained output layer where it is not added
-    to its sum at once."""
+    """Logits of that many tokens, in float32 or wider, and the gradient of a trained output layer unless it is
+    accumulated in place."""
     wide, width = max(4, BYTES[engine.dtype]), shape.vocabulary
     if device != "cuda":
         logits = scored * width
         chunk = min(logits, CHUNK_LOGITS)
-        # Those that are kept, further ones, which are computed again, and their gradient; then either what treats them
-        # block by block or, in half precision, that gradient as the layer wants it.
+        # Logits that are kept, those that are recomputed, and their gradient; then either the temporaries of a block
+        # or, in half precision, that gradient in the layer's dtype.
         passing = max(min(3 * logits, BLOCK_LOGITS), chunk // 2 if engine.dtype in HALF else 0)
         numbers = min(logits, KEPT_LOGITS) + min(max(0, logits - KEPT_LOGITS), CHUNK_LOGITS) + chunk + passing
     else:
@@ -177,5 +177,5 @@ def _head_gradient_bytes(shape: ModelShape, engine: EngineConfig, device: str) -
 
 
 def _adds_gradients(engine: EngineConfig, device: str) -> bool:
-    """True if no gradient of embedding or output layer is made beside its sum."""
+    """True if the gradients of embedding and output layer are accumulated without a temporary."""
     return engine.lora.enabled or (device != "cuda" and engine.dtype not in HALF)

@@ -1,4 +1,4 @@
-"""Numbers that follow from the configuration: what a step consists of."""
+"""Batch arithmetic: the prompts, samples, mini-batches and updates of a step."""
 
 from rlcore.config import RunConfig
 from rlcore.errors import PlanError

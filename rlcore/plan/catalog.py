@@ -1,4 +1,4 @@
-"""Words errors about what is not installed and what has moved, from `rlcore/plan/catalog.toml`."""
+"""Hints for errors about missing plugins and moved keys, from `rlcore/plan/catalog.toml`."""
 
 import tomllib
 from collections.abc import Mapping
@@ -13,11 +13,10 @@ def _catalog() -> dict[str, Any]:
 
 
 def remedy(key: str, name: str | None = None, interface: str = "") -> str:
-    """Says what to install and type so that the config key can take the name; '' if unknown.
+    """The command and settings that make a name available for a config key; '' if unknown.
 
-    Without a name it speaks of the first one that comes with a package. With `interface`, that of a worker, names that
-    the catalog lists for the interface count too. The plugin of a name may be installed already and not enabled: the
-    sentence covers that.
+    Without a name it suggests the first one that a package provides. With `interface`, a worker's, names that the
+    catalog lists for that interface count too. The sentence also covers a plugin that is installed but not enabled.
     """
     for package in _catalog()["package"]:
         names = package.get(key) or package.get(interface, [])
@@ -34,30 +33,30 @@ def install_hint(plugin: str) -> str:
 
 
 def moved_keys() -> Mapping[str, str]:
-    """Configuration keys that plugins have taken over, with where they are now."""
+    """Configuration keys that moved to plugins, with their new place."""
     found: dict[str, str] = _catalog()["moved"]
     return found
 
 
 def libraries() -> tuple[str, ...]:
-    """Heavy libraries that first-party plugins are about: importing a plugin must not import them."""
+    """Heavy libraries that first-party plugins wrap; importing a plugin must not import them."""
     return tuple(package["library"] for package in _catalog()["package"] if "library" in package)
 
 
 def device_share_key() -> str:
-    """The key of the share of a device that the best rollout backend for GPUs reserves."""
+    """The config key for the share of a device that the preferred GPU rollout backend reserves."""
     package = next(package for package in _catalog()["package"] if "rollout_on_gpus" in package)
     return f"plugins.{package['plugin']}.{package['device_share']}"
 
 
 def rollout_on_gpus() -> tuple[tuple[str, str, str], ...]:
-    """(plugin, rollout backend, library that it needs) of those that are made for GPUs, the best first."""
+    """(plugin, rollout backend, required library) of the backends made for GPUs, in order of preference."""
     found = [package for package in _catalog()["package"] if "rollout_on_gpus" in package]
     return tuple((package["plugin"], package["rollout_on_gpus"], package["library"]) for package in found)
 
 
 def library_of(plugin: str) -> str:
-    """The heavy library that a first-party plugin is about; '' for any other plugin."""
+    """The heavy library that a first-party plugin wraps; '' for any other plugin."""
     return next(
         (str(package.get("library", "")) for package in _catalog()["package"] if package["plugin"] == plugin), ""
     )

@@ -1,4 +1,4 @@
-"""Chooses the cluster that starts the run's workers, asks for its abilities, and refuses plans it cannot start."""
+"""Chooses the cluster that starts the run's workers, reads its abilities, and rejects plans that it cannot start."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def plan_cluster(config: RunConfig, offers: Offers) -> ClusterPlan:
 def check_startable(
     config: RunConfig, cluster: ClusterPlan, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]
 ) -> None:
-    """PlanError when the cluster cannot start the plan, PluginError when it cannot even say so."""
+    """PlanError when the cluster cannot start the plan, PluginError when its check fails."""
     key = f"cluster.backend={cluster.offer.name}"
     for plan in workers:
         if plan.request.ranks > 1 and cluster.abilities.processes is ProcessUse.NONE:

@@ -1,4 +1,4 @@
-"""Roles that share devices with the actor in turns, and what every device holds in each phase."""
+"""Roles that take turns with the actor on its devices, and the memory of every device in each phase."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -16,8 +16,8 @@ SERVING, TRAINING = "serving", "training"
 
 
 AWAKE_FRAC = 0.9
-"""Share of a device that roles which train and serve there at the same time may need by the plan: the rest is for what
-allocators keep in pieces."""
+"""Share of a device that the plan may fill with roles that train and serve there at the same time; the rest is left for
+allocator fragmentation."""
 
 
 def plan_colocation(
@@ -29,11 +29,11 @@ def plan_colocation(
 ) -> tuple[str, ...]:
     """The roles that sleep while the actor trains: those that serve on its devices.
 
-    These are the roles in the pools of which the actor's pool is a union, and those in its own pool that have GPUs;
-    without GPUs there is no device to share. Roles that compute in the passes of a step (reference, critic) take their
-    turn there, awake. None sleeps in the actor's own pool where all roles fit on its devices at the same time by the
-    plan. PlanError for one that cannot sleep, and for a schedule that would sample or score in the pools of a union
-    while the actor trains; in its own pool roles are awake then, and have to fit beside it.
+    These are the roles in the member pools of the actor's union, and those with GPUs in the actor's pool; without GPUs
+    there is no device to share. Roles that compute in the passes of a step (reference, critic) take their turn there,
+    awake. In the actor's pool, roles stay awake if the plan has room for all of them at the same time. PlanError for a
+    role that cannot sleep, and for a schedule that would sample or score in the pools of a union while the actor
+    trains; roles in the actor's pool are then awake, and have to fit next to it.
     """
     pool = actor_pool(pools, workers)
     if not pool.colocates and fits_awake(pools, workers, memory, facts):
@@ -49,7 +49,7 @@ def plan_colocation(
                 f"role '{request.role.name}' of {plan.asked_by} is in pool '{request.pool}', on whose devices the "
                 f"actor trains ({where}), but {plan.cls.__qualname__} of "
                 f"{plan.provided_by} has no sleep() and wake(); choose another backend, or a pool "
-                f"{'outside of the union' if pool.colocates else 'beside the actor'}"
+                f"{'outside of the union' if pool.colocates else 'separate from the actor'}"
             )
         found.append(plan.request.role.name)
     overlaps = schedule.stream or schedule.max_staleness
@@ -72,7 +72,7 @@ def actor_pool(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> Pool
 
 
 def shares_devices(plan: WorkerPlan, pool: PoolPlan, workers: Sequence[WorkerPlan]) -> bool:
-    """True if a role serves, while samples are made and scored, on devices that the actor trains on."""
+    """True if a role serves on the actor's devices while samples are generated and scored."""
     request = plan.request
     if request.embedded_in is not None or request.role.name == ACTOR:
         return False
@@ -83,9 +83,9 @@ def shares_devices(plan: WorkerPlan, pool: PoolPlan, workers: Sequence[WorkerPla
 
 
 def serves(plan: WorkerPlan) -> bool:
-    """True if a role works while samples are made and scored, in a separate process.
+    """True if a role works in a separate process while samples are generated and scored.
 
-    Of the core's and the critic's roles only the rollout is called outside of the step's passes.
+    Of the roles of the core and the critic, only the rollout is called outside the passes of a step.
     """
     request = plan.request
     called = request.role.name == ROLLOUT or plan.asked_by.startswith(("agent ", "reward "))
@@ -95,7 +95,7 @@ def serves(plan: WorkerPlan) -> bool:
 def fits_awake(
     pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], memory: Mapping[str, int], facts: Facts
 ) -> bool:
-    """True if all roles of the actor's pool fit on its devices at the same time; False where that is not known."""
+    """True if all roles of the actor's pool fit on its devices at the same time; False if that is unknown."""
     pool = actor_pool(pools, workers)
     here = [plan.request for plan in workers if plan.request.pool == pool.name and plan.request.embedded_in is None]
     known = all(
@@ -124,11 +124,10 @@ def memory_of_devices(
 ) -> dict[str, dict[str, int]]:
     """Bytes that the fullest device of each pool holds in each phase; empty without GPUs of known size.
 
-    Of every role on a device its weights and optimizer state, or the share that it reserves, of one role at a time
-    its activations, and of each process its CUDA context. A role that sleeps holds nothing there but `asleep_bytes`,
-    and one with `offload` little while servers serve, and either activations or optimizer state while it trains.
-    PlanError when that is more than a device has. Roles of which nothing is known are left out, as in
-    `memory_estimate`.
+    Counts weights and optimizer state of every role on a device, or the share that it reserves; activations of one role
+    at a time; and the CUDA context of each process. A sleeping role holds only `asleep_bytes`. A role with `offload`
+    holds little while servers serve, and either activations or optimizer state while it trains. PlanError when that
+    exceeds a device. Unknown roles are left out, as in `memory_estimate`.
     """
     if facts.gpu_memory_bytes is None:
         return {}
@@ -156,7 +155,7 @@ def _on_devices(
     facts: Facts,
     of_device: int,
 ) -> dict[int, dict[str, list[tuple[str, int, int]]]]:
-    """(role, bytes that it holds, bytes while it works) of every role on each device in each phase."""
+    """(role, resident bytes, further bytes while it works) of every role on each device in each phase."""
     by_name = {pool.name: pool for pool in pools}
     devices: dict[int, dict[str, list[tuple[str, int, int]]]] = {}
     for plan in workers:
@@ -176,8 +175,8 @@ def _on_devices(
 
 
 def devices_of_ranks(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
-    """The device of every rank, as `rlcore.cluster.worker_context.devices_of` deals them out; one that has several
-    twice."""
+    """The device of every rank, as assigned by `rlcore.cluster.worker_context.devices_of`; repeated if it has several
+    ranks."""
     request = plan.request
     size = ceil(request.gpus)
     num = request.replicas * request.ranks * size
@@ -185,7 +184,7 @@ def devices_of_ranks(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
 
 
 def bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_device: int) -> tuple[int, int]:
-    """(bytes that a rank holds during its phase, further bytes that it needs while it works), without its context."""
+    """(resident bytes of a rank during its phase, further bytes while it works), without its CUDA context."""
     request = plan.request
     if request.device_frac:
         return int(request.device_frac * of_device), 0
@@ -193,10 +192,10 @@ def bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_devic
 
 
 def resting_bytes(plan: WorkerPlan, workers: Sequence[WorkerPlan], held: int, facts: Facts) -> int:
-    """Bytes that a training rank holds while servers serve: no gradients; with `offload` nothing, or weights for an
-    embedded role.
+    """Resident bytes of a training rank while servers serve: no gradients; with `offload` nothing, or the weights for
+    an embedded role.
 
-    Those of several roles come to the device around the updates of a step, so in that phase all of them count.
+    Several roles load theirs to the device around the updates of a step, so all of them count in that phase.
     """
     request, engine = plan.request, plan.request.engine
     if engine is None:
@@ -213,14 +212,14 @@ def _total(entries: Sequence[tuple[str, int, int]]) -> int:
 
 
 def _lower(workers: Sequence[WorkerPlan], entries: Sequence[tuple[str, int, int]]) -> str:
-    """The advice to lower the device shares of roles, as a part of an error."""
+    """The part of an error that advises lower device shares."""
     names = {name for name, held, _ in entries if held}
     roles = [plan.request for plan in workers if plan.request.device_frac and plan.request.role.name in names]
     return f", lower what {' and '.join(role.role.name for role in roles)} reserve" if roles else ""
 
 
 def _may_offload(workers: Sequence[WorkerPlan]) -> bool:
-    """True if `actor.offload` is free to be set."""
+    """True if `actor.offload` can still be set."""
     engines = [plan.request.engine for plan in workers if plan.request.role.name == ACTOR]
     return any(engine and not engine.offload for engine in engines)
 
@@ -232,7 +231,7 @@ def _check_devices(
     for gpu, phases in sorted(devices.items()):
         for phase, entries in phases.items():
             total = _total(entries)
-            if total > size and len(entries) > 1:  # a role alone is `check_memory`'s
+            if total > size and len(entries) > 1:  # `check_memory` covers a role alone
                 parts = ", ".join(f"{name} {(held + working) / 2**30:.1f}" for name, held, working in entries)
                 rests = ", or set actor.offload=true" if phase == SERVING and _may_offload(workers) else ""
                 raise PlanError(

@@ -1,4 +1,4 @@
-"""Chooses the component of each slot and the algorithms: the configuration names, the offers answer."""
+"""Chooses the component of each slot and the algorithms, by matching configured names with offers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ ALGORITHM_KEYS: Mapping[AlgorithmKind, str] = {
 def choose_components(config: RunConfig, offers: Offers) -> dict[str, ComponentPlan]:
     """The component of each slot, by slot.
 
-    ConfigError for a name that is not offered, PluginError for one that two offer.
+    ConfigError for a name that is not offered, PluginError for one that is offered twice.
     """
     chosen = {}
     for slot in SLOTS:
@@ -58,7 +58,7 @@ def choose_components(config: RunConfig, offers: Offers) -> dict[str, ComponentP
 
 
 def only(key: str, name: str, offered: Sequence[tuple[str, Offer[Any]]]) -> Offer[Any]:
-    """The one offer of that name; a config key named it."""
+    """The one offer with the name that a config key gives."""
     found = [offer for known, offer in offered if known == name]
     if len(found) > 1:
         raise PluginError(
@@ -76,7 +76,7 @@ def only(key: str, name: str, offered: Sequence[tuple[str, Offer[Any]]]) -> Offe
 
 
 def check_context_class(offer: Offer[Any], interface: type[Any], kind: str) -> None:
-    """PluginError unless the class of the offer does what `interface` says, and is made of a context alone."""
+    """PluginError unless the offered class implements `interface` and is constructed from a context alone."""
     cls = offer.value.cls
     what = f"{cls.__module__}.{cls.__qualname__}"
     with boundary(f"{offer.provider}: looking at {what}", PluginError, CALLED):
@@ -88,7 +88,7 @@ def check_context_class(offer: Offer[Any], interface: type[Any], kind: str) -> N
 
 
 def section_of(config: RunConfig, offers: Offers, provider: Provider) -> Any:
-    """The settings section of a plugin: what its config sections declared, None if they declared nothing."""
+    """The settings section that a plugin declared; None if it declared none."""
     if provider.plugin == CORE:
         return None
     declared = {offer.value.name for offer in offers.config_sections() if offer.provider == provider}
@@ -112,7 +112,7 @@ def choose_algorithms(config: RunConfig, offers: Offers) -> dict[str, AlgorithmP
 
 
 def algorithm_problem(algorithm: Algorithm) -> str | None:
-    """The certain problem with the targets of an algorithm, without importing any; None: none."""
+    """A certain problem with the targets of an algorithm, found without importing them; None if there is none."""
     for name, target in (("target", algorithm.target), ("selection", algorithm.selection)):
         problem = static_problem(target, num_arguments=1) if target else None
         if problem:
@@ -121,9 +121,10 @@ def algorithm_problem(algorithm: Algorithm) -> str | None:
 
 
 def check_needs(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan], critic_of: str = "its plugin") -> None:
-    """ConfigError or PlanError when an algorithm needs what this run lacks, or the run has a critic that nothing reads.
+    """ConfigError or PlanError when an algorithm needs something that this run lacks, or nothing reads the run's
+    critic.
 
-    `critic_of`: who brought the critic.
+    `critic_of`: the provider of the critic.
     """
     plans = list(algorithms.values())
     for plan in plans:
@@ -159,7 +160,7 @@ def _check_other_needs(config: RunConfig, algorithm: Algorithm, who: str) -> Non
     schedule = config.schedule
     if Need.GREEDY_BASELINE in algorithm.needs and (schedule.stream_minibatches or schedule.max_staleness):
         raise PlanError(
-            f"{who} needs a greedy sample of each prompt, which is drawn when the step's own samples are in; found "
+            f"{who} needs a greedy sample of each prompt, which is drawn after the step's samples; found "
             f"schedule.stream_minibatches={schedule.stream_minibatches}, schedule.max_staleness="
             f"{schedule.max_staleness}; choose schedule.stream_minibatches=false and schedule.max_staleness=0"
         )

@@ -1,4 +1,4 @@
-"""Roles whose ranks hold slices of each sequence: whether their ranks, class and model can."""
+"""Checks roles whose ranks hold slices of each sequence: ranks, class, model and attention."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from rlcore.types import SharedPrefix
 
 
 def check_context(workers: Sequence[WorkerPlan], facts: Facts, unshared: Sequence[str]) -> None:
-    """PlanError for `context_parallel` that does not divide ranks or heads, or that class or attention cannot do.
+    """PlanError if `context_parallel` does not divide ranks or heads, or if class or attention do not support it.
 
     `unshared`: the notes of `plan_shared_prefixes`, which say why a role does not share prompts.
     """

@@ -1,4 +1,4 @@
-"""Roles that several processes train together: whether each gets something to do."""
+"""Checks that every rank of a data-parallel role has work."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from rlcore.types import SharedPrefix
 
 
 def check_ranks(workers: Sequence[WorkerPlan], arithmetic: Mapping[str, int]) -> None:
-    """PlanError for a rank that no mini-batch has work for, and for what does not go with shared-out weights."""
+    """PlanError for a rank without work in a mini-batch, and for settings that do not support sharded weights."""
     sharded = set()
     for plan in workers:
         request, engine = plan.request, plan.request.engine

@@ -1,7 +1,7 @@
 """Defaults for GPUs: one table of keys, each with its condition, its value and its reason.
 
-A value that a file, an override, the preset or a plugin sets is never changed. On a CPU the defaults are those of the
-sections, and nothing here applies but `cluster.device` itself.
+A value that is set by a file, an override, the preset or a plugin is never changed. On a CPU the defaults of the
+sections hold; only `cluster.device` is decided here.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,27 +35,27 @@ from rlcore.types import FrozenDict
 
 GIB = 2**30
 MOST_TOKENS = 16384
-"""Of a chosen micro-batch; products of more tokens are not faster."""
+"""Most tokens of a chosen micro-batch; matrix products of more tokens are not faster."""
 TOKENS_STEP = 1024
-"""A chosen micro-batch is a multiple of it."""
+"""A chosen micro-batch is a multiple of this number of tokens."""
 ROWS = (256, 128)
-"""Rows that are decoded at once, the most first."""
+"""Numbers of rows to decode at once, largest first."""
 WORKING_SHARE = 0.5
-"""Share of the memory beside weights and optimizer state that a chosen micro-batch may fill: a reference, a critic and
-the pieces that an allocator cannot use take from the rest."""
+"""Share of the memory left by weights and optimizer state that a chosen micro-batch may fill; the rest is for a
+reference, a critic and fragmentation."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """Facts that a default for GPUs may depend on."""
+    """The facts that a default for GPUs may depend on."""
 
     config: RunConfig
-    """With the defaults of the rows above."""
+    """The configuration with the defaults of the rows above."""
     facts: Facts
     backend: str
-    """The rollout backend for GPUs that is installed; empty: none is."""
+    """The installed rollout backend for GPUs; empty if there is none."""
     is_set: frozenset[str]
-    """The keys that something else than the sections sets."""
+    """The keys that are set by anything other than the sections' defaults."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class DeviceDefault:
 
     key: str
     when: Callable[[Situation], bool]
-    """The condition beside `cluster.device=cuda`."""
+    """The condition, in addition to `cluster.device=cuda`."""
     value: Callable[[Situation], Any]
     reason: Callable[[Situation], str]
     otherwise: Callable[[Situation], str] | None = None
-    """Reason why the default of a CPU stays where the condition does not hold; empty if it is not worth knowing."""
+    """Reason for keeping the CPU default where the condition is false; empty if it is not worth a line."""
 
 
 def _always(found: Situation) -> bool:
@@ -98,7 +98,7 @@ ON_CUDA = (
         when=_always,
         value=lambda found: True,
         reason=lambda found: (
-            "long responses fit: of each layer its input is kept, and a third of the operations is made twice"
+            "long responses fit: only the input of each layer is kept, and a third of the operations is repeated"
         ),
     ),
     DeviceDefault(
@@ -116,7 +116,7 @@ ON_CUDA = (
         when=lambda found: _micro_batch_tokens(found) > found.config.actor.micro_batch_tokens,
         value=lambda found: _micro_batch_tokens(found),
         reason=lambda found: (
-            f"fits into the {(found.facts.usable_gpu_bytes or 0) / GIB:.1f} GiB that are free on a device, beside "
+            f"fits into the {(found.facts.usable_gpu_bytes or 0) / GIB:.1f} GiB that are free on a device, next to "
             "weights and optimizer state"
         ),
     ),
@@ -141,7 +141,7 @@ ON_CUDA = (
         when=lambda found: _shared_fit(found) is not None and _has_section(found),
         value=lambda found: _share(found),
         reason=lambda found: (
-            f"of the actor's device '{found.backend}' gets what is left beside what rests there while it samples"
+            f"'{found.backend}' gets the part of the actor's device that weights at rest leave free while it samples"
         ),
     ),
     DeviceDefault(
@@ -151,7 +151,7 @@ ON_CUDA = (
         reason=lambda found: "decoding reads all weights for each token, be it of 64 rows or of 256",
     ),
 )
-"""Defaults where `cluster.device` is cuda. A row sees the values of those above it."""
+"""Defaults where `cluster.device` is cuda. Each row sees the values of those above it."""
 
 
 def device_choice(config: RunConfig, facts: Facts, origins: Mapping[str, str]) -> Choice:
@@ -166,9 +166,9 @@ def device_choice(config: RunConfig, facts: Facts, origins: Mapping[str, str]) -
 
 
 def choose_defaults(config: RunConfig, origins: Mapping[str, str], facts: Facts, backend: str) -> tuple[Choice, ...]:
-    """The device, and on cuda what each row of the table comes to; `backend` is that of `Situation`.
+    """The device and, on cuda, the result of each row of the table; `backend` as in `Situation`.
 
-    `config` is without these choices. A row whose key is set tells the value and where it is set.
+    `config` is without these choices. A row whose key is set names the value and where it is set.
     """
     device = device_choice(config, facts, origins)
     choices = [device]
@@ -189,7 +189,7 @@ def choose_defaults(config: RunConfig, origins: Mapping[str, str], facts: Facts,
 
 
 def _as_others(found: Situation) -> list[Choice]:
-    """The keys whose default on a GPU is the value of another (`option(on_cuda=...)`), where the two differ."""
+    """The keys whose default on a GPU is another key's value (`option(on_cuda=...)`), where the two differ."""
     choices = []
     for entry in walk(found.config):
         other = entry.metadata.get("on_cuda", "")
@@ -202,7 +202,7 @@ def _as_others(found: Situation) -> list[Choice]:
 
 
 def _with(section: Any, key: str, value: Any) -> Any:
-    """A section with another value at a dotted key."""
+    """A copy of a section with another value at a dotted key."""
     name, _, rest = key.partition(".")
     if isinstance(section, Mapping):
         return FrozenDict({**section, name: _with(section[name], rest, value) if rest else value})
@@ -210,45 +210,45 @@ def _with(section: Any, key: str, value: Any) -> Any:
 
 
 def _why_one_copy(found: Situation) -> str:
-    """Reason why nodes do not hold a copy each, where ranks on several nodes share weights out."""
+    """Reason why ranks on several nodes shard one copy of the weights instead of one per node."""
     shared_out = found.config.actor.sharding != "none" and nodes_of_ranks(found.config) > 1
     return why_one_copy(found.config, found.facts) if shared_out else ""
 
 
 def _takes_replicas(found: Situation) -> bool:
-    """True if the run could sample elsewhere than in its actor: that is the core's, and of a number format for it."""
+    """True if the run could sample outside its actor: the actor is the core's and its dtype allows it."""
     actor, default = found.config.actor, RunConfig().actor
     return bool(found.backend) and actor.backend == default.backend and actor.dtype != "float64"
 
 
 def _has_devices_for_replicas(found: Situation) -> bool:
-    """True if rollout replicas have devices beside the actor's."""
+    """True if rollout replicas have devices apart from the actor's."""
     needed = found.config.actor.data_parallel + found.config.rollout.replicas
     return found.facts.gpus >= needed
 
 
 def _why_embedded(found: Situation) -> str:
-    """Reason why the sampler is embedded in the actor all the same."""
+    """Reason why the sampler is nevertheless embedded in the actor."""
     if not found.backend:
         return f"no engine for GPUs is installed: {remedy('rollout.backend')}"
     if not _takes_replicas(found):
         actor = found.config.actor
         return f"'{found.backend}' does not sample for actor.backend={actor.backend}, actor.dtype={actor.dtype}"
     ranks, gpus = found.config.actor.data_parallel, found.facts.gpus
-    beside = f"'{found.backend}' needs devices beside the actor's {ranks}, of {gpus} in all"
+    beside = f"'{found.backend}' needs devices in addition to the actor's {ranks}; there are {gpus}"
     if not shares_device(found.config, found.facts):
         return beside
     if found.facts.usable_gpu_bytes is None or found.facts.parameters is None or found.facts.shape is None:
-        return f"{beside}: the memory of a device or of the model is unknown, so it is unknown if they can share"
+        return f"{beside}: the memory of a device or of the model is unknown, so whether they can share is unknown"
     room = room_for_replicas(found.config, found.facts, offload=found.config.actor.offload)
     return (
-        f"{beside}: it does not fit beside the {_trained_gib(found):.1f} GiB that are trained (it would have "
+        f"{beside}: it does not fit next to the {_trained_gib(found):.1f} GiB that are trained (it would have "
         f"{room:.0%} of the device, and needs {needed_share(found.config, found.facts):.0%})"
     )
 
 
 def _why_replicas(found: Situation) -> str:
-    """Reason why replicas sample, and where."""
+    """The reason for sampling with replicas, and their devices."""
     shares = " on the actor's device, in turns with it" if shares_device(found.config, found.facts) else ""
     return (
         f"it is installed{', and fits' if shares else ''}{shares}; it pages its cache and samples many rows, each "
@@ -257,7 +257,7 @@ def _why_replicas(found: Situation) -> str:
 
 
 def _fit(found: Situation) -> Fit | None:
-    """Plan of replicas that share the actor's device; None where they would not, or do not fit."""
+    """Plan of replicas that share the actor's device; None if they do not share it or do not fit."""
     config = found.config
     if not shares_device(config, found.facts):
         return None
@@ -267,7 +267,7 @@ def _fit(found: Situation) -> Fit | None:
 
 
 def _shared_fit(found: Situation) -> Fit | None:
-    """`_fit`, of a run that samples on this backend."""
+    """`_fit` for a run that samples on this backend."""
     return _fit(found) if found.backend and found.config.rollout.backend == found.backend else None
 
 
@@ -282,7 +282,7 @@ def _share(found: Situation) -> float:
 
 
 def _has_section(found: Situation) -> bool:
-    """True if the plugin of the backend is enabled, so that its settings are there."""
+    """True if the plugin of the backend is enabled, so its settings exist."""
     return SHARE.split(".")[1] in found.config.plugins
 
 
@@ -291,7 +291,7 @@ def _trained_gib(found: Situation) -> float:
 
 
 def _micro_batch_tokens(found: Situation) -> int:
-    """Tokens of a micro-batch that fit into the free memory of a device; 0 where that or the model is unknown."""
+    """Tokens of a micro-batch that fit into the free memory of a device; 0 if that or the model is unknown."""
     facts, engine, size = found.facts, found.config.actor, found.facts.usable_gpu_bytes
     if size is None or facts.parameters is None or facts.shape is None:
         return 0
@@ -305,8 +305,8 @@ def _micro_batch_tokens(found: Situation) -> int:
 
 
 def _rows(found: Situation) -> int:
-    """Rows that are decoded at once; fewer where the embedded sampler has no memory for their keys and values, which it
-    holds beside optimizer state for rows as long as allowed. Replicas page theirs."""
+    """Rows to decode at once. The embedded sampler gets fewer if their keys and values, at maximum length, do not fit
+    next to the optimizer state. Replicas page theirs."""
     config, facts, size = found.config, found.facts, found.facts.usable_gpu_bytes
     embedded = config.rollout.backend == config.actor.backend
     if not embedded or size is None or facts.parameters is None or facts.shape is None:
@@ -317,7 +317,7 @@ def _rows(found: Situation) -> int:
 
 
 def _sampled_bytes(config: RunConfig, shape: ModelShape, rows: int) -> int:
-    """Bytes of keys, values and logits of these rows; each group has its prompt once."""
+    """Bytes of keys, values and logits of these rows; a group stores its prompt once."""
     prompts = rows // config.rollout.samples_per_prompt + 2
     tokens = rows * config.rollout.max_tokens + prompts * config.data.max_prompt_tokens
     cached = tokens * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype]

@@ -1,4 +1,4 @@
-"""The devices of a plan: refusals, threads of its processes, and notes about what lies idle or is taken."""
+"""The devices of a plan: errors, compute threads, and notes on devices that are idle or in use."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from rlcore.plan.machine_facts import Facts
 
 GIB = 2**30
 TAKEN_SHARE = 0.03
-"""Share of a device that driver and display take; more than that is another process."""
+"""Share of a device that driver and display use; more than that is another process."""
 
 
 def check_device(config: RunConfig, facts: Facts, abilities: ClusterAbilities) -> None:
@@ -27,9 +27,9 @@ def check_device(config: RunConfig, facts: Facts, abilities: ClusterAbilities) -
 def share_threads(
     config: RunConfig, workers: Sequence[WorkerPlan], facts: Facts, abilities: ClusterAbilities
 ) -> tuple[tuple[WorkerPlan, ...], tuple[Choice, ...]]:
-    """The workers with their compute threads, and the choice that was made; on GPUs processes share the cores.
+    """The workers with their compute threads, and a description of the choice; on GPUs processes share the cores.
 
-    Nothing changes on a CPU, where `cluster.threads` is set, and where workers run on machines that are not seen.
+    Nothing changes on a CPU, if `cluster.threads` is set, or if workers run on machines that are unknown here.
     """
     if config.cluster.device != "cuda" or config.cluster.threads or abilities.elsewhere:
         return tuple(workers), ()
@@ -54,7 +54,7 @@ def device_notes(
     choices: Sequence[Choice],
     abilities: ClusterAbilities,
 ) -> list[str]:
-    """Notes on devices that lie idle, and on memory that other processes have taken."""
+    """Notes on idle devices, and on device memory that other processes use."""
     if abilities.elsewhere:
         chosen = any(choice.key == DEVICE and not choice.set_by for choice in choices)
         looked = f"{DEVICE}=auto is {config.cluster.device}: it looks at this machine, and the workers run on others; "

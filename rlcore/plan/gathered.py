@@ -1,7 +1,7 @@
-"""Weights that ranks of a sharded engine gather at a time, beside their parts.
+"""Weights that ranks of a sharded engine gather at a time, in addition to their shards.
 
-Layers are gathered one after the other. What is in no layer, embeddings and head, is gathered for as long as a pass
-takes, and counts twice: torch copies what it gathers. Held against measurements of docs/results/sharding.md.
+Layers are gathered one after the other. Parameters outside the layers (embeddings and head) stay gathered for a whole
+pass and count twice, because torch copies them. Compared with measurements in docs/results/sharding.md.
 """
 
 from rlcore.config import EngineConfig
@@ -9,11 +9,11 @@ from rlcore.contracts.requests import ModelFacts
 from rlcore.plan.activations import BYTES
 
 FORWARD_LAYERS, BACKWARD_LAYERS = 2, 4
-"""Layers that are there at a time: one computes, the next is on its way; backward their gradients, too."""
+"""Layers that are gathered at a time: one computes while the next is fetched; backward includes their gradients."""
 
 
 def gathered_bytes(engine: EngineConfig, model: ModelFacts, *, backward: bool) -> int:
-    """Bytes of a rank during a pass; of an unknown architecture those of all weights."""
+    """Gathered bytes of a rank during a pass; all weights if the architecture is unknown."""
     if model.shape is None:
         return BYTES[engine.dtype] * (model.parameters or 0)
     outside, layer = _portions(model)
@@ -21,12 +21,12 @@ def gathered_bytes(engine: EngineConfig, model: ModelFacts, *, backward: bool) -
 
 
 def largest_unit(engine: EngineConfig, model: ModelFacts) -> int:
-    """Bytes of the largest part of the weights that is gathered at a time while they are written."""
+    """Bytes of the largest unit that is gathered at a time while weights are written."""
     return BYTES[engine.dtype] * max(_portions(model))
 
 
 def _portions(model: ModelFacts) -> tuple[int, int]:
-    """(parameters in no layer, parameters of a layer)."""
+    """(parameters outside the layers, parameters of one layer)."""
     shape, parameters = model.shape, model.parameters or 0
     if shape is None:
         return 0, parameters

@@ -1,7 +1,7 @@
-"""Devices of the roles that serve: those of the actor, or others. `cluster.layout` is the one setting.
+"""Places serving roles on the actor's devices or on separate ones; `cluster.layout` is the one setting.
 
 Pools that the user declares (`cluster.pools`, `rollout.pool`, `cluster.train_pool`) stay as they are: `planned` follows
-them, and another layout than theirs is refused.
+them, and a different layout is an error.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from rlcore.plan.run_plan import LayoutPlan
 def lay_out(
     config: RunConfig, workers: Sequence[WorkerPlan], facts: Facts, abilities: ClusterAbilities
 ) -> tuple[tuple[WorkerPlan, ...], str]:
-    """The workers, those that are to share the actor's devices in its pool, and the reason for the layout.
+    """The workers, with those that share the actor's devices in its pool, and the reason for the layout.
 
-    `planned`: separate pools where the machine has devices for all of them, else the actor's where each can sleep.
-    Counts of replicas and ranks are the user's. The reason is empty where there is nothing to decide.
+    `planned`: separate pools if the machine has devices for all of them, else the actor's pool if every serving role
+    can sleep. The numbers of replicas and ranks are never changed. The reason is empty if there is nothing to decide.
     """
     layout, serving = config.cluster.layout, _serving(workers)
     if not serving:
@@ -45,7 +45,7 @@ def lay_out(
 
 
 def plan_layout(config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], reason: str) -> LayoutPlan:
-    """The layout that the pools amount to; PlanError where `cluster.layout` says another one."""
+    """The layout that results from the pools; PlanError if `cluster.layout` names another one."""
     layout, serving = config.cluster.layout, _serving(workers)
     if not serving:
         return LayoutPlan("", (), reason)
@@ -63,7 +63,7 @@ def plan_layout(config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[
         name = outside[0].request.pool
         provider = next(plan.provided_by for plan in pools if plan.name == name)
         raise PlanError(
-            f"cluster.layout=colocated: {_who(outside[0])} is in pool '{name}' of {provider}, beside the devices that "
+            f"cluster.layout=colocated: {_who(outside[0])} is in pool '{name}' of {provider}, not on the devices that "
             f"the actor trains on (pool '{pool.name}'); leave that pool out, make '{pool.name}' a union with it, or "
             "set cluster.layout=split"
         )
@@ -74,7 +74,7 @@ def plan_layout(config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[
 def layout_notes(config: RunConfig, layout: LayoutPlan, sleeping: Sequence[str]) -> list[str]:
     """Notes on a layout that decides nothing, and on roles that share the actor's devices awake."""
     if not layout.name:
-        unused = f"cluster.layout={config.cluster.layout} is unused: no role that serves has a GPU beside the actor"
+        unused = f"cluster.layout={config.cluster.layout} is unused: no role that serves has a GPU"
         return [unused] if config.cluster.layout != "planned" else []
     awake = sorted(set(layout.roles) - set(sleeping))
     if not awake:
@@ -83,14 +83,14 @@ def layout_notes(config: RunConfig, layout: LayoutPlan, sleeping: Sequence[str])
 
 
 def _serving(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:
-    """The roles that serve on devices; none where the actor has no devices."""
+    """The roles that serve on devices; none if the actor has no devices."""
     if not any(plan.request.gpus for plan in workers if plan.request.role.name == ACTOR):
         return []
     return [plan for plan in workers if plan.request.gpus and serves(plan)]
 
 
 def _stated(config: RunConfig) -> list[str]:
-    """The settings by which the user has said where roles get devices."""
+    """The settings by which the user assigned devices to roles."""
     cluster = config.cluster
     is_set = {
         "rollout.pool": bool(config.rollout.pool),
@@ -101,7 +101,7 @@ def _stated(config: RunConfig) -> list[str]:
 
 
 def _moved(config: RunConfig, workers: Sequence[WorkerPlan], serving: Sequence[WorkerPlan]) -> tuple[WorkerPlan, ...]:
-    """The workers, in the actor's pool those that serve and whose pool is not the user's choice."""
+    """The workers, with serving roles whose pool the user did not choose in the actor's pool."""
     train_pool, declared = config.cluster.train_pool, config.cluster.pools
     if train_pool != WorkerRequest.pool and train_pool not in declared:
         return tuple(workers)  # a plugin's, perhaps a union
@@ -119,7 +119,7 @@ def _moved(config: RunConfig, workers: Sequence[WorkerPlan], serving: Sequence[W
 
 
 def _num_devices(workers: Sequence[WorkerPlan]) -> int:
-    """Devices of all pools together, each as large as its largest role."""
+    """Total devices of all pools, each as large as its largest role."""
     sizes: dict[str, int] = {}
     for request in (plan.request for plan in workers if plan.request.embedded_in is None):
         size = ceil(request.replicas * request.ranks * request.gpus)

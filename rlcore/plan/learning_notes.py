@@ -1,4 +1,4 @@
-"""Notes of a plan on settings with which little is learned."""
+"""Notes of a plan on settings that make learning slow."""
 
 from collections.abc import Mapping
 
@@ -8,11 +8,11 @@ from rlcore.config import RunConfig
 from rlcore.plan.machine_facts import Facts
 
 FITTING_TOKENS: Mapping[str, int] = {"instruct": 512, "thinking": 4096}
-"""Tokens that most answers fit into, by what `rlcore.contracts.model_files.usual_answers` says of a model."""
+"""Tokens that fit most answers, by the result of `rlcore.contracts.model_files.usual_answers`."""
 
 
 def learning_notes(config: RunConfig, facts: Facts) -> list[str]:
-    """Notes on a budget that cuts answers off, and on a learning rate that half precision rounds away."""
+    """Notes on a token budget that truncates answers, and on a learning rate that half precision rounds away."""
     return [*_budget_notes(config, facts), *_rounding_notes(config)]
 
 

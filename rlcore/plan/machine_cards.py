@@ -1,4 +1,4 @@
-"""GPUs by name with the figures of their data sheets, and machines made of them: `2x8xH100-80GB`."""
+"""GPUs by name with their data-sheet figures, and machines composed of them: `2x8xH100-80GB`."""
 
 import re
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from rlcore.plan.machine_facts import Facts
 
 GIB = 2**30
 USABLE = 0.98
-"""Share of a card's memory that CUDA reports: error correction and the driver have the rest."""
+"""Share of a card's memory that CUDA reports; error correction and the driver use the rest."""
 CORES_PER_GPU, HOST_GIB_PER_GPU = 16, 128
-"""Of the host, as cloud machines with GPUs have them."""
+"""CPU cores and host memory per GPU, as is usual for cloud machines."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU. Figures are those of its data sheet, without sparsity."""
+    """A GPU, with the figures of its data sheet, without sparsity."""
 
     name: str
     memory_gb: int
     tflops: float
-    """Of bfloat16 and float16 on tensor cores, with float32 sums."""
+    """TFLOP/s of bfloat16 and float16 on tensor cores, accumulating in float32."""
     tf32_tflops: float
     memory_gb_s: float
     link_gb_s: float
-    """To the other cards of its node, in one direction."""
+    """Bandwidth to the other cards of its node, in one direction."""
     source: str
 
 
@@ -60,7 +60,7 @@ class Machine:
 
     @property
     def gpus(self) -> int:
-        """In all nodes."""
+        """GPUs in all nodes."""
         return self.nodes * self.gpus_per_node
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ def machine_of(text: str) -> Machine:
 
 
 def facts_of(machine: Machine) -> Facts:
-    """The facts of such a machine, with nothing else on it."""
+    """The facts of that machine, with nothing else running on it."""
     size = int(USABLE * machine.card.memory_gb * GIB)
     cores, host = machine.gpus * CORES_PER_GPU, machine.gpus_per_node * HOST_GIB_PER_GPU * GIB
     return Facts(
@@ -94,7 +94,7 @@ def facts_of(machine: Machine) -> Facts:
 
 
 def _card(name: str) -> Card:
-    """The card of this name, whatever its case; its memory may be left out where one size is known."""
+    """The card with this name, ignoring case; the memory size may be omitted if only one is known."""
     named = name.upper()
     found = [card for key, card in CARDS.items() if named in (key.upper(), key.rpartition("-")[0].upper())]
     if len(found) > 1:

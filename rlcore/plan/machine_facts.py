@@ -1,4 +1,4 @@
-"""Facts about machine and model, known before anything is loaded. Plain frozen data."""
+"""Facts about machine and model that are known before anything is loaded. Plain frozen data."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from rlcore.contracts.requests import ModelFacts, ModelShape
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts that the machine or the user declares; the planner looks up nothing by itself."""
+    """Facts that the machine or the user declares; the planner looks up nothing itself."""
 
     cpus: int = 1
     gpus: int = 0
     memory_bytes: int | None = None
-    """Of the host."""
+    """Memory of the host."""
     gpu_memory_bytes: int | None = None
-    """Of the smallest device."""
+    """Memory of the smallest device."""
     gpu_free_bytes: int | None = None
-    """Of the device with the least memory that other processes have left; None: all of it."""
+    """Free memory of the device that has the least of it; None: all of it is free."""
     gpu_problem: str = ""
-    """Reason why this process cannot compute on a device, the end of a sentence; empty: none is known."""
+    """Reason why this process cannot compute on a device, worded as the end of a sentence; empty: none is known."""
     of_workers: bool = False
-    """The devices are those of the workers, also where a cluster starts these on machines that this process does not
-    see."""
+    """True if the devices are those of the workers, even where a cluster starts them on machines that this process
+    cannot see."""
     parameters: int | None = None
-    """Number of parameters of `model.path`; None is unknown and said so."""
+    """Number of parameters of `model.path`; None: unknown, which the plan notes."""
     shape: ModelShape | None = None
-    """Architecture of `model.path`; None is unknown and said so."""
+    """Architecture of `model.path`; None: unknown, which the plan notes."""
 
     answers: Answers = ""
-    """Usual length of the answers of `model.path`, by its chat template; empty: unknown."""
+    """Usual length of answers of `model.path`, judged by its chat template; empty: unknown."""
 
     def model_of(self, request: WorkerRequest) -> ModelFacts:
         """Facts about the model of a role."""
@@ -43,11 +43,11 @@ class Facts:
 
     @property
     def usable_gpu_bytes(self) -> int | None:
-        """Memory of a device that a run may take: what is free."""
+        """Device memory that a run may use: the free part."""
         return self.gpu_memory_bytes if self.gpu_free_bytes is None else self.gpu_free_bytes
 
     @property
     def usable_gpu_text(self) -> str:
-        """That memory in GiB, with the whole of it where other processes have some."""
+        """That memory in GiB, with the total if other processes use some."""
         total, free = self.gpu_memory_bytes or 0, self.usable_gpu_bytes or 0
         return f"{free / 2**30:.1f}" + (f" free of {total / 2**30:.1f}" if free < total else "")

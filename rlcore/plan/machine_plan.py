@@ -1,4 +1,4 @@
-"""A plan on a machine that is not here: memory by phase, seconds of a step, and the settings that would help most."""
+"""Plans a run for another machine: memory by phase, seconds per step, and the settings that would help most."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from rlcore.plan.shared_device import PROFILE_BYTES, WEIGHTS_FACTOR, cached_byte
 
 PHASES = ("start", "sample", "score", "update", "hand-over", "save")
 WORTH = 0.01
-"""Share of a step that a setting has to save to be named."""
+"""Minimum share of a step that a setting has to save to be listed."""
 NUM_SETTINGS = 3
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a prompt and of a response on average, which no configuration says; 0: half of what is allowed."""
+    """Average tokens of a prompt and of a response, which no configuration states; 0: half of the limit."""
 
     prompt: int = 0
     response: int = 0
@@ -46,11 +46,11 @@ class MachinePlan:
     layout: StepLayout
     times: StepEstimate
     memory: Mapping[str, Mapping[str, int]]
-    """Bytes of the fullest device of each pool, by pool and phase."""
+    """Bytes on the fullest device of each pool, by pool and phase."""
     host: Mapping[str, Mapping[str, int]]
-    """Bytes of host memory of all ranks that train, by role and purpose."""
+    """Host memory in bytes of all training ranks, by role and purpose."""
     settings: tuple[Setting, ...]
-    """Those that would help most, the best first."""
+    """The settings that would help most, best first."""
 
 
 def plan_on(
@@ -58,7 +58,7 @@ def plan_on(
 ) -> tuple[RunPlan, MachinePlan]:
     """The plan of a run and its estimates; `replan` makes the plan with further overrides.
 
-    PlanError where the plan uses no GPU, and where the model's architecture is unknown.
+    PlanError if the plan uses no GPU or the model's architecture is unknown.
     """
     plan = replan(())
     size, layout = step_size(plan, lengths), step_layout(plan, lengths)
@@ -123,7 +123,7 @@ def step_layout(plan: RunPlan, lengths: Lengths) -> StepLayout:
 
 
 def memory_of_phases(plan: RunPlan) -> dict[str, dict[str, int]]:
-    """Bytes that the fullest device of each pool holds in each phase, where they are known."""
+    """Bytes on the fullest device of each pool in each phase, where they are known."""
     by_name = {pool.name: pool for pool in plan.pools}
     devices: dict[int, dict[str, list[tuple[int, int]]]] = {}
     for worker in plan.workers:
@@ -150,7 +150,7 @@ def host_memory(plan: RunPlan) -> dict[str, dict[str, int]]:
 
 
 def _of_worker(plan: RunPlan, worker: WorkerPlan) -> dict[str, tuple[int, int]]:
-    """(bytes that a rank holds, more that its work takes) in each phase, its process's context in the first."""
+    """(resident bytes of a rank with its CUDA context, further bytes while it works) in each phase."""
     request, facts = worker.request, plan.facts
     held, working = bytes_of(worker, plan.memory_bytes, facts, facts.gpu_memory_bytes or 0)
     if serves(worker):
@@ -166,7 +166,7 @@ def _of_worker(plan: RunPlan, worker: WorkerPlan) -> dict[str, tuple[int, int]]:
 
 
 def _of_trainer(plan: RunPlan, worker: WorkerPlan, held: int, working: int) -> dict[str, tuple[int, int]]:
-    """`_of_worker`, without the context, of a role that computes in the passes and updates of a step."""
+    """`_of_worker` without the CUDA context, for a role that computes in the passes and updates of a step."""
     config, facts, engine, model = plan.config, plan.facts, worker.request.engine, plan.facts.model_of(worker.request)
     if engine is None:
         return dict.fromkeys(PHASES, (held, 0)) | {"score": (held, working)}
@@ -177,7 +177,7 @@ def _of_trainer(plan: RunPlan, worker: WorkerPlan, held: int, working: int) -> d
     scoring = forward_bytes(config, engine, worker.shared_prefix, model.shape)
     gathered = unit = 0
     if not is_whole(engine):
-        whole = BYTES[engine.dtype] * (model.parameters or 0)  # ranks that sample have all weights between updates
+        whole = BYTES[engine.dtype] * (model.parameters or 0)  # ranks that sample hold all weights between updates
         gathered = whole if sampled else gathered_bytes(engine, model, backward=False)
         unit = whole if sampled else largest_unit(engine, model)
     found = {
@@ -196,7 +196,7 @@ def _of_trainer(plan: RunPlan, worker: WorkerPlan, held: int, working: int) -> d
 
 
 def _cached_rows(plan: RunPlan, size: StepSize, share: float, tensor_parallel: int) -> int:
-    """Rows whose keys and values an engine has memory for; many where it reserves no share."""
+    """Rows whose keys and values fit into an engine's memory; effectively unlimited if it reserves no share."""
     shape = plan.facts.shape
     if not share or shape is None:
         return 10**9
@@ -207,14 +207,14 @@ def _cached_rows(plan: RunPlan, size: StepSize, share: float, tensor_parallel: i
 
 
 def _row_tokens(size: StepSize) -> float:
-    """Tokens of a row that is being sampled, on average."""
+    """Average tokens of a row during sampling."""
     return size.prompt + size.response / 2
 
 
 def _settings(
     replan: Callable[[Sequence[str]], RunPlan], plan: RunPlan, machine: Machine, lengths: Lengths, step_s: float
 ) -> list[Setting]:
-    """The settings that would shorten a step most, the best of each kind."""
+    """The best setting of each kind, by the time that it saves per step."""
     best: list[Setting] = []
     for kind in _candidates(plan, machine):
         found = [Setting(overrides, _step_s(replan, overrides, machine, lengths)) for overrides in kind]
@@ -225,7 +225,7 @@ def _settings(
 
 
 def _candidates(plan: RunPlan, machine: Machine) -> Iterator[list[tuple[str, ...]]]:
-    """Overrides of one kind after another: none changes what is learned but the schedule."""
+    """Overrides by kind. Apart from the schedule, none of them changes what is learned."""
     config, gpus = plan.config, machine.gpus
     counts = sorted({gpus, gpus // 2, 3 * gpus // 4} - {0}, reverse=True)
     layouts = [
@@ -248,14 +248,14 @@ def _candidates(plan: RunPlan, machine: Machine) -> Iterator[list[tuple[str, ...
 
 
 def _num_devices(overrides: Sequence[str]) -> int:
-    """Of ranks and replicas, in separate pools."""
+    """Overrides for ranks and replicas, in separate pools."""
     return sum(int(override.partition("=")[2]) for override in overrides[:2])
 
 
 def _step_s(
     replan: Callable[[Sequence[str]], RunPlan], overrides: Sequence[str], machine: Machine, lengths: Lengths
 ) -> float:
-    """Seconds of a step with further overrides; 0 where they cannot be planned."""
+    """Seconds of a step with further overrides; 0 if they cannot be planned."""
     try:
         plan = replan(overrides)
         return estimate_step(step_size(plan, lengths), step_layout(plan, lengths), machine).total

@@ -1,7 +1,8 @@
-"""Estimates the seconds of a step from a card's data sheet. Every assumption is a constant of this module, and printed.
+"""Estimates the seconds of a step from a card's data sheet. Every assumption is a constant here, and printed.
 
-A phase takes the time of what bounds it: operations over the card's peak, or bytes over its memory or its links, each
-times the share of it that is reached. Rewards, tools and the controller are left out: they are the user's.
+The time of a phase is set by its bottleneck: operations over the card's peak, or bytes over the bandwidth of its memory
+or links, each times the share of it that is reached. Rewards, tools and the controller are left out, because they
+depend on the user's code.
 """
 
 from collections.abc import Mapping
@@ -10,28 +11,29 @@ from dataclasses import dataclass
 from rlcore.plan.machine_cards import Machine
 
 TRAIN_SHARE, FORWARD_SHARE = 0.4, 0.5
-"""Of the peak, reached by the products of an update, and by those of a forward pass or a prefill of thousands of
+"""Share of the peak that matrix products reach in an update, and in a forward pass or a prefill of thousands of
 tokens."""
 MEMORY_SHARE, LINK_SHARE = 0.7, 0.7
-"""Of the bandwidth of memory, reached by decoding and by what stands between products, and of links, by collectives."""
+"""Share of the memory bandwidth that decoding and elementwise operations reach, and of the link bandwidth that
+collectives reach."""
 DECODE_STEP_S = 0.003
-"""Of one decoded token of all rows beside what the device computes: scheduling, sampling, launches (CUDA graphs)."""
+"""Overhead per decoding step of all rows: scheduling, sampling, launches (CUDA graphs)."""
 EMBEDDED_LAYER_S = 77 * 10e-6
-"""Of the embedded sampler for a token and layer: 77 kernels, launched one by one."""
+"""Overhead of the embedded sampler per decoding step and layer: 77 kernels, launched individually."""
 NODE_GB_S = 50.0
-"""Of a card to other nodes: one port of 400 Gbit/s for each."""
+"""Bandwidth of a card to other nodes: one port of 400 Gbit/s each."""
 HOST_GB_S = 25.0
-"""Of a card to its host's memory, pinned: what PCIe 4 reaches."""
+"""Bandwidth of a card to pinned host memory, over PCIe 4."""
 DISK_WRITE_GB_S, DISK_READ_GB_S, TCP_GB_S, SHM_GB_S = 1.4, 3.0, 0.75, 1.0
-"""Of weights that travel: written into memory-backed files by one process, read by each replica, and sent over one
-connection (docs/results/transfer.md). Through shared memory it is assumed: docs/results/weight_sync.md finds it between
-files and a connection."""
+"""Bandwidth of a weight sync: written to memory-backed files by one process, read by each replica, and sent over one
+connection (docs/results/transfer.md). The value for shared memory is assumed: docs/results/weight_sync.md finds it
+between files and a connection."""
 PAGEABLE_GB_S = 8.0
-"""Assumed, of a card to and from host memory that is not pinned, as the copies are that weights are broadcast from."""
+"""Assumed bandwidth of a card to and from unpinned host memory, which weights are broadcast from."""
 SLEEP_S = 2.0
-"""Of putting replicas to sleep and waking them."""
+"""Time to put replicas to sleep and wake them."""
 OPTIMIZER_BYTES = 30
-"""Per parameter that an optimizer step reads and writes: masters, gradients, moments, weights."""
+"""Bytes per parameter that an optimizer step reads and writes: masters, gradients, moments, weights."""
 
 
 @dataclass(frozen=True)
@@ -45,51 +47,51 @@ class StepSize:
     kv_size: int
     groups: int
     samples: int
-    """Of a group."""
+    """Samples per group."""
     prompt: int
     response: int
     longest: int
-    """Response that is sampled, in tokens."""
+    """Length of a sampled response, in tokens."""
     inner_size: int
     vocabulary: int
     bytes_per_weight: int = 2
     shares_prompts: bool = True
-    """An update computes the prompt of a group once."""
+    """True if an update computes the prompt of a group once."""
 
 
 @dataclass(frozen=True)
 class StepLayout:
-    """The devices that compute a step. The defaults are those of one device."""
+    """The devices that compute a step. The defaults describe one device."""
 
     trainers: int = 1
-    """Devices that train together."""
+    """Number of devices that train together."""
     engines: int = 1
     tensor_parallel: int = 1
     max_rows: int = 256
-    """Of an engine, at a time."""
+    """Rows that an engine decodes at a time."""
     cached_rows: int = 10**9
-    """Of an engine, for which it has memory."""
+    """Rows that fit into an engine's memory."""
     embedded: bool = False
     sleeps: bool = False
-    """Engines share the trainers' devices in turns."""
+    """True if engines take turns with the trainers on their devices."""
     shared: bool = False
-    """Engines are on the trainers' devices."""
+    """True if engines are on the trainers' devices."""
     checkpointing: bool = True
     offload: bool = False
     sharded: bool = False
     scoring_passes: int = 0
-    """Forward passes of the policy and of references over all tokens."""
+    """Number of forward passes of the policy and of references over all tokens."""
     critic: bool = False
     updates: int = 1
     epochs: int = 1
     weight_sync: str = "disk"
     overlaps: bool = False
-    """Sampling goes on while the actor trains."""
+    """True if sampling continues while the actor trains."""
 
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """Seconds of the phases of a step, and what bounds each."""
+    """Seconds of each phase of a step, with its bottleneck."""
 
     seconds: Mapping[str, float]
     bound: Mapping[str, str]
@@ -97,7 +99,7 @@ class StepEstimate:
 
     @property
     def total(self) -> float:
-        """Seconds of a step: of all phases, or of the longer side where sampling goes on during the others."""
+        """Seconds of a step: the sum of all phases, or the longer side if sampling overlaps with the others."""
         if not self.overlaps:
             return sum(self.seconds.values())
         sampling, others = self.seconds["sample"], sum(self.seconds.values()) - self.seconds["sample"]
@@ -105,7 +107,7 @@ class StepEstimate:
 
     @property
     def longest(self) -> str:
-        """The phase that takes most."""
+        """The longest phase."""
         return max(self.seconds, key=lambda name: self.seconds[name])
 
 
@@ -131,7 +133,7 @@ def update_tokens(size: StepSize) -> int:
 
 
 def _forward_operations(size: StepSize) -> float:
-    """Operations of one forward pass over the step: weights, and causal attention."""
+    """Operations of one forward pass over the step: matrix products and causal attention."""
     rows, response = size.groups * size.samples, size.response
     context = size.prompt + response / 2
     attention = 4 * size.layers * size.query_size * rows * response * context
@@ -139,35 +141,35 @@ def _forward_operations(size: StepSize) -> float:
 
 
 def _forward_bytes(size: StepSize) -> float:
-    """Bytes that one forward pass over the step writes and reads beside products: values of layers, and logits."""
+    """Bytes that the elementwise operations of one forward pass over the step write and read: layer values and
+    logits."""
     values = 4 * size.inner_size + 8 * size.hidden_size + 2 * (size.query_size + size.kv_size)
     rows = size.groups * size.samples * size.response
     return 2.0 * (size.bytes_per_weight * size.layers * values * update_tokens(size) + 4 * size.vocabulary * rows)
 
 
 def _passes_s(size: StepSize, machine: Machine, forwards: float, share: float) -> tuple[float, float]:
-    """Seconds of one device for so many forward passes: of its products, at this share of the peak, and of values that
-    it writes and reads."""
+    """Seconds of one device for that many forward passes: products at this share of the peak, and memory traffic."""
     card = machine.card
     products_s = forwards * _forward_operations(size) / (share * card.tflops * 1e12)
     return products_s, forwards * _forward_bytes(size) / (MEMORY_SHARE * card.memory_gb_s * 1e9)
 
 
 def _sample(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
-    """Prefill of each group's prompt, then one token of all rows after another, the last rows up to the longest."""
+    """Prefill of each group's prompt, then decoding steps of all rows, up to the longest response."""
     samples = size.groups * size.samples / layout.engines
     rows = max(1.0, min(samples, layout.max_rows, layout.cached_rows))
     prefill = 2.0 * size.parameters * size.groups * size.prompt / layout.engines / layout.tensor_parallel
     prefill_s = prefill / (FORWARD_SHARE * machine.card.tflops * 1e12)
     waves = max(0.0, samples / rows - 1)
-    # While a queue is there the engine is full; then rows end one after another, and the longest goes on alone.
+    # While rows are queued the engine is full; then rows end one after another, and the longest continues alone.
     full_s, bound = _decode_s(size, layout, machine, rows)
     mean_s, _ = _decode_s(size, layout, machine, max(1.0, rows * size.response / size.longest))
     return prefill_s + waves * size.response * full_s + size.longest * mean_s, bound
 
 
 def _decode_s(size: StepSize, layout: StepLayout, machine: Machine, rows: float) -> tuple[float, str]:
-    """Seconds of one token of `rows` rows, and what bounds it."""
+    """Seconds of one decoding step of `rows` rows, and its bottleneck."""
     context = size.prompt + size.response / 2
     kv = size.layers * 2 * size.kv_size * size.bytes_per_weight * context
     logits = 2 * 4 * size.vocabulary  # written, and read by the sampler
@@ -181,7 +183,7 @@ def _decode_s(size: StepSize, layout: StepLayout, machine: Machine, rows: float)
 
 
 def _score(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
-    """Passes of old log-probs, references and values."""
+    """Forward passes for old log-probs, references and values."""
     passes = layout.scoring_passes + int(layout.critic)
     products_s, values_s = _passes_s(size, machine, passes, FORWARD_SHARE)
     bound = "operations" if products_s >= values_s else "memory bandwidth"
@@ -189,14 +191,14 @@ def _score(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float,
 
 
 def _update(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
-    """Forward and backward passes of all epochs, gradients between devices, and the optimizer."""
+    """Forward and backward passes of all epochs, gradient communication, and the optimizer."""
     card, models = machine.card, 1 + int(layout.critic)
     per_forward = 4 if layout.checkpointing else 3
     products_s, values_s = _passes_s(size, machine, per_forward * layout.epochs * models, TRAIN_SHARE)
     compute_s = products_s / layout.trainers
     steps = layout.updates * layout.epochs * models
     link = LINK_SHARE * 1e9 * (card.link_gb_s if layout.trainers <= machine.gpus_per_node else NODE_GB_S)
-    # Reduced and spread; of shards also weights, gathered forward and backward.
+    # Reduce and broadcast; with shards also weights, gathered forward and backward.
     sent = (8 + (4 if layout.sharded else 0)) * size.parameters * (layout.trainers - 1) / layout.trainers
     link_s = steps * sent / link
     held = size.parameters / (layout.trainers if layout.sharded else 1)
@@ -207,7 +209,7 @@ def _update(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float
 
 
 def _hand_over(size: StepSize, layout: StepLayout) -> tuple[float, str]:
-    """Weights from the actor to every engine."""
+    """Weight sync from the actor to every engine."""
     if layout.embedded:
         return 0.0, "-"
     gb, turns_s = size.bytes_per_weight * size.parameters / 1e9, SLEEP_S if layout.sleeps else 0.0
@@ -228,7 +230,7 @@ def assumptions(machine: Machine) -> list[str]:
         f"{card.link_gb_s:g} GB/s to the cards of its node ({card.source}); {NODE_GB_S:g} GB/s to other nodes",
         f"of the peak products of an update reach {TRAIN_SHARE:.0%}, of a forward pass {FORWARD_SHARE:.0%}; decoding "
         f"and values between products {MEMORY_SHARE:.0%} of the memory's bandwidth; {DECODE_STEP_S * 1e3:g} ms per "
-        "decoded token of all rows beside it",
+        "decoded token of all rows on top",
         f"weights travel at {DISK_WRITE_GB_S:g} GB/s into files and {DISK_READ_GB_S:g} GB/s out of them, or "
         f"{TCP_GB_S:g} GB/s over tcp and {SHM_GB_S:g} GB/s through shared memory, and to be broadcast twice at "
         f"{PAGEABLE_GB_S:g} GB/s over the host link; rewards, tools and the controller take no time",

@@ -1,9 +1,9 @@
 """Estimates the memory of a run before it starts.
 
-Of each process: its libraries (on a CPU) or its CUDA context, weights and optimizer state, and the larger of what an
-update and generation need beside them, which take turns. An update needs gradients and what `rlcore.plan.activations`
-counts of one micro-batch, which the token budget bounds; generation the weights once more where it packs them, keys and
-values of its rows, what a pass over their prompts needs, and logits of one token per row.
+For each process it counts the libraries (on a CPU) or the CUDA context, weights and optimizer state, and the larger of
+update and generation, which take turns. An update needs gradients and the activations of one micro-batch
+(`rlcore.plan.activations`), which the token budget bounds. Generation needs a second copy of the weights if it packs
+them, keys and values of its rows, a forward pass over their prompts, and logits of one token per row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,30 +25,30 @@ from rlcore.plan.gathered import gathered_bytes
 from rlcore.plan.machine_facts import Facts
 
 TRAINING_BYTES = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0, "float16": 20.0}
-"""Of a parameter: weight, gradient and Adam's two moments; a half-precision weight has a float32 master, whose gradient
-is summed in float32."""
+"""Bytes per parameter: weight, gradient and Adam's two moments. A half-precision weight has a float32 master, whose
+gradient is summed in float32."""
 GRADIENT_BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 6.0, "float16": 6.0}
-"""The part of it that is gradients, which are freed after each update."""
+"""The gradients' part of it, which is freed after each update."""
 PROCESS_BYTES = 500 * 2**20
-"""Python with torch and transformers, and the run's own, on the host: 0.46 to 0.58 GB were resident beside weights and
-optimizer state when updates began (docs/results/performance.md), on Linux."""
+"""Host memory of Python with torch, transformers and the run's modules: 0.46 to 0.58 GB were resident, weights and
+optimizer state excluded, when updates began on Linux (docs/results/performance.md)."""
 CONTEXT_BYTES = 512 * 2**20
-"""Of a process on a GPU, beside torch's tensors: 426 MiB of CUDA context (docs/gpu.md), and kernels and workspaces of
-products, which come later."""
+"""Device memory of a process, excluding torch's tensors: 426 MiB of CUDA context (docs/gpu.md), and kernels and
+workspaces of products, which are loaded later."""
 PIECES = 1.2
-"""Of a process that trains on the host: resident memory beside its weights, over what is allocated there. glibc keeps
-freed memory in pieces that the next tensor does not fit into (docs/results/performance.md, Memory of an update)."""
+"""Resident over allocated memory of a process that trains on the host, weights excluded. glibc keeps freed memory in
+fragments that the next tensor does not fit into (docs/results/performance.md, Memory of an update)."""
 SAMPLED_LOGITS = 2
-"""Arrays of a number for each entry of the vocabulary and each row that is sampled: logits and probabilities."""
+"""Arrays with one number per vocabulary entry and sampled row: logits and probabilities."""
 REFERENCE = "reference"
 PREFILL_TOKENS = 8192
-"""Tokens of prompts that generation computes at once: `rlcore.engines.hf.sample.decode.PASS_TOKENS`."""
+"""Prompt tokens that generation computes at once: `rlcore.engines.hf.sample.decode.PASS_TOKENS`."""
 
 
 def training_bytes_per_parameter(engine: EngineConfig) -> float:
-    """Of one rank: its part of weights, gradients, optimizer state and masters; of LoRA the frozen weights.
+    """One rank's share of weights, gradients, optimizer state and masters; with LoRA, of the frozen weights.
 
-    Adapters are small. What ranks of a sharded engine gather comes on top: `gathered_bytes`.
+    Adapters are small and not counted. `gathered_bytes` of a sharded engine come on top.
     """
     return (
         frozen_bytes_per_parameter(engine) if engine.lora.enabled else TRAINING_BYTES[engine.dtype] / engine.shard_ranks
@@ -56,46 +56,46 @@ def training_bytes_per_parameter(engine: EngineConfig) -> float:
 
 
 def resting_bytes_per_parameter(engine: EngineConfig) -> float:
-    """Of one rank: the part of these that is there between updates, when there are no gradients."""
+    """The part of `training_bytes_per_parameter` that remains between updates, without gradients."""
     return training_bytes_per_parameter(engine) - _gradient_bytes_per_parameter(engine)
 
 
 def resting_share(engine: EngineConfig) -> float:
-    """That part as a share."""
+    """That part as a fraction."""
     return resting_bytes_per_parameter(engine) / training_bytes_per_parameter(engine)
 
 
 def frozen_bytes_per_parameter(engine: EngineConfig) -> float:
-    """Of one rank: its part of weights that are not trained, with this engine's ranks and sharding."""
+    """One rank's share of frozen weights, with this engine's ranks and sharding."""
     return BYTES[engine.dtype] / engine.shard_ranks
 
 
 def at_work_bytes_per_parameter(engine: EngineConfig) -> float:
-    """Of one rank with `offload`, during a backward pass: weights and gradients, counted as training bytes are."""
+    """Weights and gradients of one rank with `offload` during a backward pass, counted like training bytes."""
     return frozen_bytes_per_parameter(engine) + _gradient_bytes_per_parameter(engine)
 
 
 def _gradient_bytes_per_parameter(engine: EngineConfig) -> float:
-    """Of one rank, as counted in `training_bytes_per_parameter`."""
+    """The gradients' part of `training_bytes_per_parameter`."""
     return 0.0 if engine.lora.enabled else GRADIENT_BYTES[engine.dtype] / engine.shard_ranks
 
 
 def is_whole(engine: EngineConfig) -> bool:
-    """True if a rank has all of the weights, gradients and optimizer state."""
+    """True if a rank has all weights, gradients and optimizer state."""
     return engine.shard_ranks == 1
 
 
 def gathered_for_update(engine: EngineConfig, model: ModelFacts) -> int:
-    """Bytes that a rank gathers beside its parts during an update; 0 where it has all weights."""
+    """Bytes that a rank gathers, in addition to its shards, during an update; 0 if it has all weights."""
     return 0 if is_whole(engine) else gathered_bytes(engine, model, backward=True)
 
 
 def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Facts) -> dict[str, int]:
-    """Bytes of one rank of each role, with those served inside it, when prompts and responses are as long as allowed.
+    """Bytes of one rank of each role, embedded roles included, with prompts and responses of maximum length.
 
-    Empty when the number of parameters is not known; where the architecture is not, activations and caches are left
-    out. Roles in one process take turns, so the largest of what they need beside weights and optimizer state counts;
-    those that are served inside the actor work while it has no gradients.
+    Empty if the number of parameters is unknown; if the architecture is unknown, activations and caches are left out.
+    Roles in one process take turns, so besides weights and optimizer state only the largest need counts. Roles embedded
+    in the actor work while it has no gradients.
     """
     if facts.parameters is None:
         return {}
@@ -107,11 +107,11 @@ def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Fac
 
 
 def _rank_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
-    """Bytes of one rank of a role, with those served inside it."""
+    """Bytes of one rank of a role, embedded roles included."""
     request, parameters = plan.request, facts.model_of(plan.request).parameters or 0
     here = [worker for worker in workers if request.role in (worker.request.role, worker.request.embedded_in)]
     working = max(working_bytes(config, worker, facts.model_of(worker.request)) for worker in here)
-    if config.rollout.on_new_weights == "continue":  # keys and values of unfinished rows stay while others work
+    if config.rollout.on_new_weights == "continue":  # keys and values of unfinished rows stay while other roles work
         kept = sum(_cache_bytes(config, worker, facts.model_of(worker.request)) for worker in here)
         working = max(working, kept + working_bytes(config, plan, facts.model_of(request)))
     held = int(request.bytes_per_parameter * parameters)
@@ -122,10 +122,10 @@ def _rank_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPla
 
 
 def held_and_working_bytes(plan: WorkerPlan, estimate: int, facts: Facts) -> tuple[int, int]:
-    """(bytes that a rank holds during its phase, further bytes that it needs while it works), without its context.
+    """(resident bytes of a rank during its phase, further bytes while it works), without its CUDA context.
 
-    `estimate`: the bytes of `memory_estimate`. With `offload` a rank holds weights and gradients. It needs the
-    activations of a backward pass, and after them, in their place, the optimizer's state.
+    `estimate`: the bytes of `memory_estimate`. With `offload` weights and gradients are resident; the activations of a
+    backward pass are needed first, then the optimizer's state instead of them.
     """
     request, engine = plan.request, plan.request.engine
     whole = max(0, estimate - CONTEXT_BYTES)
@@ -138,9 +138,10 @@ def held_and_working_bytes(plan: WorkerPlan, estimate: int, facts: Facts) -> tup
 
 
 def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
-    """Bytes that a role needs besides weights, gradients and optimizer state; 0 where they are unknown.
+    """Bytes that a role needs besides weights, gradients and optimizer state; 0 if they are unknown.
 
-    Of the embedded rollout less the actor's gradients, whose place it takes: negative when it needs less than they.
+    For the embedded rollout the actor's gradients, whose memory it reuses, are subtracted, so the result can be
+    negative.
     """
     request, shape = plan.request, model.shape
     engine, cached, embedded = request.engine, request.cached_tokens, request.embedded_in is not None
@@ -150,8 +151,8 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
         gathers = request.ranks > 1 and not is_whole(config.actor)
         gathered = gathered_bytes(config.actor, model, backward=False) if gathers else 0
         return gathered + forward_bytes(config, config.actor, plan.shared_prefix, shape)
-    # An embedded rollout has its copy where the actor's gradients are otherwise; that of another is counted as held.
-    # Ranks of a sharded actor have all weights while they sample, and while they score in between.
+    # An embedded rollout reuses the memory of the actor's gradients for its copy; any other rollout's copy counts as
+    # resident. Ranks of a sharded actor hold all weights while they sample, and while they score in between.
     whole = 0.0 if is_whole(config.actor) or not embedded else float(BYTES[config.actor.dtype])
     copied = whole + request.bytes_per_parameter - _gradient_bytes_per_parameter(config.actor) if embedded else 0.0
     if shape is None:
@@ -159,8 +160,7 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
     if not cached:
         return 0
     logits = SAMPLED_LOGITS * config.rollout.max_rows * shape.vocabulary * BYTES["float32"]
-    # Of a layer's feed-forward, whose values are the most that is there at a time; rows whose weights have changed are
-    # computed again as prompts are.
+    # A layer's feed-forward, the peak of a pass; rows whose weights have changed are computed again like prompts.
     prefill = 4 * shape.hidden_size + 3 * shape.inner_size
     prefilled = min(cached, PREFILL_TOKENS) * prefill * BYTES[config.actor.dtype]
     sampling = _cache_bytes(config, plan, model) + prefilled + logits
@@ -169,19 +169,19 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
 
 
 def _cache_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
-    """Bytes of keys and values of a role that generates; 0 where they are unknown."""
+    """Bytes of keys and values of a role that generates; 0 if they are unknown."""
     if model.shape is None:
         return 0
     return plan.request.cached_tokens * model.shape.layers * 2 * model.shape.kv_size * BYTES[config.actor.dtype]
 
 
 def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, model: ModelFacts) -> int:
-    """Bytes that the update of a known architecture needs beside weights, optimizer state and all gradients.
+    """Bytes that the update of a known architecture needs, excluding weights, optimizer state and all gradients.
 
-    Less than 0 where the gradients are not all there at the same time: half-precision ones are moved to the masters'
-    after each micro-batch, and none is there when a step's only micro-batch begins its backward pass. Then that of the
-    output layer comes first, and that of a layer while the layer is computed. A sharded rank has its part of them, and
-    gathered layers beside all activations.
+    Negative if the gradients do not all exist at the same time: half-precision gradients are moved to the masters'
+    after each micro-batch, and a step's only micro-batch begins its backward pass without any. Then the output layer's
+    gradient comes first, and each layer's while that layer is computed. A sharded rank has its shard of them, and
+    gathered layers on top of all activations.
     """
     shape, device, parameters = model.shape, config.cluster.device, model.parameters or 0
     if shape is None:
@@ -200,7 +200,7 @@ def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, mod
 
 
 def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mapping[str, int], facts: Facts) -> None:
-    """PlanError when the estimate exceeds what there is, with the settings that lower it."""
+    """PlanError when the estimate exceeds the memory, naming the settings that lower it."""
     on_host: dict[str, int] = {}
     for plan in workers:
         request, size = plan.request, memory.get(plan.request.role.name, 0)
@@ -226,7 +226,7 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
 
 
 def memory_plans(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mapping[str, int]) -> dict[str, MemoryPlan]:
-    """The estimate of each role, that of an embedded one with its host, and what lowers the memory of its work."""
+    """The estimate of each role, an embedded one with its host, and the settings that lower its memory."""
     plans = {}
     for plan in workers:
         request = plan.request
@@ -238,7 +238,7 @@ def memory_plans(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
 
 
 def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
-    """The settings that lower what a role needs."""
+    """The settings that lower a role's memory."""
     request = plan.request
     served = [
         worker for worker in workers if worker.request.embedded_in == request.role and worker.request.cached_tokens
@@ -248,7 +248,7 @@ def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], 
 
 
 def _ways_to_lower(config: RunConfig, plan: WorkerPlan, generation: bool) -> str:
-    """The settings that lower what generation or an update needs, without those that are set already."""
+    """The settings that lower the memory of generation or of an update, without those that are already set."""
     request = plan.request
     engine, where = request.engine, request.settings or request.role.name
     if generation:

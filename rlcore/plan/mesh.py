@@ -1,7 +1,6 @@
-"""The mesh of ranks that share a model out: copies of the weights, each on neighbours, and slices of sequences within.
+"""The mesh of ranks that shard a model: copies of the weights on neighbouring ranks, and slices of sequences within.
 
-A copy on the ranks of one node gathers its layers over the links of that node. Between nodes only gradients travel,
-once per update.
+A copy within one node gathers its layers over that node's links. Only gradients travel between nodes, once per update.
 """
 
 from collections.abc import Sequence
@@ -20,18 +19,18 @@ GIB = 2**30
 
 
 def nodes_of_ranks(config: RunConfig) -> int:
-    """The nodes that the actor's ranks are on, as far as `cluster.pools` says; those of a union count as one."""
+    """The number of nodes of the actor's ranks, as far as `cluster.pools` says; the nodes of a union count as one."""
     pool = config.cluster.pools.get(config.cluster.train_pool)
     return 1 if pool is None or pool.colocates else pool.nodes
 
 
 def copies_over_nodes(config: RunConfig, facts: Facts) -> int:
-    """The number of nodes where each holds a copy of the actor's sharded weights by default; else 1."""
+    """The number of nodes if each holds a copy of the actor's sharded weights by default; else 1."""
     return 1 if why_one_copy(config, facts) else nodes_of_ranks(config)
 
 
 def why_one_copy(config: RunConfig, facts: Facts) -> str:
-    """Reason why all ranks share out one copy, on several nodes or on one; empty where each node holds one."""
+    """Reason why all ranks shard one copy; empty if each node holds one."""
     engine, nodes = config.actor, nodes_of_ranks(config)
     if engine.sharding == "none":
         return "nothing is shared out between nodes"
@@ -41,7 +40,7 @@ def why_one_copy(config: RunConfig, facts: Facts) -> str:
         return f"{engine.data_parallel} ranks on {nodes} nodes{slices} do not give each node a copy of several ranks"
     needed, size = _needed_bytes(config, facts, nodes), facts.usable_gpu_bytes
     if needed is None or size is None:
-        return "the memory of a device or of the model is unknown, so it is unknown if a node holds a copy"
+        return "the memory of a device or of the model is unknown, so whether a node can hold a copy is unknown"
     if needed > size:
         return (
             f"a copy for each of {nodes} nodes needs {needed / GIB:.1f} GiB of a device, which has {size / GIB:.1f}: "
@@ -51,7 +50,7 @@ def why_one_copy(config: RunConfig, facts: Facts) -> str:
 
 
 def _needed_bytes(config: RunConfig, facts: Facts, copies: int) -> int | None:
-    """Bytes of a rank where this many copies exist, for the largest micro-batch; None where they are unknown."""
+    """Bytes of a rank with this many copies and the largest micro-batch; None if they are unknown."""
     if facts.parameters is None or facts.shape is None:
         return None
     engine = replace(config.actor, dp_replicate=copies)
@@ -62,7 +61,7 @@ def _needed_bytes(config: RunConfig, facts: Facts, copies: int) -> int | None:
 
 
 def check_copies(workers: Sequence[WorkerPlan], pools: Sequence[PoolPlan]) -> None:
-    """PlanError for copies of weights that ranks, slices or nodes do not divide into."""
+    """PlanError for copies of weights that do not divide ranks, slices or nodes evenly."""
     nodes = {pool.name: pool.nodes for pool in pools}
     for plan in workers:
         engine = plan.request.engine

@@ -10,8 +10,8 @@ from rlcore.plan.run_plan import PromptOrderPlan
 def plan_prompt_order(config: RunConfig, offers: Offers) -> PromptOrderPlan:
     """The order of the run's prompts.
 
-    ConfigError for a name that is not offered, PluginError for one that is offered twice and for a class that is not
-    an order.
+    ConfigError for a name that is not offered, PluginError for one that is offered twice or whose class is not an
+    order.
     """
     offer = only("data.order", config.data.order, [(offer.value.name, offer) for offer in offers.prompt_orders()])
     check_context_class(offer, PromptOrder, "prompt order")

@@ -1,4 +1,4 @@
-"""`make_plan`: offers are matched to requests, once, before any process starts."""
+"""`make_plan` matches offers to requests, once, before any process starts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -35,10 +35,10 @@ from rlcore.plan.weight_sync import plan_weights
 
 
 def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
-    """The whole run, decided; pure except for looking whether a named reward file exists.
+    """Plans the whole run; pure except for checking that named reward files exist.
 
-    Chosen components -> their requests -> classes -> pools (the pool hook sees all requests) -> capacity. The order in
-    which plugins were enabled makes no difference. Raises ConfigError, PluginError or PlanError naming the parties.
+    Chosen components -> their requests -> classes -> pools (the pool hook sees all requests) -> capacity. The order of
+    plugins does not matter. Raises ConfigError, PluginError or PlanError naming the parties.
     """
     config = loaded.config
     components = choose_components(config, offers)
@@ -60,7 +60,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     memory = memory_estimate(config, workers, facts)
     colocated_roles, on_devices = plan_colocation(pools, workers, schedule, memory, facts), dict[str, dict[str, int]]()
     check_startable(config, cluster, pools, workers)
-    if facts.of_workers or not cluster.abilities.elsewhere:  # on others it is not this machine's memory that counts
+    if facts.of_workers or not cluster.abilities.elsewhere:  # elsewhere this machine's memory does not matter
         check_memory(config, workers, memory, facts)
         on_devices = memory_of_devices(pools, workers, colocated_roles, memory, facts)
     single = (cluster, prompt_order)
@@ -92,7 +92,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
 
 
 def _notes(plan: RunPlan, offers: Offers, unshared: Sequence[str]) -> tuple[str, ...]:
-    """The notes of a plan; `unshared` are those on prompts that are computed for each sample."""
+    """The notes of a plan; `unshared`: notes on prompts that are computed once per sample."""
     config, facts = plan.config, plan.facts
     return (
         *_unused(offers, plan.plugins, plan.workers),
@@ -115,7 +115,7 @@ def _targets(algorithms: Mapping[str, AlgorithmPlan]) -> dict[str, str]:
 def _placed(
     config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan], facts: Facts, abilities: ClusterAbilities
 ) -> tuple[tuple[WorkerPlan, ...], tuple[PoolPlan, ...], LayoutPlan]:
-    """The workers with their pools, these, and the layout that they amount to."""
+    """The workers with their pools, the pools, and the resulting layout."""
     workers, reason = lay_out(config, workers, facts, abilities)
     pools = make_pools(config, offers, workers, facts, abilities)
     check_copies(workers, pools)
@@ -123,12 +123,12 @@ def _placed(
 
 
 def _used_providers(*chosen: Iterable[Any]) -> set[str]:
-    """The providers of everything in the plan."""
+    """The providers of everything that is in the plan."""
     return {plan.provided_by for plans in chosen for plan in plans}
 
 
 def _enabled_plugins(offers: Offers, used: set[str], loaded: LoadedConfig) -> tuple[Provider, ...]:
-    """The plugins by name; PlanError for one that neither offers anything in the plan nor sets a default that holds."""
+    """The plugins by name; PlanError for one that contributes neither an offer nor a default in effect."""
     plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
     setting = set(loaded.origins.values())
     for plugin in plugins:
@@ -141,7 +141,7 @@ def _enabled_plugins(offers: Offers, used: set[str], loaded: LoadedConfig) -> tu
 
 
 def _unused(offers: Offers, plugins: Sequence[Provider], workers: Sequence[WorkerPlan]) -> list[str]:
-    """Worker classes of plugins that no request took, by interface and backend."""
+    """Unused worker classes of plugins, by interface and backend."""
     taken = {plan.cls for plan in workers}
     notes = [
         f"unused: {offer.value.cls.__qualname__} for ({offer.value.interface.__name__}, {offer.value.backend}) "
@@ -153,7 +153,7 @@ def _unused(offers: Offers, plugins: Sequence[Provider], workers: Sequence[Worke
 
 
 def _of_workers(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
-    """The notes that requests carry, and what is not known of the workers."""
+    """The notes of requests, and notes on unknown facts about the workers."""
     notes = [f"{worker.request.role.name}: {worker.request.note}" for worker in workers if worker.request.note]
     if facts.parameters is None:
         notes.append("unknown: the number of parameters of model.path, so memory is not estimated")

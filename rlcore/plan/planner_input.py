@@ -19,7 +19,7 @@ CORE = "core"
 
 
 class Offers(Protocol):
-    """The offers of one run; `rlcore.plugins.Hooks` is the one that reads plugins. Their order does not matter."""
+    """The offers of one run, in any order; `rlcore.plugins.Hooks` is the implementation that reads plugins."""
 
     def config_sections(self) -> tuple[Offer[ConfigSection], ...]: ...
 
@@ -44,7 +44,7 @@ class Offers(Protocol):
     def prompt_orders(self) -> tuple[Offer[PromptOrderOffer], ...]: ...
 
     def entry_point_rewards(self) -> tuple[Offer[RewardFunction], ...]:
-        """Entry points of the group `rlcore.rewards`, none of them loaded."""
+        """Entry points of the group `rlcore.rewards`, without loading them."""
         ...
 
     def core_requests(self, config: RunConfig, references: Mapping[str, str]) -> Sequence[WorkerRequest]:
@@ -52,12 +52,12 @@ class Offers(Protocol):
         ...
 
     def providers(self) -> tuple[Provider, ...]:
-        """The enabled plugins, the core left out."""
+        """The enabled plugins, without the core."""
         ...
 
 
 def by_provider(offer: Offer[Any]) -> tuple[str, str]:
-    """A sort key under which the order of plugins is forgotten."""
+    """A sort key that makes the order of plugins irrelevant."""
     return (offer.provider.plugin, offer.provider.distribution)
 
 

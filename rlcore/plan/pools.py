@@ -1,4 +1,4 @@
-"""Decides which pools exist, how large they are and which roles share them; these take turns on its devices."""
+"""Decides which pools exist, their sizes, and which roles share them and take turns on their devices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def make_pools(
     """The pools of the run by name, with their devices.
 
     The user's `cluster.pools` win over offers. PlanError for a pool that is missing, unused, declared twice or too
-    small, and when all pools together need more devices than there are.
+    small, and when the pools together need more devices than the machine has.
     """
     declared = _declared(config, offers, workers)
     for pool in declared.values():
@@ -45,7 +45,7 @@ def make_pools(
 
 
 def pool_notes(pools: Sequence[PoolPlan]) -> list[str]:
-    """Notes on pools that `cluster.pools` does not declare and whose name is close to another's: misspelt, perhaps."""
+    """Notes on pools that `cluster.pools` does not declare and that may be misspelt: the name is close to another's."""
     notes = []
     for pool in pools:
         others = [other.name for other in pools if other.name != pool.name]
@@ -66,7 +66,7 @@ def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) 
     for offer in every_offer:
         name = offer.value.name
         if offer.provider.plugin == CORE and name in of_plugins and name != WorkerRequest.pool:
-            continue  # for a rollout whose pool a plugin offers, the plugin says what it is
+            continue  # a plugin that offers the rollout's pool also defines it
         if name in offered and name not in config.cluster.pools:
             raise PlanError(
                 f"pool '{name}' is offered twice, by {join_names([offered[name].by, str(offer.provider)])}; "
@@ -92,7 +92,7 @@ def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) 
 
 
 def _check_nodes(config: RunConfig, pool: _Declared, abilities: ClusterAbilities) -> None:
-    """PlanError for nodes that the cluster does not have, and for placements that it cannot obey."""
+    """PlanError for nodes that the cluster does not have, and for placements that it does not support."""
     spec, backend = pool.spec, config.cluster.backend
     who = f"pool '{spec.name}' of {pool.by}"
     more = f"set {abilities.more_with}" if abilities.more_with else remedy("cluster.backend")
@@ -158,7 +158,7 @@ def _check_used(declared: Mapping[str, _Declared], roles: Mapping[str, tuple[str
 
 
 def _gpus_per_node(pool: _Declared, workers: Sequence[WorkerPlan], declared: Mapping[str, _Declared]) -> int:
-    """Devices a node: as declared if that is enough, otherwise what the largest of the pool's roles needs."""
+    """Devices per node: as declared if that is enough, otherwise as many as the largest of the pool's roles needs."""
     spec = pool.spec
     if spec.colocates:
         members = [declared[member] for member in spec.colocates]
@@ -194,7 +194,7 @@ def _gpus_per_node(pool: _Declared, workers: Sequence[WorkerPlan], declared: Map
 def _check_total(
     config: RunConfig, declared: Mapping[str, _Declared], sizes: Mapping[str, int], facts: Facts | None
 ) -> None:
-    """`facts` of this machine; None on other machines, which are seen when the pools are placed on them."""
+    """`facts` of this machine; None for other machines, which are checked when the pools are placed on them."""
     leaves = {name: sizes[name] * pool.spec.nodes for name, pool in declared.items() if not pool.spec.colocates}
     total = sum(leaves.values())
     if facts is not None and total > facts.gpus:

@@ -1,4 +1,4 @@
-"""Chooses for each role how the samples of a group share their prompt."""
+"""Chooses how the samples of a group share their prompt, for each role."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,18 +42,19 @@ TREE_TYPES = frozenset(
         "starcoder2",
     ]
 )
-"""Values of `model_type` whose attention goes through transformers' AttentionInterface, with its keyword arguments."""
+"""Values of `model_type` whose attention uses transformers' AttentionInterface and its keyword arguments."""
 CACHE_TYPES = frozenset({"gptj", "codegen"})
-"""Models with their own attention code, but an ordinary cache."""
+"""Models with custom attention code but an ordinary cache."""
 OWN_ATTENTION = "sdpa"
-"""The value of `model.attention` that the attention of the way `tree` stands for."""
+"""The value of `model.attention` that stands for the attention of `tree`."""
 
 
 def plan_shared_prefixes(
     workers: Sequence[WorkerPlan], facts: Facts, attention: str
 ) -> tuple[tuple[WorkerPlan, ...], tuple[str, ...]]:
-    """The workers with the way each shares prefixes, and notes on those that do not; PlanError for a pair that cannot
-    work. `attention`: `model.attention`. The engine checks the choice against the loaded model before the first step.
+    """The workers with the way in which each shares prefixes, and notes on those that do not; PlanError for
+    combinations that cannot work. `attention`: `model.attention`. The engine checks the choice against the loaded model
+    before the first step.
     """
     planned, notes = [], []
     for plan in workers:
@@ -69,7 +70,7 @@ def plan_shared_prefixes(
 
 
 def _named(plan: WorkerPlan, shape: ModelShape | None, attention: str) -> SharedPrefix:
-    """The way that the settings name; PlanError where it would give other gradients, or none."""
+    """The way that the settings name; PlanError if it would change gradients or lose them."""
     way = SharedPrefix(plan.request.shared_prefix)
     name = plan.request.settings or plan.request.role.name
     if way is SharedPrefix.CACHE and _checkpoints(plan):
@@ -95,7 +96,7 @@ def _named(plan: WorkerPlan, shape: ModelShape | None, attention: str) -> Shared
 
 
 def _choose(plan: WorkerPlan, shape: ModelShape | None, attention: str) -> tuple[SharedPrefix, str]:
-    """The planner's choice, and why it is none."""
+    """The planner's choice, and the reason if it is `none`."""
     if shape is None:
         return SharedPrefix.NONE, "the architecture of its model is not known"
     if not shape.full_attention:
@@ -115,7 +116,7 @@ def _checkpoints(plan: WorkerPlan) -> bool:
 
 
 def _no_kernel(plan: WorkerPlan) -> str:
-    """Reason why the attention of `tree` cannot compute in the role's number format; empty if it can."""
+    """Reason why the attention of `tree` does not support the role's dtype; empty if it does."""
     engine = plan.request.engine
     if not plan.request.gpus or engine is None or engine.is_half:
         return ""

@@ -22,7 +22,7 @@ from rlcore.plan.time_limit import limited
 
 @dataclass(frozen=True)
 class OwnedRequest:
-    """A request with who stated it."""
+    """A request with the party that made it."""
 
     request: WorkerRequest
     by: str
@@ -34,7 +34,7 @@ def gather(
     components: Mapping[str, ComponentPlan],
     targets: Mapping[str, str],
 ) -> tuple[OwnedRequest, ...]:
-    """The requests of the core and of every chosen component; each role has one owner."""
+    """The requests of the core and of all chosen components; each role has one owner."""
     owned_requests = [OwnedRequest(request, CORE) for request in offers.core_requests(config, targets)]
     for slot, plan in sorted(components.items()):
         who = f"{slot} '{plan.component.name}' of {plan.provided_by}"
@@ -57,7 +57,7 @@ def gather(
 
 
 def _check_targets(owned: OwnedRequest) -> None:
-    """PluginError for a function that a worker is to call and that certainly is not there."""
+    """PluginError if a function that a worker has to call certainly does not exist."""
     for purpose, target in owned.request.targets.items():
         problem = static_problem(target)
         if problem:
@@ -66,15 +66,15 @@ def _check_targets(owned: OwnedRequest) -> None:
 
 
 FIXED = ("role", "backend", "targets", "isolated")
-"""Fields of a request that the class which fills it cannot change."""
+"""Fields of a request that the class which serves it cannot change."""
 
 
 def choose_classes(config: RunConfig, offers: Offers, owned_requests: Sequence[OwnedRequest]) -> tuple[WorkerPlan, ...]:
-    """A class for each request, in start order: by role name, a worker served inside another after its host."""
+    """A class for each request, in start order: by role name, embedded workers after their host."""
     plans = {owned.request.role.name: _fill(config, offers, owned) for owned in owned_requests}
     everywhere = {owned.request.role.name for owned in owned_requests if _only_class(offers, owned).value.on_every_rank}
     for name in sorted(plans):
-        plans[name] = _beside_host(plans[name], plans, everywhere, offers)
+        plans[name] = _with_host(plans[name], plans, everywhere, offers)
     inside = [name for name in sorted(plans) if plans[name].request.embedded_in is not None]
     return tuple(plans[name] for name in sorted(set(plans) - set(inside)) + inside)
 
@@ -108,10 +108,9 @@ def _fill(config: RunConfig, offers: Offers, owned: OwnedRequest) -> WorkerPlan:
 
 
 def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], owned: OwnedRequest) -> WorkerRequest:
-    """The request as the offer completes it.
+    """The request, completed by the offer.
 
-    PluginError for a `complete` that fails or returns what is not this request; PlanError for another pool than was
-    asked for.
+    PluginError if `complete` fails or returns a different request; PlanError if it changes the requested pool.
     """
     before = owned.request
     who = f"{offer.provider}: complete() of {_class(offer)} for role '{before.role.name}'"
@@ -121,7 +120,7 @@ def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], owned
         raise PluginError(f"{who}: returned {shown(request)}; needs the WorkerRequest that it was given, completed")
     fixed = (
         FIXED if before.embedded_in is None else (*FIXED, "embedded_in")
-    )  # a class may choose a host where none is due
+    )  # a class may choose a host if the request names none
     for name in fixed:
         if getattr(request, name) != getattr(before, name):
             raise PluginError(
@@ -138,7 +137,7 @@ def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], owned
 
 
 def _only_class(offers: Offers, owned: OwnedRequest) -> Offer[WorkerClass]:
-    """The one offer whose (interface, backend) is the requested one: identity, never a search among subclasses."""
+    """The one offer with the requested (interface, backend), matched by identity; subclasses are not searched."""
     role, backend = owned.request.role, owned.request.backend
     for_interface = [offer for offer in offers.worker_classes() if offer.value.interface is role.interface]
     found = [offer for offer in for_interface if offer.value.backend == backend]
@@ -164,7 +163,7 @@ def _only_class(offers: Offers, owned: OwnedRequest) -> Offer[WorkerClass]:
 
 
 def check_class(offer: Offer[WorkerClass]) -> None:
-    """PluginError unless the class does what its interface says, and is made of a context alone."""
+    """PluginError unless the class implements its interface and is constructed from a context alone."""
     offered = offer.value
     with boundary(f"{offer.provider}: looking at {_class(offer)}", PluginError, CALLED):
         found = list(breaches(offered.cls, offered.interface))
@@ -178,7 +177,7 @@ def check_class(offer: Offer[WorkerClass]) -> None:
 
 
 def check_shipped(plans: Sequence[WorkerPlan], config: RunConfig, abilities: ClusterAbilities) -> None:
-    """PlanError for a class that another process must import and cannot."""
+    """PlanError for a class that another process has to import but cannot."""
     processes = {plan.request.role.name for plan in plans if _has_processes(plan, config, abilities)}
     for plan in plans:
         inside = plan.request.embedded_in.name if plan.request.embedded_in else ""
@@ -196,8 +195,8 @@ def _has_processes(plan: WorkerPlan, config: RunConfig, abilities: ClusterAbilit
     return needs_process(plan.request, config)
 
 
-def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: Set[str], offers: Offers) -> WorkerPlan:
-    """The plan with the host's pool, when it is served inside another role; in each of its ranks, if it can be."""
+def _with_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: Set[str], offers: Offers) -> WorkerPlan:
+    """The plan with its host's pool if it is embedded; in each rank of the host, if the class supports that."""
     request = plan.request
     if request.embedded_in is None:
         return plan
@@ -237,7 +236,7 @@ def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: 
 
 
 def _instead(plan: WorkerPlan, host: Role[Any], offers: Offers) -> str:
-    """The backends of the role that go with a host of several ranks, as the end of an error."""
+    """The end of an error: the role's backends that support a host of several ranks."""
     role = plan.request.role
     fits = [offer.value for offer in offers.worker_classes() if offer.value.interface is role.interface]
     names = sorted(

@@ -22,14 +22,14 @@ from rlcore.plan.time_limit import limited
 from rlcore.types import SAMPLE_NAMES
 
 MAX_NAMED = 6
-"""The most files of a directory that an error offers instead of one that does not exist."""
+"""Maximum number of files that an error suggests instead of a missing one."""
 
 
 def resolve_rewards(loaded: LoadedConfig, offers: Offers, manager: ComponentPlan) -> tuple[ResolvedReward, ...]:
-    """The configured reward functions by name, none of them imported.
+    """The configured reward functions by name, without importing them.
 
     ConfigError for a file, function or name that does not exist, and for functions that the run's manager does not
-    compute; PluginError for a name that two parties offer.
+    compute; PluginError for a name that is offered twice.
     """
     functions = loaded.config.reward.functions
     if functions:
@@ -38,7 +38,7 @@ def resolve_rewards(loaded: LoadedConfig, offers: Offers, manager: ComponentPlan
 
 
 def brought_rewards(config: RunConfig, manager: ComponentPlan) -> tuple[RewardComponent, ...]:
-    """The parts of the reward that the manager brings itself; PluginError naming it when it cannot say."""
+    """The reward components of the manager itself; PluginError naming it if it fails to list them."""
     whose = f"{manager.slot} '{manager.component.name}' of {manager.provided_by}: reward_components()"
     with boundary(whose, PluginError, CALLED), limited(whose):
         parts = manager.component.reward_components(config, manager.section)
@@ -46,7 +46,7 @@ def brought_rewards(config: RunConfig, manager: ComponentPlan) -> tuple[RewardCo
 
 
 def _check_computes(names: Sequence[str], manager: ComponentPlan) -> None:
-    """The plan would list in vain what the manager ignores."""
+    """ConfigError for functions that the manager would ignore."""
     if not manager.component.uses_reward_functions:
         raise ConfigError(
             f"reward.functions: {', '.join(names)} are configured, but reward.manager="
@@ -78,7 +78,8 @@ def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offe
 
 
 def _takes_nothing_of_a_sample(key: str, target: str, config: RewardFunctionConfig, settings: Any) -> bool:
-    """True if the function's source says that a call of it returns the function; ConfigError if that lacks `kwargs`."""
+    """True if the source is a factory: calling it returns the reward function; ConfigError if it then lacks
+    `kwargs`."""
     node = function_node(target)
     if node is None or node.args.vararg or node.args.kwarg:
         return False
@@ -100,7 +101,7 @@ def _takes_nothing_of_a_sample(key: str, target: str, config: RewardFunctionConf
 
 
 def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str, str, Offer[RewardFunction] | None]:
-    """The function's target, who provides it, and its offer if it has one."""
+    """The function's target, its provider, and its offer if there is one."""
     where, colon, attribute = fn.rpartition(":")
     if not colon:
         offer = _offered(key, fn, offers)
@@ -138,7 +139,8 @@ def _offered(key: str, name: str, offers: Offers) -> Offer[RewardFunction]:
 
 
 def _file(key: str, where: str, loaded: LoadedConfig) -> Path:
-    """The file as an absolute path: a relative one is looked for beside the config file that names it, then here."""
+    """The file's absolute path. A relative path is searched for in the directory of the config file that names it, then
+    in the working directory."""
     origin = Path(loaded.origins.get(f"{key}", ""))
     beside = [origin.resolve().parent] if origin.suffix in (".yaml", ".yml") and origin.is_file() else []
     directories = list(dict.fromkeys([*beside, Path.cwd().resolve()]))
@@ -159,7 +161,8 @@ def _file(key: str, where: str, loaded: LoadedConfig) -> Path:
 
 
 def _check_defines(key: str, path: Path, attribute: str) -> None:
-    """ConfigError unless the file, only parsed here, defines the name at its top level and can be imported alone."""
+    """ConfigError unless the file, which is only parsed, defines the name at its top level and can be imported
+    alone."""
     try:
         tree = ast.parse(path.read_text("utf-8"), str(path))
     except (SyntaxError, ValueError) as cause:

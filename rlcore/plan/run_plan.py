@@ -1,4 +1,4 @@
-"""The planner's decisions: every part of a `RunPlan`. Plain frozen data; only `rlcore.plan` makes it."""
+"""The planner's decisions: every part of a `RunPlan`. Plain frozen data, created only by `rlcore.plan`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ClusterPlan:
     provided_by: str
     section: Any
     abilities: ClusterAbilities
-    """With the settings of this run."""
+    """The cluster's abilities with the settings of this run."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class OldLogprobs(StrEnum):
     """The source of pi_old's log-probs."""
 
     DETACHED = "the update itself"
-    """A step is one update: pi_old is the policy that is being updated, detached."""
+    """A step is one update, so pi_old is the policy that is being updated, detached."""
     SAMPLED = "as sampled"
-    """Those that were recorded when the tokens were sampled."""
+    """The log-probs that were recorded when the tokens were sampled."""
     PASS = "a forward pass"
-    """A pass with the weights at the start of the step, before its first update."""
+    """A pass with the weights at the start of the step, before the first update."""
 
 
 @dataclass(frozen=True)
@@ -90,25 +90,26 @@ class SchedulePlan:
     """In words, such as 'one-step off-policy'."""
     max_staleness: int
     stream: bool
-    """Mini-batches are formed of groups as their rewards arrive."""
+    """True if mini-batches are formed from groups as their rewards arrive."""
     drop: bool
-    """Prompts that are too old are discarded, instead of waited for."""
+    """True if prompts that are too old are discarded instead of waited for."""
     old_logprobs: OldLogprobs
     passes: tuple[str, ...]
-    """Forward passes of a step that need no reward, beside sampling: 'reference', 'old log-probs', 'values'."""
+    """Forward passes of a step that do not need rewards: 'reference', 'old log-probs', 'values'."""
     embedded: bool
-    """Generation reads the very weights that updates change."""
+    """True if generation reads the same weights that updates change."""
     all_rows: str = ""
-    """Reason why updates compute rows whose advantages are all 0, too; empty where they leave them out."""
+    """Reason why updates also compute rows whose advantages are all 0; empty if they skip them."""
 
     @property
     def sample_before_update(self) -> bool:
-        """Every issued prompt is sampled to its end before a step's first update."""
+        """True if every issued prompt is sampled to its end before a step's first update."""
         return self.embedded and self.max_staleness <= 1
 
     @property
     def sample_before_publish(self) -> bool:
-        """Every issued prompt is sampled to its end before weights are handed over, so no sample has two versions."""
+        """True if every issued prompt is sampled to its end before weights are handed over, so no sample mixes
+        versions."""
         return self.max_staleness <= 1
 
 
@@ -117,9 +118,9 @@ class LayoutPlan:
     """Devices of the roles that serve."""
 
     name: Literal["", "colocated", "split"]
-    """'' where none of them has a device."""
+    """The layout; '' if no serving role has a device."""
     roles: tuple[str, ...]
-    """Those on the devices that the actor trains on."""
+    """Roles on the actor's devices."""
     reason: str
 
 
@@ -133,14 +134,14 @@ class RunPlan:
     """By slot: 'agent', 'reward', 'critic'."""
     cluster: ClusterPlan
     workers: tuple[WorkerPlan, ...]
-    """In start order: a worker served inside another comes after it."""
+    """In start order; embedded workers follow their host."""
     pools: tuple[PoolPlan, ...]
     layout: LayoutPlan
-    """Decided by `cluster.layout`, or by the pools that the user has declared."""
+    """Decided by `cluster.layout` or by the pools that the user declared."""
     colocated_roles: tuple[str, ...]
-    """Roles that serve on devices which the actor's pool shares with them, and sleep while it trains."""
+    """Roles that share the devices of the actor's pool and sleep while it trains."""
     weights_kind: WeightsKind
-    """Way in which the actor hands its weights to the rollout."""
+    """The way in which the actor hands its weights to the rollout."""
     algorithms: Mapping[str, AlgorithmPlan]
     """By purpose: 'advantage', 'policy_loss'."""
     trackers: tuple[TrackerPlan, ...]
@@ -148,23 +149,23 @@ class RunPlan:
     prompt_order: PromptOrderPlan
     rewards: tuple[ResolvedReward, ...]
     reward_components: tuple[RewardComponent, ...]
-    """Scorers of the reward manager beside `rewards`."""
+    """Components of the reward manager, in addition to `rewards`."""
     schedule: SchedulePlan
-    """Phases that overlap."""
+    """The overlap of phases."""
     batch_sizes: Mapping[str, int]
-    """Batch arithmetic: prompts, samples, minibatches and updates per step."""
+    """Prompts, samples, mini-batches and updates per step."""
     memory_bytes: Mapping[str, int]
-    """Estimate for one rank of each role whose request states it: `rlcore.plan.memory`; empty if nothing is known."""
+    """Estimate for one rank of each role that `rlcore.plan.memory` can estimate; empty if nothing is known."""
     device_bytes: Mapping[str, Mapping[str, int]]
-    """Of the fullest device of each pool in each phase, by pool and phase; empty if nothing is known."""
+    """Bytes on the fullest device of each pool, by pool and phase; empty if nothing is known."""
     choices: tuple[Choice, ...]
-    """The keys whose defaults depend on the machine, with the values that they have and why."""
+    """The keys whose defaults depend on the machine, with their values and the reasons."""
     notes: tuple[str, ...]
-    """News for the user: unused offers, unknown facts, no canary."""
+    """Notes for the user: unused offers, unknown facts, a missing canary."""
     plugins: tuple[Provider, ...]
     """The enabled plugins."""
     saves_copies: bool = True
-    """Checkpoints are written from copies in host memory while training goes on; else training waits for them."""
+    """True if checkpoints are written from copies in host memory while training continues; else training waits."""
 
     @property
     def config(self) -> RunConfig:
@@ -172,7 +173,7 @@ class RunPlan:
         return self.loaded.config
 
     def only_sampling(self) -> RunPlan:
-        """The part of the plan that samples with the actor's weights: no component, and no worker that serves one."""
+        """The worker that samples with the actor's weights; neither a component nor a worker that serves one."""
         workers = tuple(worker for worker in self.workers if worker.request.role in (ACTOR, ROLLOUT))
         used = {worker.request.pool for worker in workers}
         used |= {member for pool in self.pools if pool.name in used for member in pool.colocates}
@@ -181,7 +182,7 @@ class RunPlan:
         return replace(self, components={}, workers=workers, pools=pools, colocated_roles=roles)
 
     def served_where(self, part: RewardComponent) -> str:
-        """In words: the address, or the role with its replicas and its pool."""
+        """Text for people: the address, or the role with its replicas and its pool."""
         for request in (worker.request for worker in self.workers):
             if request.role.name == part.served_by:
                 many = "1 replica" if request.replicas == 1 else f"{request.replicas} replicas"

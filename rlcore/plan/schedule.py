@@ -1,4 +1,4 @@
-"""The schedule of a run: what goes on at the same time, and what the algorithm and the rewards forbid."""
+"""The schedule of a run: the phases that overlap, and the restrictions of algorithm and rewards."""
 
 from collections.abc import Mapping, Sequence
 
@@ -59,7 +59,7 @@ def schedule_notes(config: RunConfig, schedule: SchedulePlan, arithmetic: Mappin
 
 
 def _precision_notes(config: RunConfig, schedule: SchedulePlan) -> list[str]:
-    """The choices that half precision and TF32 make."""
+    """Notes on the consequences of half precision and TF32."""
     actor = config.actor
     if actor.repeats_logprobs:
         return []
@@ -102,10 +102,10 @@ def schedule_name(max_staleness: int, stream: bool) -> str:
 def _old_logprobs(config: RunConfig, num_updates: int, embedded: bool) -> OldLogprobs:
     """The source of pi_old: a pass unless pi_old equals a policy whose log-probs exist already.
 
-    The embedded sampler draws from the very weights that are trained: on-policy, what it recorded in float32 or float64
-    are the log-probs of pi_old. In half precision and TF32 rounding makes them differ by more than an update does. With
-    a single update per step, pi_old is the detached pi. What was drawn from a part of the vocabulary has recorded
-    log-probs of no policy at all.
+    The embedded sampler draws from the weights that are trained, so on-policy its log-probs in float32 or float64 are
+    those of pi_old. In half precision and TF32, rounding changes them by more than an update does. With a single update
+    per step, pi_old is the detached pi. Recorded log-probs of samples from a truncated vocabulary (top-k, top-p) are
+    not those of any policy.
     """
     if config.schedule.old_logprobs == "behaviour":
         return OldLogprobs.SAMPLED

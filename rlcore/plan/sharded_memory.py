@@ -1,7 +1,7 @@
-"""Memory of ranks that share a model out, by phase, and what ranks keep in host memory.
+"""Memory of ranks that shard a model, by phase, on devices and in host memory.
 
-Between steps a rank has its part of weights, masters and moments, and what `rlcore.plan.gathered` counts during passes.
-Held against measurements of docs/results/sharding.md.
+Between steps a rank has its shard of weights, masters and moments; during passes also the gathered weights
+(`rlcore.plan.gathered`). Compared with measurements in docs/results/sharding.md.
 """
 
 from rlcore.config import EngineConfig
@@ -17,11 +17,11 @@ from rlcore.plan.memory import (
 from rlcore.plan.run_plan import RunPlan
 
 MOMENT_BYTES = {"float64": 16.0, "float32": 8.0, "bfloat16": 12.0, "float16": 12.0}
-"""Of a parameter: the optimizer's state, half precision's masters included."""
+"""Bytes per parameter: the optimizer's state, with the masters of half precision."""
 
 
 def sharded_bytes(engine: EngineConfig, model: ModelFacts) -> dict[str, int]:
-    """Bytes of one rank by phase, without activations and context; of LoRA the frozen weights alone."""
+    """Bytes of one rank by phase, without activations and CUDA context; with LoRA only the frozen weights."""
     parameters = model.parameters or 0
     masters = BYTES["float32"] if engine.dtype in HALF and not engine.lora.enabled else 0
     forward = gathered_bytes(engine, model, backward=False)
@@ -43,9 +43,9 @@ def sharded_bytes(engine: EngineConfig, model: ModelFacts) -> dict[str, int]:
 def _offloaded_bytes(
     engine: EngineConfig, parameters: int, forward: int, backward: int, largest: int
 ) -> dict[str, int]:
-    """The same of a rank whose weights and optimizer state rest on the host.
+    """The same for a rank whose weights and optimizer state are offloaded to the host.
 
-    State is there in the optimizer's step only, when nothing is gathered.
+    Optimizer state is on the device only during the optimizer step, when nothing is gathered.
     """
     share = parameters / engine.shard_ranks
     held, state = int(BYTES[engine.dtype] * share), int(MOMENT_BYTES[engine.dtype] * share)
@@ -61,10 +61,10 @@ def _offloaded_bytes(
 
 
 def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
-    """Bytes of host memory that all ranks of a role that trains need on GPUs, by purpose; those that need any.
+    """Host memory in bytes of all ranks of a role that trains on GPUs, by purpose; purposes without any are left out.
 
-    offload: what rests there; hand-over: the first rank's copy of the weights, of sharded ones in files that of a unit;
-    save: what is copied to be written, all of it where training continues meanwhile.
+    offload: offloaded weights and state; hand-over: the first rank's copy of the weights, or of one unit if sharded
+    weights are written to files; save: copies to be written, of everything if training continues meanwhile.
     """
     engine, request = worker.request.engine, worker.request
     parameters = plan.facts.model_of(request).parameters or 0

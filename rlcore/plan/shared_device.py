@@ -1,8 +1,8 @@
-"""Fits rollout replicas onto the actor's devices, before workers are planned: the share of a device that they reserve,
-and whether the actor has to leave the device while they serve.
+"""Fits rollout replicas onto the actor's devices before workers are planned: chooses the share of a device that they
+reserve, and whether the actor is offloaded while they serve.
 
-Roles on one device take turns, so two moments count: replicas serve beside what rests there, and the actor trains
-beside what sleeps there. `rlcore.plan.colocation` checks both again, with all roles of the run.
+Roles on one device take turns, so two phases count: replicas serve next to resting roles, and the actor trains next to
+sleeping ones. `rlcore.plan.colocation` checks both again with all roles of the run.
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,15 @@ from rlcore.plan.memory import (
 
 GIB = 2**30
 FILLED = 0.95
-"""Share of the room beside resting roles that replicas may get: their allocators keep some in pieces."""
+"""Share of the memory left by resting roles that replicas may get; the rest is for fragmentation."""
 MOST_SHARE, SHARE_STEP = 0.85, 0.05
 LEAST_ROWS = 64
-"""Rows that an engine should hold at once, halfway through the longest response; all of a step, if those are fewer."""
+"""Rows that an engine should hold at a time, halfway through the longest response; all rows of a step if those are
+fewer."""
 WEIGHTS_FACTOR, PROFILE_BYTES = 1.1, 2 * GIB
-"""Of an engine: its weights with what it computes once from them, and the activations of its largest prefill."""
+"""Factor on an engine's weights for derived copies, and the activations of its largest prefill."""
 ASLEEP_BYTES = 2 * GIB
-"""Kept free for what an engine does not release in its sleep; its plugin states the figure."""
+"""Memory that an engine does not release while it sleeps; its plugin states the exact figure."""
 HOST_SHARE = 0.8
 """Share of the host's memory that offloaded state may fill."""
 
@@ -39,15 +40,15 @@ class Fit:
     """Replicas on the actor's devices."""
 
     share: float
-    """Of a device's memory, for a replica that is awake."""
+    """Share of a device's memory for a replica that is awake."""
     offload: bool
-    """The actor keeps weights and optimizer state in host memory while they serve."""
+    """True if the actor keeps weights and optimizer state in host memory while they serve."""
 
 
 def shares_device(config: RunConfig, facts: Facts) -> bool:
     """True if replicas would get the actor's devices: one for each of its ranks, and a schedule in which they sleep.
 
-    Where the user declares pools, these say who shares.
+    If the user declares pools, these decide.
     """
     cluster, schedule = config.cluster, config.schedule
     ranks, replicas = config.actor.data_parallel, config.rollout.replicas
@@ -59,9 +60,9 @@ def shares_device(config: RunConfig, facts: Facts) -> bool:
 
 
 def fit_replicas(config: RunConfig, facts: Facts, *, offload: bool | None, share: float | None) -> Fit | None:
-    """The largest share that fits, without offload where that leaves enough; None where none does or sizes are unknown.
+    """The largest share that fits, without offload if that leaves enough; None if none fits or sizes are unknown.
 
-    `offload` and `share` are what the user has set; None: they are free.
+    `offload` and `share`: the user's settings; None: not set.
     """
     if facts.usable_gpu_bytes is None or facts.parameters is None or facts.shape is None:
         return None
@@ -75,7 +76,7 @@ def fit_replicas(config: RunConfig, facts: Facts, *, offload: bool | None, share
 
 
 def room_for_replicas(config: RunConfig, facts: Facts, *, offload: bool) -> float:
-    """The share of a device that is left beside what rests there, in steps."""
+    """The share of a device that resting roles leave free, rounded down to a step."""
     total, usable = facts.gpu_memory_bytes or 0, facts.usable_gpu_bytes or 0
     if not total:
         return 0.0
@@ -87,7 +88,7 @@ def room_for_replicas(config: RunConfig, facts: Facts, *, offload: bool) -> floa
 
 
 def needed_share(config: RunConfig, facts: Facts) -> float:
-    """The least share with which replicas are worth it: weights, and keys and values of some rows."""
+    """The smallest share that makes replicas worthwhile: weights, and keys and values of some rows."""
     shape, dtype = facts.shape, config.actor.dtype
     if shape is None or not facts.gpu_memory_bytes:
         return 1.0
@@ -105,7 +106,7 @@ def cached_bytes_per_token(shape: ModelShape, dtype: str) -> int:
 
 
 def trained_bytes(config: RunConfig, facts: Facts) -> int:
-    """Weights, gradients and optimizer state of a rank of the actor, and of a critic as large."""
+    """Weights, gradients and optimizer state of a rank of the actor, and of an equally large critic."""
     return int((1 + _critics(config)) * training_bytes_per_parameter(config.actor) * (facts.parameters or 0))
 
 
@@ -127,7 +128,7 @@ def _trains(config: RunConfig, facts: Facts, *, offload: bool) -> bool:
 
 
 def _may_offload(config: RunConfig, facts: Facts) -> bool:
-    """True if `actor.offload` goes with the engine, and the host has memory for what it moves."""
+    """True if the engine supports `actor.offload` and the host has memory for the offloaded state."""
     engine = config.actor
     if engine.lora.enabled:
         return False
@@ -136,7 +137,7 @@ def _may_offload(config: RunConfig, facts: Facts) -> bool:
 
 
 def _reference_bytes(config: RunConfig, facts: Facts) -> tuple[int, int]:
-    """(bytes, processes) of a reference that is a model beside the actor's."""
+    """(bytes, processes) of a reference that is a separate model."""
     second = config.algo.kl.placement != "none" and (not config.actor.lora.enabled or config.reference.path)
     if not second:
         return 0, 0
@@ -144,7 +145,7 @@ def _reference_bytes(config: RunConfig, facts: Facts) -> tuple[int, int]:
 
 
 def _critics(config: RunConfig) -> int:
-    """Models that are trained beside the actor, counted as large as it."""
+    """The number of models that are trained in addition to the actor, assumed to be of the same size."""
     return int(config.critic.engine != "none")
 
 

@@ -1,4 +1,4 @@
-"""The plan as data for people and machines."""
+"""The plan as JSON data."""
 
 import json
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from rlcore.plan.run_plan import AlgorithmPlan, RunPlan
 
 
 def plan_to_json(plan: RunPlan) -> dict[str, Any]:
-    """The plan as JSON values, all in dicts by name so that two plans can be compared key by key.
+    """The plan as JSON values, in dicts by name so that two plans can be compared key by key.
 
-    Free of secrets: settings are those of the saved configuration, where `${oc.env:NAME}` is unresolved, and what the
-    plan took from resolved ones (a service's address) is redacted.
+    Contains no secrets: settings are those of the saved configuration, where `${oc.env:NAME}` is unresolved, and values
+    that the plan took from resolved settings (a service's address) are redacted.
     """
     return cast(dict[str, Any], _redacted(_to_json(plan)))
 

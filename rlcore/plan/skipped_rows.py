@@ -1,4 +1,4 @@
-"""Decides whether updates leave out rows that add nothing to the gradient: those whose advantages are all 0."""
+"""Decides whether updates skip rows that add nothing to the gradient: rows whose advantages are all 0."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +10,8 @@ from rlcore.plan.run_plan import AlgorithmPlan
 
 
 def why_all_rows(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan]) -> str:
-    """The part of the loss that may give such rows a gradient, so that all rows are computed; empty without one."""
+    """The part of the loss that may give these rows a gradient, so that all rows are computed; empty if there is
+    none."""
     if config.algo.kl.placement == "loss":
         return "algo.kl.placement=loss gives each token a gradient"
     if config.algo.entropy_coef:
@@ -22,5 +23,5 @@ def why_all_rows(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan]) -> 
 
 
 def skip_rows(workers: Sequence[WorkerPlan], skips: bool) -> tuple[WorkerPlan, ...]:
-    """The workers, of which the actor skips such rows or not."""
+    """The workers, with the actor set to skip these rows or not."""
     return tuple(replace(plan, skips_rows=skips) if plan.request.role == ACTOR else plan for plan in workers)

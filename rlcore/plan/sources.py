@@ -1,4 +1,4 @@
-"""Source code that a reference names, found and read without importing it."""
+"""Finds and reads the source code of a target without importing it."""
 
 import ast
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from rlcore.errors.checks.targets import spec_of
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 MAX_HOPS = 5
-"""Modules that hand a name on to each other, at most."""
+"""Maximum number of modules that re-export a name from one another."""
 
 
 def source_file(target: str) -> Path | None:
-    """The file that a reference 'module:attr' or 'file.py:attr' will be loaded from, found without importing it."""
+    """The file that a target 'module:attr' or 'file.py:attr' is loaded from, found without importing it."""
     where = target.rpartition(":")[0]
     if where.endswith(".py"):
         path = Path(where)
@@ -29,16 +29,15 @@ def source_file(target: str) -> Path | None:
 
 
 def function_node(target: str) -> ast.FunctionDef | None:
-    """The plain function that a reference names; None for anything else, as `definition`."""
+    """The plain function that a target names; None for anything else, as in `definition`."""
     found = definition(target)
     return found if isinstance(found, ast.FunctionDef) else None
 
 
 def definition(target: str) -> Definition | None:
-    """The function or class that a reference names, as a file defines it at its top level, also where modules hand it
-    on.
+    """The top-level definition of the function or class that a target names, followed through re-exports.
 
-    None for anything else, for one with decorators, which may have another signature, and without a source.
+    None for anything else, without source, and with decorators, which may change the signature.
     """
     where, _, attribute = target.rpartition(":")
     path = source_file(f"{where}:{attribute}")
@@ -60,7 +59,7 @@ def definition(target: str) -> Definition | None:
 
 
 def _top_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements, and those in the branches of `if`, as for type checkers."""
+    """The statements, including those in the branches of `if`, such as `if TYPE_CHECKING`."""
     for statement in statements:
         yield statement
         if isinstance(statement, ast.If):

@@ -1,4 +1,5 @@
-"""Checkpoints: whether the host holds a copy of what is trained, so that training goes on while it is written."""
+"""Decides whether host memory fits a copy of the trained state, so that training continues while a checkpoint is
+written."""
 
 from dataclasses import replace
 
@@ -8,13 +9,13 @@ from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.sharded_memory import MOMENT_BYTES, host_bytes
 
 FILLED = 0.9
-"""Share of the host's memory that a run may fill with a copy in it."""
+"""Share of the host's memory that a run may fill, the copy included."""
 
 
 def plan_saving(plan: RunPlan) -> RunPlan:
-    """The plan with copies where the host holds them; a note says why where it does not.
+    """The plan with copies if they fit into host memory, else with a note that says why not.
 
-    Of machines elsewhere the memory is not known, as for all checks of it.
+    The memory of other machines is not known, as in all memory checks.
     """
     others, copies = _others_bytes(plan), copied_bytes(plan)
     size = plan.facts.memory_bytes
@@ -28,7 +29,7 @@ def plan_saving(plan: RunPlan) -> RunPlan:
 
 
 def copied_bytes(plan: RunPlan) -> int:
-    """Bytes of host memory that hold a copy of all models that are trained; adapters are small."""
+    """Host memory in bytes for a copy of all trained models; adapters are small and not counted."""
     return sum(_copied_bytes(plan, worker) for worker in plan.workers)
 
 
@@ -40,7 +41,7 @@ def _copied_bytes(plan: RunPlan, worker: WorkerPlan) -> int:
 
 
 def _others_bytes(plan: RunPlan) -> int:
-    """Bytes of host memory that the run needs beside that copy."""
+    """Host memory in bytes that the run needs in addition to that copy."""
     total = 0
     for worker in plan.workers:
         request = worker.request

@@ -1,26 +1,26 @@
-"""The expected time of a step, from operations and an assumed rate: its order of magnitude, before anything runs."""
+"""Estimates the order of magnitude of a step's time, from operations and an assumed rate, before anything runs."""
 
 from dataclasses import dataclass
 
 from rlcore.plan.run_plan import RunPlan
 
 CPU_GFLOPS = 40.0
-"""Per core, of matrix products in float32: two thirds of what a core of a server gives alone."""
+"""Rate per core for matrix products in float32: two thirds of the rate of a single server core."""
 GPU_TFLOPS = {"float32": 15.0, "float64": 5.0, "bfloat16": 120.0, "float16": 120.0}
-"""Per device, where cluster.peak_tflops is not set."""
+"""Rate per device if cluster.peak_tflops is not set."""
 PEAK_SHARE = 0.4
 """Share of cluster.peak_tflops that a step reaches."""
 PROMPT_TOKENS = 128
-"""Of a prompt whose length is not known."""
+"""Assumed tokens of a prompt whose length is not known."""
 SLOW_S = 120.0
-"""A step on a CPU that takes longer gets a note."""
+"""Steps on a CPU that take longer than this get a note."""
 BACKENDS = ("hf",)
 """Engines whose steps are estimated."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """An estimate; every number that it rests on is in `assumed`."""
+    """An estimate; `assumed` lists every number that it is based on."""
 
     sampling_s: float
     updates_s: float
@@ -33,10 +33,11 @@ class StepTime:
 
 
 def expected_step_time(plan: RunPlan, prompt_tokens: int | None) -> StepTime | None:
-    """The time of a step whose responses all have `rollout.max_tokens` tokens; None where the model is not known.
+    """The time of a step whose responses all have `rollout.max_tokens` tokens; None if the model is unknown.
 
     Per weight and token, 2 operations are counted for sampling and for a forward pass, 6 for an update (4 with LoRA,
-    whose frozen weights have no gradient). A prompt counts once per group. `prompt_tokens`: of the longest prompt.
+    whose frozen weights have no gradient). A prompt counts once per group. `prompt_tokens`: length of the longest
+    prompt.
     """
     config, facts = plan.config, plan.facts
     if facts.parameters is None or config.actor.backend not in BACKENDS or config.rollout.backend not in BACKENDS:
@@ -56,7 +57,7 @@ def expected_step_time(plan: RunPlan, prompt_tokens: int | None) -> StepTime | N
 
 
 def _rate(plan: RunPlan) -> tuple[float, str]:
-    """Operations per second of all devices that train, and what that assumes."""
+    """Operations per second of all training devices, and the assumptions behind it."""
     config = plan.config
     if config.cluster.device != "cuda":
         cores = config.cluster.threads or plan.facts.cpus
@@ -70,7 +71,7 @@ def _rate(plan: RunPlan) -> tuple[float, str]:
 
 
 def slow_step_note(plan: RunPlan, time: StepTime | None) -> str:
-    """The note on a step that takes minutes on a CPU, with the keys that make it shorter; '' for any other."""
+    """The note on a step that takes minutes on a CPU, with the keys that shorten it; '' otherwise."""
     if time is None or plan.config.cluster.device == "cuda" or time.step_s < SLOW_S:
         return ""
     rollout, train = plan.config.rollout, plan.config.train
@@ -82,7 +83,7 @@ def slow_step_note(plan: RunPlan, time: StepTime | None) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """Two digits of a time: 8.5 s, 45 s, 3.2 min, 12 h."""
+    """A duration with two digits: 8.5 s, 45 s, 3.2 min, 12 h."""
     for size, unit in ((3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"

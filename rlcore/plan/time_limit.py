@@ -1,4 +1,4 @@
-"""Ends a plugin's code that does not come back while planning, and says where it stood."""
+"""Interrupts plugin code that hangs while planning, and reports where it hung."""
 
 import os
 import signal
@@ -15,20 +15,20 @@ from rlcore.errors import PluginError
 from rlcore.errors.redaction import displayable
 
 LIMIT = "RLCORE_PLUGIN_LIMIT_S"
-"""Set this environment variable to give imports, hooks and requests of plugins more seconds, each."""
+"""The environment variable that sets the seconds that each import, hook and request of a plugin may take."""
 DEFAULT_LIMIT_S = 30.0
 _AGAIN_S = 1.0
-"""Between interruptions of code that goes on in spite of them."""
+"""Seconds between interruptions of code that continues in spite of them."""
 _TRIES = 5
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 class _Hangs(BaseException):
-    """Interrupts the code that hangs; not an Exception, so that code which tries again for ever ends as well."""
+    """Interrupts code that hangs; not an Exception, so that code which retries forever ends too."""
 
 
 def limit_s() -> float:
-    """The seconds that an import, a hook or `requests()` of a plugin may take."""
+    """Seconds that an import, a hook or `requests()` of a plugin may take."""
     text = os.environ.get(LIMIT, "")
     try:
         limit = float(text) if text else DEFAULT_LIMIT_S
@@ -43,10 +43,10 @@ def limit_s() -> float:
 def limited(whose: str, limit: float | None = None, setting: str = LIMIT) -> Iterator[None]:
     """PluginError naming file, line and function when `whose` code takes longer than `limit`; None: `limit_s()`.
 
-    `setting` is what gives it more.
+    `setting`: the setting that raises the limit.
 
-    Works by a timer's signal, so on the main thread only; elsewhere nothing limits the code. A timer that is set
-    already, by a test runner, goes on afterwards.
+    Uses a timer signal, so it works on the main thread only; other threads have no limit. An existing timer, such as a
+    test runner's, continues afterwards.
     """
     limit, began = limit_s() if limit is None else limit, time.monotonic()
     was_left, was_interval = signal.getitimer(signal.ITIMER_REAL)
@@ -73,7 +73,7 @@ def limited(whose: str, limit: float | None = None, setting: str = LIMIT) -> Ite
         left = max(was_left - (time.monotonic() - began), 1e-3) if was_left else 0.0
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
         signal.setitimer(signal.ITIMER_REAL, left, was_interval)
-        if lines:  # even if the code swallowed the interruption
+        if lines:  # even if the code swallows the interruption
             raise PluginError(lines[0])
 
 
@@ -86,7 +86,7 @@ def _where(frame: FrameType | None) -> str:
 
 
 def where_in(frames: Sequence[FrameType]) -> str:
-    """The line that waits: of the innermost frame outside the standard library, else of the last one."""
+    """The waiting line: that of the innermost frame outside the standard library, else of the last frame."""
     theirs = [frame for frame in frames if not _is_library(frame.f_code.co_filename)] or frames
     if not theirs:
         return "nowhere in Python"
@@ -98,7 +98,7 @@ def _is_library(file: str) -> bool:
 
 
 def _end(line: str) -> NoReturn:
-    """The code catches every interruption: only the process can be ended."""
+    """Ends the process, because the code catches every interruption."""
     sys.stdout.flush()
     sys.stderr.write(f"rlcore: {displayable(line)}\n")
     sys.stderr.flush()

@@ -8,9 +8,9 @@ from rlcore.plan.run_plan import TrackerPlan
 
 
 def plan_trackers(config: RunConfig, offers: Offers) -> tuple[TrackerPlan, ...]:
-    """The trackers of the run, in the order of `track.to`; a name that is there twice counts once.
+    """The trackers of the run, in the order of `track.to`; repeated names count once.
 
-    ConfigError for a name that is not offered, PluginError for one that is offered twice and for a class that is not a
+    ConfigError for a name that is not offered, PluginError for one that is offered twice or whose class is not a
     tracker.
     """
     offered = [(offer.value.name, offer) for offer in offers.trackers()]

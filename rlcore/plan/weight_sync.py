@@ -15,7 +15,7 @@ def plan_weights(
 ) -> WeightsKind:
     """The kind of weight sync from the actor to the rollout; '' when the rollout is embedded in the actor.
 
-    PlanError when the rollout cannot take the kind that the settings ask for. With `elsewhere` workers run on machines
+    PlanError if the rollout does not support the kind that the settings ask for. `elsewhere`: workers run on machines
     that the planner cannot see.
     """
     rollout = next(plan for plan in workers if plan.request.role.name == "rollout")
@@ -61,7 +61,7 @@ def plan_weights(
 def _check_nccl(
     config: RunConfig, rollout: WorkerPlan, workers: Sequence[WorkerPlan], pools: Sequence[PoolPlan]
 ) -> None:
-    """PlanError unless actor and rollout have CUDA devices, and not the same ones."""
+    """PlanError unless actor and rollout have separate CUDA devices."""
     if config.cluster.device != "cuda":
         raise PlanError(
             f"rollout.weight_sync=nccl broadcasts between CUDA devices, and cluster.device={config.cluster.device}; "

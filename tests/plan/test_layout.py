@@ -183,7 +183,7 @@ def test_the_plan_shows_the_layout_and_its_reason(
         ),
         (
             (COLOCATED, "cluster.pools.rollout.gpus_per_node=1"),
-            "is in pool 'rollout' of config (cluster.pools), beside the devices that the actor trains on (pool 'main')"
+            "is in pool 'rollout' of config (cluster.pools), not on the devices that the actor trains on (pool 'main')"
             "; leave that pool out, make 'main' a union with it, or set cluster.layout=split",
         ),
         ((COLOCATED, "rollout.backend=restless"), "Restless of plugin 'served' (served 1.0) has no sleep() and wake()"),

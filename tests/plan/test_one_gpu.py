@@ -36,7 +36,7 @@ def test_on_one_gpu_replicas_take_turns_with_the_actor_and_the_plan_says_how(
     assert (plan.layout.name, plan.layout.roles, plan.colocated_roles) == ("colocated", ("rollout",), ("rollout",))
     assert all(size <= 79.2 * GIB for size in plan.device_bytes["main"].values())
     reasons = {choice.key: choice.reason for choice in plan.choices}
-    assert "what is left beside what rests there" in reasons[SHARE_KEY]
+    assert "weights at rest leave free" in reasons[SHARE_KEY]
     assert ("they rest in host memory" in reasons.get("actor.offload", "")) is offload
     page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text("utf-8")
     rests = 14 * parameters / GIB  # weights, masters and two moments
@@ -85,13 +85,13 @@ def test_what_is_chosen_for_ranks_that_share_a_model_out_is_not_refused() -> Non
 @pytest.mark.parametrize(
     ("overrides", "facts", "why"),
     [
-        (("cluster.layout=split",), {}, "of 1 in all"),
-        (("schedule.max_staleness=1",), {}, "of 1 in all"),
-        (("schedule.stream_minibatches=true",), {}, "of 1 in all"),
-        (("rollout.replicas=2",), {}, "of 1 in all"),
-        ((), {"parameters": None}, "is unknown, so it is unknown if they can share"),
-        ((), {"gpu_memory_bytes": None, "gpu_free_bytes": None}, "is unknown, so it is unknown if they can share"),
-        ((), {"gpu_free_bytes": 14 * GIB}, "it does not fit beside the 28.7 GiB that are trained (it would have 0%"),
+        (("cluster.layout=split",), {}, "there are 1"),
+        (("schedule.max_staleness=1",), {}, "there are 1"),
+        (("schedule.stream_minibatches=true",), {}, "there are 1"),
+        (("rollout.replicas=2",), {}, "there are 1"),
+        ((), {"parameters": None}, "is unknown, so whether they can share is unknown"),
+        ((), {"gpu_memory_bytes": None, "gpu_free_bytes": None}, "is unknown, so whether they can share is unknown"),
+        ((), {"gpu_free_bytes": 14 * GIB}, "it does not fit next to the 28.7 GiB that are trained (it would have 0%"),
         (("actor.offload=false",), {"gpu_free_bytes": 36 * GIB}, "and needs 17%)"),
     ],
 )
@@ -102,7 +102,7 @@ def test_where_replicas_cannot_take_turns_the_sampler_is_embedded_and_the_plan_s
     found = loaded("rollout.max_tokens=8192", *overrides, facts=machine(1, **facts))
     choice = next(choice for choice in found.choices if choice.key == "rollout.backend")
     assert choice.value == "hf"
-    assert choice.reason.startswith("'vllm' needs devices beside the actor's 1, of 1 in all")
+    assert choice.reason.startswith("'vllm' needs devices in addition to the actor's 1; there are 1")
     assert why in choice.reason
 
 

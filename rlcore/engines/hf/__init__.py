@@ -1,4 +1,4 @@
-"""The transformers backend. Its public names train a model or a loss of a plugin. Importing this imports no torch.
+"""The transformers backend. Its public names train a plugin's model or loss. Importing this does not import torch.
 
 In a worker: `prepare_process(context)`, then a `TrainEngine` with a `Loss` and `ranks=ranks_of(context)`. A
 worker inside the actor reads the actor's model through `actor_engine(context)`.
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlcore.imports import lazy_names
 
-if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `lazy_names` does
+if TYPE_CHECKING:  # the one list of public names, read by type checkers and by `lazy_names`
     from rlcore.engines.hf.train.engine import TrainEngine as TrainEngine
     from rlcore.engines.hf.train.microbatch import Loss as Loss
     from rlcore.engines.hf.train.microbatch import LossTerms as LossTerms

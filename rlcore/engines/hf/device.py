@@ -1,4 +1,4 @@
-"""The GPU of a worker: refused where torch's build cannot compute on it, and set up for the run's number format."""
+"""Checks a worker's GPU against the build of torch, and sets it up for the run's number format."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ WAYS_OUT = (
 
 
 def prepare_device(context: WorkerContext) -> None:
-    """Check the worker's GPU, and let float32 products use its tensor cores where the configuration says so.
+    """Check the worker's GPU, and let float32 products use its tensor cores if the configuration says so.
 
-    The latter counts for a whole process, so a worker that is a thread of the controller leaves it alone. ConfigError
-    when this torch cannot compute on the GPU.
+    The latter affects a whole process, so a worker that is a thread of the controller does not change it. ConfigError
+    if this torch cannot compute on the GPU.
     """
     check_gpu(context.device)
     config = context.config

@@ -1,4 +1,4 @@
-"""A model that a checkpoint or an export holds, as transformers loads it. Importing this imports no torch."""
+"""Loads the model of a checkpoint or an export with transformers. Importing this does not import torch."""
 
 from importlib.util import find_spec
 from pathlib import Path

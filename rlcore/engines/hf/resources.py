@@ -1,4 +1,5 @@
-"""Resources that this backend's classes need for a request; planning imports this, and no torch."""
+"""Resources that this backend's classes need for a request. Planning imports this module, which does not import
+torch."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,15 +15,15 @@ BASE_NOTE = "the actor's weights with the LoRA adapter off serve as the referenc
 
 
 def complete_embedded(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
-    """The request with the tokens that are cached at most, and the copy of float32 weights that a CPU multiplies few
-    rows with, while it generates."""
+    """The request with the maximum number of cached tokens, and the packed copy of float32 weights that a CPU generates
+    with."""
     packs = config.cluster.device != "cuda" and config.actor.dtype == "float32"
     packed = float(BYTES["float32"]) if packs else 0.0
     return replace(request, cached_tokens=_cached_tokens(config), bytes_per_parameter=packed)
 
 
 def _cached_tokens(config: RunConfig) -> int:
-    """The most tokens that are held: each row's response, and each prompt once for its rows."""
+    """Maximum number of cached tokens: each row's response, and each prompt once."""
     kinds = [(config.rollout.samples_per_prompt, config.rollout.max_tokens)]
     if config.eval.sources:
         kinds.append((config.eval.samples_per_prompt, config.eval.max_tokens or config.rollout.max_tokens))
@@ -31,9 +32,10 @@ def _cached_tokens(config: RunConfig) -> int:
 
 
 def complete_reference(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
-    """The actor's base where that has a LoRA adapter; else a second model with the actor's ranks and sharding.
+    """The actor's base model if it has a LoRA adapter; else a second model with the actor's ranks and sharding.
 
-    A `reference.path` asks for a second model in any case. It has the actor's slices where they divide its heads.
+    A `reference.path` asks for a second model in any case. It uses the actor's context parallelism if that divides its
+    heads.
     """
     actor = config.actor
     if actor.lora.enabled and not config.reference.path and actor.backend == request.backend:

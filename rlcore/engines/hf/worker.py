@@ -1,4 +1,4 @@
-"""The workers of this backend: thin shells, whose `setup` imports torch and builds the engine."""
+"""The workers of this backend: thin shells whose `setup` imports torch and builds the engine."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class HfActor(ActorWorker):
 
     engine: TrainEngine
     version: int = 0
-    """Names the weights that were published last."""
+    """Version of the last published weights."""
     is_published: bool = True
-    """True if they are the current ones."""
+    """True if the published weights are the current ones."""
     _server: WeightsServer | None = None
     _loss: PolicyLoss
     before_change: list[Callable[[], None]]
-    """Told before every change of the weights, so that what samples from them drops what it has computed."""
+    """Called before every change of the weights, so that samplers drop values computed from them."""
 
     def setup(self) -> None:
         from rlcore.algo.importance import sampler_differs
@@ -84,7 +84,7 @@ class HfActor(ActorWorker):
 
     def update(self, minibatch: Batch) -> Metrics:
         self._weights_change()
-        if self.is_published:  # what generation has used is not what an update uses
+        if self.is_published:  # generation and updates use different sizes
             give_back_freed_memory(self.context.device)
         self._loss.weights_sampled = self.is_published
         self.is_published = False
@@ -107,7 +107,7 @@ class HfActor(ActorWorker):
         try:
             return self._weights(version, directory)
         finally:
-            yield_device(self.context.device)  # a rollout on this device loads them next
+            yield_device(self.context.device)  # a rollout on this device loads the weights next
 
     def _weights(self, version: int, directory: Path) -> WeightsHandle:
         if self.context.weights_kind == "adapter":
@@ -169,9 +169,9 @@ class HfActor(ActorWorker):
 
 
 class HfReference(ReferenceWorker):
-    """The frozen policy: inside an actor with LoRA that actor with its adapter off, else a second model.
+    """The frozen policy: an actor's model with the LoRA adapter disabled, else a second model.
 
-    A second model has the actor's ranks and sharding, and its slices where the model can be computed in them.
+    A second model has the actor's ranks and sharding, and its context parallelism if the model supports it.
     """
 
     engine: TrainEngine
@@ -233,7 +233,7 @@ class HfReference(ReferenceWorker):
 
 
 class HfRollout(RolloutWorker):
-    """The embedded rollout: samples from the weights of the actor it is served inside of."""
+    """The embedded rollout: samples from the weights of its host, the actor."""
 
     _sampler: EmbeddedSampler
 
@@ -245,8 +245,8 @@ class HfRollout(RolloutWorker):
 
         context, config = self.context, self.context.config
         actor, schedule = _host(context), config.schedule
-        # Where no step waits for rows that are sampled during its updates, they wait for it instead: their tokens are
-        # of one version each, and what they hold is recomputed once per step and not after each update.
+        # If no step waits for rows that are sampled during its updates, the rows wait for the step instead: each token
+        # run has one version, and their cache is recomputed once per step, not after each update.
         waits = schedule.max_staleness > 1 and not schedule.stream_minibatches
         actor.engine.stay_whole()
         actor.engine.stay_on_device()
@@ -267,9 +267,9 @@ class HfRollout(RolloutWorker):
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes; calls that overlap are decoded together.
 
-        A row that is unfinished when the weights change goes on with the new ones, and its completion says from where:
-        at once where mini-batches are streamed, whose step may wait for it, else when they are published.
-        Of several ranks each samples its share.
+        A row that is unfinished when the weights change continues with the new ones, and its completion records from
+        where. It does so at once if mini-batches are streamed, because the step may wait for it, else when the weights
+        are published. Each of several ranks samples its share.
         """
         requests = share_of(requests, self.context.rank, self.context.num_ranks)
         if not requests:
@@ -280,14 +280,14 @@ class HfRollout(RolloutWorker):
 
 
 def share_of(requests: Sequence[GenerateRequest], rank: int, num_ranks: int) -> list[GenerateRequest]:
-    """A rank's share of the requests: dealt out in canonical order, beginning with a rank that their ids decide."""
+    """A rank's share of the requests: round-robin in canonical order, from a first rank that their ids determine."""
     ordered = sorted(requests, key=lambda request: request.id)
     first = crc32(ordered[0].id.encode()) if ordered else 0
     return [request for index, request in enumerate(ordered) if (first + index) % num_ranks == rank]
 
 
 def prepare_process(context: WorkerContext) -> None:
-    """Compute with as many threads as the plan says, and seed Python, numpy and torch with the run's seed.
+    """Set the number of compute threads to the plan's, and seed Python, numpy and torch with the run's seed.
 
     Call it before a model is loaded: checkpoints hold these random states.
     """
@@ -314,10 +314,10 @@ def _use_threads(context: WorkerContext) -> None:
 
 
 def actor_engine(context: WorkerContext) -> TrainEngine:
-    """The training engine of the actor that a worker is served inside of.
+    """The training engine of the actor that a worker is embedded in.
 
-    Its `policy` changes with every update of the actor, and its `ranks` are those of the worker. WorkerError naming
-    what is there instead.
+    Its `policy` changes with every update of the actor, and its `ranks` are those of the worker. WorkerError naming the
+    actual host if it is a different one.
     """
     return _host(context).engine
 

@@ -1,1 +1,1 @@
-"""The sampling wing: decodes with the very weights that are trained."""
+"""The sampling wing: decodes with the weights that are being trained."""

@@ -1,7 +1,7 @@
-"""The passes of a model over rows that share prompts: prompts once, then one token of every row at a time.
+"""Forward passes over rows that share prompts: each prompt once, then one token of every row at a time.
 
-It works through transformers' own modules, so for any causal language model whose state is keys and values; what it
-computes is compared with the model's plain forward pass before it is used.
+It calls transformers' modules, so it supports any causal language model whose only state is keys and values. Its
+results are compared with the model's plain forward pass before it is used.
 
 Letters as in `kv_cache`; N prompts of one pass, H hidden size, V vocabulary.
 """
@@ -22,13 +22,13 @@ from rlcore.engines.hf.train.model import PolicyModel
 from rlcore.engines.hf.train.rounding import HALF
 
 PASS_TOKENS = 8192
-"""Tokens of one pass over prompts, padding included: they bound the memory of its activations."""
+"""Maximum tokens of one pass over prompts, padding included; bounds the memory of its activations."""
 PACK_TOKENS = 16
-"""The weights are packed when a row may still draw this many: packing takes as long as a few of them."""
+"""The weights are packed if a row may still draw this many tokens; packing takes as long as a few of them."""
 
 
 class Decoder:
-    """Holds the live rows and their cache. Rows are taken as they come: order and admission are the caller's."""
+    """Holds the live rows and their cache. The caller decides on order and admission."""
 
     def __init__(self, model: PolicyModel, max_rows: int, device: torch.device) -> None:
         self.rows: list[DecodeRow] = []
@@ -41,26 +41,26 @@ class Decoder:
         self._hidden_RH: Tensor | None = None
         self._packed: PackedLinears | None = None
         self.siblings: list[tuple[nn.Linear, ...]] = []
-        """Linear layers that are given the same tensor."""
+        """Groups of linear layers with the same input tensor."""
         self.joins = not getattr(model.transformer, "_supports_attention_backend", False)
-        """True if the model brings its own attention code, which gets copies of whole rows."""
+        """True if the model has custom attention code, which gets copies of whole rows."""
         self.shortens = is_known(model.transformer)
-        """True if one token per row takes fewer operations than with the model's own modules."""
+        """True if fused decoding replaces the model's modules for passes of one token per row."""
         self._few: FusedDecode | None = None
         self._is_stale = False
         self._cache = SlotCache(joins=self.joins)
 
     def forget(self) -> None:
-        """The weights have changed: nothing that was computed is of use. Rows keep their tokens."""
+        """Discard everything computed from old weights; rows keep their tokens."""
         self.drop_copies()
         self._drop_cache()
 
     def drop_copies(self) -> None:
-        """The weights have changed: copies of them are of no use. Keys and values stay as they are."""
+        """Discard copies of old weights; keys and values stay."""
         self._packed = self._few = None
 
     def release(self) -> None:
-        """Release all memory after the last row. Later rows depend on nothing but the weights."""
+        """Release all memory after the last row, so later rows depend on nothing but the weights."""
         self.rows, self.groups, self._packed, self._few = [], [], None, None
         self._drop_cache()
 
@@ -72,7 +72,7 @@ class Decoder:
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Feed every live row the token that it drew last."""
+        """Feed every live row its last token."""
         self._pack()
         if self._is_stale:
             self._is_stale = False
@@ -86,7 +86,7 @@ class Decoder:
 
     @torch.no_grad()
     def join(self, rows: Sequence[DecodeRow]) -> None:
-        """Take rows in, which then have a hidden state to draw their first token from."""
+        """Add rows and compute the hidden states that their first tokens are drawn from."""
         if not rows:
             return
         fresh = list(dict.fromkeys(row.group for row in rows if row.group.slot is None))
@@ -100,7 +100,7 @@ class Decoder:
         self.rows.extend(rows)
 
     def leave(self, gone: Sequence[DecodeRow]) -> None:
-        """Drop rows, and the prompts that no sample needs any more; the last ones fill the gaps."""
+        """Remove rows, and prompts that no sample needs any longer; the last ones fill the gaps."""
         for row in gone:
             row.group.rows_left -= 1
             place = self.rows.index(row)
@@ -115,7 +115,7 @@ class Decoder:
         self.drop_prompts()
 
     def drop_prompts(self) -> None:
-        """Drop the prompts that no sample needs any more."""
+        """Remove the prompts that no sample needs any longer."""
         for group in [group for group in self.groups if group.rows_left == 0]:
             place, last = group.slot, self.groups.pop()
             group.slot = group.hidden_H = None
@@ -173,7 +173,7 @@ class Decoder:
         return torch.cat(hidden)
 
     def _row_pass(self, first: int, num: int, own: list[int], tokens: int) -> RowPass:
-        """A pass over rows that hold `own` tokens each."""
+        """A pass over rows with `own` response tokens each."""
         rows = self.rows[first : first + num]
         slots = [row.group.slot or 0 for row in rows]
         members: list[list[int]] = [[] for _ in self.groups]
@@ -242,7 +242,7 @@ class Decoder:
 
 
 def _by_tokens(lengths: Sequence[int]) -> Iterator[slice]:
-    """Consecutive rows, as many at a time as `PASS_TOKENS` allow when all are as long as the longest; at least one."""
+    """Consecutive rows, as many at a time as `PASS_TOKENS` allows when padded to the longest; at least one."""
     start, longest = 0, 0
     for index, length in enumerate(lengths):
         if index > start and max(longest, length) * (index + 1 - start) > PASS_TOKENS:

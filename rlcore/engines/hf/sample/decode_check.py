@@ -1,4 +1,4 @@
-"""Tries whether `Decoder` can decode a model."""
+"""Checks that `Decoder` can decode a model."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -17,10 +17,9 @@ from rlcore.types import GenerateRequest, Sampling
 
 
 def check_decoding(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None:
-    """Choose how the model attends, and find out which of its layers multiply the same tensor.
+    """Choose the model's attention, and find its layers that share an input tensor.
 
-    ConfigError when decoding gives other logits than its plain forward pass. Weights that are not numbers pass: who
-    samples from them says so.
+    ConfigError if decoding and the plain forward pass give different logits. NaN weights pass; sampling reports them.
     """
     name = type(model.transformer).__name__
     kinds = set(getattr(model.transformer.config.get_text_config(), "layer_types", None) or [])
@@ -35,7 +34,7 @@ def check_decoding(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None
         with suppress(ConfigError), boundary(f"rollout.backend=hf: short decoding with {name}", ConfigError):
             if not _difference(model, decoder, tokens) > _allowed_of_short(model):
                 return
-        decoder.shortens = False  # the model's own modules may still do
+        decoder.shortens = False  # the model's own modules may still work
     for joins in (False, True) if not decoder.joins else (True,):
         decoder.joins = joins
         try:
@@ -62,7 +61,7 @@ def _allowed_of_short(model: PolicyModel) -> float:
 
 
 def _difference(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> float:
-    """The largest difference of a logit, as a share of the largest logit, over three short rows and two passes."""
+    """The largest difference of a logit, relative to the largest logit, over three short rows and two passes."""
     vocabulary = len(model.head.linear.weight)
     ids = [index * 7919 % vocabulary for index in range(12)]
     probe = GenerateRequest("probe", tuple(ids[:8]), Sampling(max_tokens=2 * PACK_TOKENS), 2, 0)

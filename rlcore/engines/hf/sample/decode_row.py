@@ -13,19 +13,19 @@ from rlcore.types import GenerateRequest
 
 @dataclass(eq=False)
 class DecodeGroup:
-    """A request's prompt: computed once, held for as long as a sample of it is waiting or alive."""
+    """A request's prompt: computed once, kept while a sample of it is waiting or alive."""
 
     request: GenerateRequest
     rows_left: int
     """Samples that have not ended."""
     slot: int | None = None
-    """Its place in the cache; None while nothing of it has been computed."""
+    """Its slot in the cache; None before it is computed."""
     hidden_H: Tensor | None = None
     """The last hidden state of the prompt, from which each sample draws its first token."""
 
 
 class DecodeRow(SampledRow):
-    """One sample; `call` is the number of the call of `generate` that waits for it."""
+    """One sample; `call` is the number of the `generate` call that waits for it."""
 
     def __init__(self, group: DecodeGroup, sample: int, call: int, tokens: Tokens) -> None:
         super().__init__(group.request, sample, tokens)
@@ -40,7 +40,7 @@ class DecodeRow(SampledRow):
 
 
 def renew_groups(waiting: Sequence[DecodeRow]) -> None:
-    """Give rows without a token a new prompt where theirs has been computed; they share it as before."""
+    """Give rows without a token a new prompt if theirs was computed; they share it as before."""
     fresh: dict[int, DecodeGroup] = {}
     for row in waiting:
         old = row.group

@@ -1,8 +1,8 @@
-"""One token of every row through the layers of the Llama family, in as few operations as it takes.
+"""Decodes one token of every row through the layers of the Llama family, in few operations.
 
-A token of a few dozen rows is so little work for each of transformers' operations that their number counts: here a
-norm takes four, queries and keys are rotated together, and residuals are added by the products. What it computes
-is compared with the model's own forward pass before it is used; every other model goes through its own modules.
+One token of a few dozen rows is so little work that the number of operations dominates. Here a norm takes four, queries
+and keys are rotated together, and matrix products add the residuals. The results are compared with the model's own
+forward pass before it is used; other models use their own modules.
 
 Letters as in `kv_cache`; H hidden size, A query heads.
 """
@@ -19,14 +19,14 @@ from rlcore.engines.hf.sample.packed_linear import PackedLinears
 from rlcore.engines.hf.sample.row_attention import attend_together, can_attend_together
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
-"""Architectures whose layers are: norm, attention with rotated queries and keys, norm, gated SiLU."""
+"""Architectures with layers of norm, attention with rotated queries and keys, norm, gated SiLU."""
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
-"""A product of states with weights, with something added to it."""
+"""A product of states with weights, plus an optional summand."""
 
 
 def is_known(transformer: Any) -> bool:
-    """True if `FusedDecode` knows the layers of a model: by their names, and only where nothing has changed them."""
+    """True if `FusedDecode` supports a model's layers: known by name, and unmodified."""
     base, config = transformer.base_model, transformer.config
     family = type(base).__name__.removesuffix("Model")
     if family not in FAMILIES or not type(base).__module__.startswith("transformers.models."):
@@ -58,7 +58,7 @@ def _is_plain(layer: Any, family: str) -> bool:
 
 
 class FusedDecode:
-    """The layers of a model, made ready for one token per row; good until the weights change."""
+    """A model's layers, prepared for one token per row; valid until the weights change."""
 
     def __init__(self, transformer: Any, packed: PackedLinears | None) -> None:
         self._base = transformer.base_model
@@ -107,13 +107,13 @@ class _Layer:
         if query_norm is not None and key_norm is not None:
             queries, keys = both_RAD[:, : self._num_queries], both_RAD[:, self._num_queries :]
             both_RAD = torch.cat([_normed(query_norm, queries), _normed(key_norm, keys)], dim=1)
-        # Each half of a head is turned by the other one.
+        # The two halves of a head are rotated into each other.
         turned_RAD = torch.addcmul(both_RAD * cos_R1D, both_RAD.roll(self._size // 2, -1), turn_R1D)
         keys = turned_RAD[:, self._num_queries :]
         return turned_RAD[:, : self._num_queries], keys, every_RAD[:, self._num_turned :]
 
     def rest(self, attended_RX: Tensor, states_RH: Tensor) -> Tensor:
-        """(R, H) what the layer gives, from what it attended to and what it was given."""
+        """(R, H) output of the layer, from its attention output and its input."""
         states_RH = self._out(attended_RX, states_RH)
         both = self._gate_and_up(_normed(self._norms[1], states_RH), None)
         gate, up = both.chunk(2, dim=-1)
@@ -121,7 +121,7 @@ class _Layer:
 
 
 def _normed(norm: Any, states: Tensor) -> Tensor:
-    """The norm's output, in few operations where it computes in the precision of the states."""
+    """The norm's output, in few operations if it computes in the precision of the states."""
     if states.dtype != torch.float32:
         normed: Tensor = norm(states)
         return normed
@@ -133,7 +133,7 @@ def _normed(norm: Any, states: Tensor) -> Tensor:
 
 
 def _product(layers: Sequence[nn.Linear], packed: PackedLinears | None) -> Product:
-    """The products of layers that get the same tensor, next to each other."""
+    """The products of layers with the same input, concatenated."""
     found = packed.product_of(layers) if packed is not None else None
     if found is not None:
         return found

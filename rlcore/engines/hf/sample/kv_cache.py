@@ -1,7 +1,7 @@
-"""A key-value cache of rows that share prompts: each prompt is held once, and each row holds what it sampled itself.
+"""A key-value cache for rows that share prompts: it stores each prompt once, and per row only the sampled tokens.
 
-Both are tables of slots without gaps. A row that ends is replaced by the last one, so that the live rows are always
-the first ones, and nothing but that one row is copied. Tokens are at the left of their slot: index is position.
+Both are tables of slots without gaps. The last row takes the slot of a row that ends, so live rows are always the first
+ones and only one row is copied. Tokens are at the left of their slot: index is position.
 
 Letters: G prompts, P positions of the longest of them, R rows, L positions of the longest row's own part, T tokens of
 one forward pass, h key-value heads, D size of a head.
@@ -16,9 +16,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 MASKED = -1e30
-"""The score that hides a position from attention: finite, so that a row none of whose prompt is seen gives no NaN."""
+"""The score that hides a position from attention; finite, so a row that sees nothing of its prompt does not give
+NaN."""
 GROWTH = 64
-"""Positions by which the tables grow at least."""
+"""Minimum number of positions by which the tables grow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class RowPass:
     group_R: Tensor
     """Each row's prompt slot."""
     prompt_R: Tensor
-    """Tokens of each row's prompt."""
+    """Length of each row's prompt in tokens."""
     own_R: Tensor
     """Response tokens that each row holds before this pass."""
     num_prompts: int
@@ -45,17 +46,17 @@ class RowPass:
     longest_own: int
     """Positions of the rows' own parts after this pass."""
     rows_GW: Tensor
-    """The rows of each prompt, as indices into this pass, filled up with any row."""
+    """The rows of each prompt, as indices into this pass, padded with any row."""
     place_R: Tensor
-    """Each row's place in `rows_GW`, flat."""
+    """Each row's index in the flattened `rows_GW`."""
     same_own: int | None
-    """`own_R` where it is the same for all; else None, and `tokens` is 1."""
+    """The value of `own_R` if it is the same for all rows; else None, and `tokens` is 1."""
     in_order: bool
-    """True if the rows are those of `rows_GW`, flat, and no more."""
+    """True if the flattened `rows_GW` is exactly the rows in order."""
     masks_of_heads: dict[tuple[int | None, int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """`masks` in the form in which attention adds them."""
+    """`masks` in the form that attention adds to scores."""
     whole_masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
-    """The same for one token per row: of all positions together, None where none is hidden."""
+    """The same for one token per row, over all positions together; None if none is hidden."""
     _masks: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _written: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
@@ -70,7 +71,7 @@ class RowPass:
         return self.rows_GW.flatten()
 
     def written(self, kv_heads: int, positions: int) -> Tensor:
-        """(R * h,) where each row's next position is in a table (slots, h, positions, D) seen as (-1, D)."""
+        """(R * h,) index of each row's next position in a table (slots, h, positions, D) viewed as (-1, D)."""
         if (kv_heads, positions) not in self._written:
             slot_R = torch.arange(self.rows.start, self.rows.stop, device=self.own_R.device)
             line_Rh = slot_R[:, None] * kv_heads + torch.arange(kv_heads, device=self.own_R.device)
@@ -83,9 +84,10 @@ class RowPass:
         return (self.prompt_R + self.own_R)[:, None] + torch.arange(self.tokens, device=self.own_R.device)
 
     def masks(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """(R, T, P) and (R, T, L), 0 where a token sees a position of its prompt and of its part, else MASKED.
+        """(R, T, P) and (R, T, L) masks over the prompt and the row's own part: 0 where a token sees a position, else
+        MASKED.
 
-        `window`: how many positions a token sees, itself included; None sees all.
+        `window`: number of positions that a token sees, itself included; None: all.
         """
         if window not in self._masks:
             device = self.own_R.device
@@ -120,7 +122,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """(slots, h, positions, D) keys and values of the rows' own parts."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new (rows, h, T, D) keys and values where the current pass says; what is to be attended to."""
+        """Write the new (rows, h, T, D) keys and values at the current pass's positions; returns those to attend to."""
         cache, new = self._cache, (key_states, value_states)
         self.is_initialized = True
         cache.current = self
@@ -133,7 +135,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         current = cache.row_pass
         self.rows = _fitting(self.rows, new, cache.row_slots)
         for table, states in zip(self.rows, new, strict=True):
-            if current.same_own is not None:  # also rows that are recomputed, from their beginning
+            if current.same_own is not None:  # also rows that are recomputed from their beginning
                 table[current.rows, :, current.same_own : current.longest_own] = states
             else:
                 _, kv_heads, positions, size = table.shape
@@ -165,7 +167,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.rows[which][current.rows, :, : current.longest_own]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Tables are made by `update`."""
+        """Does nothing; `update` creates the tables."""
 
     def get_seq_length(self) -> int:
         """Positions before this pass; 0 for prompts."""
@@ -180,10 +182,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class SlotCache(Cache):
-    """The cache of a whole model. `now` is the pass that is under way.
+    """The cache of a whole model. `now` is the current pass.
 
-    `joins`: attention gets copies of whole rows instead of the shared parts, as a model needs that brings its
-    attention code.
+    `joins`: attention gets copies of whole rows instead of the shared parts, for models with custom attention code.
     """
 
     def __init__(self, *, joins: bool = False) -> None:
@@ -193,26 +194,26 @@ class SlotCache(Cache):
         """The layer that was updated last."""
         self.joins = joins
         self.prompt_slots = (0, 0)
-        """Number of prompts, and of positions of each, that there is room for."""
+        """Capacity: number of prompts, and of positions per prompt."""
         self.row_slots = (0, 0)
 
     @property
     def row_pass(self) -> RowPass:
-        """The pass under way, over rows."""
+        """The current pass over rows."""
         if not isinstance(self.now, RowPass):
-            raise ValueError("no pass over rows is under way")
+            raise ValueError("there is no current pass over rows")
         return self.now
 
     def reserve_prompts(self, num: int, positions: int, most: int) -> None:
-        """Make room, at the next update, for `num` prompts of `positions`; there will never be more than `most`."""
+        """Make room, at the next update, for `num` prompts of `positions` tokens; never more than `most` prompts."""
         self.prompt_slots = _grown(self.prompt_slots, num, positions, most)
 
     def reserve_rows(self, num: int, positions: int, most: int) -> None:
-        """Make room, at the next update, for `num` rows of `positions`; there will never be more than `most`."""
+        """Make room, at the next update, for `num` rows of `positions` tokens; never more than `most` rows."""
         self.row_slots = _grown(self.row_slots, num, positions, most)
 
     def let_go(self) -> None:
-        """Free the tables: cache and layers refer to each other, and the collector of cycles may be long in coming."""
+        """Free the tables now: cache and layers refer to each other, so garbage collection might come late."""
         for layer in self.layers:
             if isinstance(layer, SlotLayer):
                 layer.prompts = layer.rows = None
@@ -235,7 +236,7 @@ class SlotCache(Cache):
 
 
 def _grown(slots: tuple[int, int], num: int, positions: int, most: int) -> tuple[int, int]:
-    """At least what is asked for; more than was there grows by half, so that growing is rare."""
+    """At least the requested size; growth is by half or more, so that it is rare."""
     if num > slots[0]:
         num = max(num, min(most, slots[0] + slots[0] // 2))
     if positions > slots[1]:
@@ -244,9 +245,9 @@ def _grown(slots: tuple[int, int], num: int, positions: int, most: int) -> tuple
 
 
 def _fitting(tables: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], slots: tuple[int, int]) -> Any:
-    """Tables for as many slots and positions, with what is in the old ones.
+    """Tables for that many slots and positions, with the contents of the old ones.
 
-    Zeros, because what no row has written is multiplied by a probability of 0 and must be a number.
+    Initialized to zeros, because unwritten positions are multiplied by a probability of 0 and must be numbers.
     """
     if tables is not None and tables[0].shape[0] >= slots[0] and tables[0].shape[2] >= slots[1]:
         return tables

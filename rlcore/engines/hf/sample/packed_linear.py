@@ -1,9 +1,9 @@
-"""Linear layers whose weights lie the way a CPU multiplies few rows with them.
+"""Linear layers with weights packed for multiplying few rows on a CPU.
 
-A decoding pass multiplies each weight matrix with a few dozen rows, and what the matrix product then spends on
-bringing the weights into its own order counts. oneDNN does that once, for all passes until the weights change: measured
-20 to 30 % less time for 64 rows, for a second copy of the weights while it is held. Layers that multiply the very same
-tensor, as those of queries, keys and values do, are one product.
+A decoding pass multiplies each weight matrix with a few dozen rows, so the time to reorder weights for the product
+matters. oneDNN reorders them once for all passes until the weights change: measured 20 to 30 % less time for 64 rows,
+at the cost of a second copy of the weights. Layers with the same input, such as queries, keys and values, become one
+product.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 SMALLEST = 2**16
-"""Weights of the smallest product that is worth it."""
+"""Minimum number of weights of a product that is worth packing."""
 
 
 def can_pack(device: torch.device) -> bool:
-    """True if this build of torch has the operations."""
+    """True if this build of torch has the packed operations."""
     operations: Any = torch.backends.mkldnn
     return device.type == "cpu" and operations.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -41,7 +41,7 @@ def watching(model: nn.Module) -> Iterator[list[tuple[nn.Linear, Tensor]]]:
 
 
 def siblings_of(calls: Sequence[tuple[nn.Linear, Tensor]]) -> list[tuple[nn.Linear, ...]]:
-    """The layers that were always given one tensor together."""
+    """The groups of layers that always had the same input tensor."""
     by_tensor: dict[int, list[nn.Linear]] = {}
     for layer, states in calls:
         by_tensor.setdefault(id(states), []).append(layer)
@@ -51,7 +51,7 @@ def siblings_of(calls: Sequence[tuple[nn.Linear, Tensor]]) -> list[tuple[nn.Line
 
 
 class PackedLinears:
-    """Copies of the weights of a model's float32 linear layers, good until the weights change."""
+    """Packed copies of a model's float32 linear weights, valid until the weights change."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PackedLinears:
         siblings: Sequence[tuple[nn.Linear, ...]] = (),
         smallest: int = SMALLEST,
     ) -> None:
-        """`num_rows` is how many rows are multiplied most often; `siblings` are layers that get the same tensor."""
+        """`num_rows`: the most frequent number of rows; `siblings`: groups of layers with the same input."""
         layers = [
             layer
             for layer in model.modules()
@@ -82,15 +82,15 @@ class PackedLinears:
         return len(self._products)
 
     def product_of(self, layers: Sequence[nn.Linear]) -> "Callable[[Tensor, Tensor | None], Tensor] | None":
-        """The product of layers that get the same tensor, one after the other, and what is to be added to it.
+        """The concatenated product of layers with the same input, with an optional summand.
 
-        None where the layers do not form a product.
+        None if the layers do not form a product.
         """
         return next((product.multiply for product in self._products if product.layers == tuple(layers)), None)
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """The model's layers multiply with the copies inside; without gradients."""
+        """Context in which the model's layers use the copies, without gradients."""
         for layer, forward in self._forwards.items():
             vars(layer)["forward"] = forward  # setattr looks for parameters first: milliseconds per token
         try:
@@ -117,7 +117,7 @@ class _Product:
         self._bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
         self._sizes = [len(weight) for weight in weights]
         self._states: Tensor | None = None
-        """The states that were multiplied last."""
+        """The last input states."""
         self._parts: Sequence[Tensor] = ()
 
     def forwards(self) -> Iterator[tuple[nn.Linear, Callable[[Tensor], Tensor]]]:
@@ -138,7 +138,7 @@ class _Product:
         return self._parts[index]
 
     def multiply(self, states: Tensor, added: Tensor | None = None) -> Tensor:
-        """All of it, and what is to be added."""
+        """The whole product, with an optional summand."""
         if added is not None:
             total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(states, added, self._packed, self._bias, "add")
             return total

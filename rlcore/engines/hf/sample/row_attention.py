@@ -1,7 +1,7 @@
-"""Attention of rows that share prompts, for every transformers model whose attention can be chosen.
+"""Attention for rows that share prompts, for every transformers model with selectable attention.
 
-The queries of all rows of a prompt are multiplied with its keys at once, so that a prompt is read once for its rows
-and not once for each; both parts are then put together by their log-sums, as in arXiv:2402.05099.
+The queries of all rows of a prompt are multiplied with its keys at once, so a prompt is read once, not once per row.
+Both parts are then combined by their log-sums, as in arXiv:2402.05099.
 
 Letters as in `kv_cache`; M queries that share a key-value head: T times the heads of the group.
 """
@@ -24,12 +24,12 @@ _CACHE: ContextVar[SlotCache] = ContextVar("rlcore_rows_cache")
 
 
 class UnsupportedAttention(Exception):
-    """The model asks for something that `attend` does not compute."""
+    """The model needs something that `attend` does not support."""
 
 
 @contextmanager
 def attending(config: Any, cache: SlotCache) -> Iterator[None]:
-    """The model of `config` attends with `attend` inside; to be held for one forward pass."""
+    """Context, for one forward pass, in which the model of `config` uses `attend`."""
     before = config._attn_implementation
     token = _CACHE.set(cache)
     config._attn_implementation = NAME
@@ -55,8 +55,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """(R, T, heads, D) attention of (R, heads, T, D) queries over the current pass of the cache.
 
-    `key`, `value` and the mask are not read: the cache has written them. `s_aux` are the logits of attention sinks,
-    one a head.
+    `key`, `value` and the mask are not read, because the cache has them. `s_aux` are the logits of attention sinks, one
+    per head.
     """
     cache = _CACHE.get()
     current, layer = cache.row_pass, cache.current
@@ -85,7 +85,7 @@ def attend(
 
 
 def can_attend_together(tensor: Tensor) -> bool:
-    """True if `attend_together` is the faster way for what is as `tensor`, and as exact."""
+    """True if `attend_together` is faster, and as exact, for tensors like this one."""
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
 
 
@@ -94,7 +94,7 @@ def attend_together(
 ) -> Tensor:
     """(R, h, M, D) attention of one token per row, with one softmax over its prompt and its own part.
 
-    The operations for whole sequences take several times as long for so few queries as these products do.
+    For so few queries, operations for whole sequences take several times as long as these products.
     """
     num_rows, kv_heads, queries, _ = query_RhMD.shape
     positions, split = current.longest_prompt + current.longest_own, current.longest_prompt
@@ -121,24 +121,24 @@ def attend_together(
 
 
 def _products(left: Tensor, right: Tensor) -> Tensor:
-    """Matrix products over the last two of four dimensions, without the copies that `matmul` makes of parts."""
+    """Matrix products over the last two of four dimensions, without the copies that `matmul` makes of views."""
     product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
     return product.view(*left.shape[:-1], right.shape[-1])
 
 
 def _apart(rows_RhMX: Tensor, current: RowPass) -> Tensor:
-    """(G, W, h, M, X) view of rows that are in the order of their prompts."""
+    """(G, W, h, M, X) view of rows that are ordered by prompt."""
     return rows_RhMX.view(*current.rows_GW.shape, *rows_RhMX.shape[1:])
 
 
 def _apart_by_prompt(prompts_GhWX: Tensor, current: RowPass) -> Tensor:
-    """(G, W, h, M, X) view of what `_by_prompt` has put together."""
+    """(G, W, h, M, X) view of a result of `_by_prompt`."""
     num_prompts, kv_heads, _, size = prompts_GhWX.shape
     return prompts_GhWX.view(num_prompts, kv_heads, current.rows_GW.shape[1], -1, size).transpose(1, 2)
 
 
 def _whole_mask(current: RowPass, window: int | None, dtype: torch.dtype) -> Tensor | None:
-    """(R, 1, 1, P + L) mask of a pass of one token per row, the same for every layer; None where all is seen."""
+    """(R, 1, 1, P + L) mask of a pass of one token per row, the same for every layer; None if nothing is hidden."""
     key = window, dtype
     if key not in current.whole_masks:
         mask_R1X = torch.cat(current.masks(window), dim=-1)
@@ -163,7 +163,7 @@ def _masks(current: RowPass, window: int | None, heads: int, dtype: torch.dtype)
 def _part(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention over one part of the positions, and (..., 1) the log of its sum; of half precision in float32."""
+    """Attention over one part of the positions, and (..., 1) its log-sum; in float32 for half precision."""
     if can_fuse(query.device) and softcap is None and values.shape[-1] == query.shape[-1]:
         out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, keys, values, attn_mask=mask, scale=scale
@@ -180,7 +180,7 @@ def _part(
 
 
 def can_fuse(device: torch.device) -> bool:
-    """True if this build of torch has attention with its log-sums as one operation for that device."""
+    """True if this build of torch has one operation for attention with log-sums on that device."""
     return device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 
 
@@ -194,7 +194,7 @@ def _by_prompt(rows_RhMX: Tensor, current: RowPass) -> Tensor:
 
 
 def _by_row(prompts_GhWX: Tensor, current: RowPass) -> Tensor:
-    """(R, h, M, X) again."""
+    """(R, h, M, X): the inverse of `_by_prompt`."""
     num_prompts, width = current.rows_GW.shape
     _, kv_heads, lines, size = prompts_GhWX.shape
     apart = prompts_GhWX.view(num_prompts, kv_heads, width, lines // width, size).transpose(1, 2)

@@ -1,8 +1,8 @@
-"""The embedded rollout: samples from the very weights that are being trained, with no copy of them.
+"""The embedded rollout: samples from the weights that are being trained, without a copy.
 
-All calls of `generate` share one table of rows: rows that end leave at once, waiting rows join, in the order of their
-request ids. Nothing runs in the background: a caller that waits for a completion computes the next token of all
-rows, and then lets the loop's other tasks have their turn.
+All calls of `generate` share one table of rows: finished rows leave at once, and waiting rows join in the order of
+their request ids. Nothing runs in the background: a caller that waits for a completion computes the next token of all
+rows, and then yields to the loop's other tasks.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Completion, GenerateRequest
 
 HELD_S = 0.002
-"""Seconds between two looks of rows that may not be sampled for the moment."""
+"""Polling interval while sampling is paused."""
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class _Call:
 
 
 class EmbeddedSampler:
-    """Generates with a policy model for concurrent callers; holds no memory while no request is open."""
+    """Generates with a policy model for concurrent callers; uses no memory while no request is open."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class EmbeddedSampler:
         may_sample: Callable[[], bool] = lambda: True,
         keeps_cache: bool = False,
     ) -> None:
-        """`version` is the last that was published; while `may_sample` says no, rows wait.
+        """`version`: the last published version; rows wait while `may_sample` returns False.
 
-        `keeps_cache`: unfinished rows keep the keys and values of weights that have changed since.
+        `keeps_cache`: unfinished rows keep keys and values computed with older weights.
 
         ConfigError for a model that cannot be decoded this way.
         """
@@ -68,27 +68,27 @@ class EmbeddedSampler:
         self._vocabulary = model.head.linear.weight.shape[0]
         self._decoder = Decoder(model, max_rows, device)
         self._waiting: list[DecodeRow] = []
-        """In canonical order."""
+        """Waiting rows in canonical order."""
         self._calls: dict[int, _Call] = {}
         self._num_calls = 0
         check_decoding(model, self._decoder, tokens)
 
     @property
     def rows(self) -> Sequence[DecodeRow]:
-        """Those that are being decoded."""
+        """The rows that are being decoded."""
         return self._decoder.rows
 
     @property
     def num_waiting(self) -> int:
-        """Rows that wait for a free place."""
+        """Number of rows that wait for a free slot."""
         return len(self._waiting)
 
     def weights_changed(self) -> None:
-        """To be called around every change of the weights: unfinished rows go on with the new ones.
+        """Must be called around every change of the weights; unfinished rows continue with the new ones.
 
-        What the old weights computed is dropped, and computed again before the next token, with which a new run of
-        `Completion.versions` begins: under the old version if the change is not published by then. With `keeps_cache`
-        rows that have begun keep it, and the others compute their prompts with the new weights.
+        Cached values of the old weights are dropped and recomputed before the next token, which begins a new run of
+        `Completion.versions`, under the old version if the change is not published by then. With `keeps_cache` rows
+        that have begun keep their values, and the others compute their prompts with the new weights.
         """
         self._num_changes += 1
         if self._keeps_cache:
@@ -106,7 +106,7 @@ class EmbeddedSampler:
             self._check(request)
         call = self._submit(requests)
         try:
-            # Calls that were made at the same time are admitted together.
+            # Simultaneous calls are admitted together.
             await asyncio.sleep(0)
             while call.rows_left or call.finished:
                 while call.finished:
@@ -132,7 +132,7 @@ class EmbeddedSampler:
         return call
 
     def _withdraw(self, call: _Call) -> None:
-        """Forget a call and what is left of its rows."""
+        """Remove a call and its remaining rows."""
         self._calls.pop(call.number, None)
         for row in [waiter for waiter in self._waiting if waiter.call == call.number]:
             self._waiting.remove(row)
@@ -143,7 +143,7 @@ class EmbeddedSampler:
             self._decoder.release()
 
     def _step(self) -> None:
-        """One more token of every live row, after as many waiting rows as there is room for have joined."""
+        """Admit as many waiting rows as fit, then decode one token of every live row."""
         done = False
         try:
             self._decoder.advance()
@@ -153,7 +153,7 @@ class EmbeddedSampler:
             self._sample()
             done = True
         finally:
-            if not done:  # no row can go on from a step that was half done
+            if not done:  # no row can continue from a half-finished step
                 self._fail()
 
     def _sample(self) -> None:
@@ -176,9 +176,9 @@ class EmbeddedSampler:
         self._decoder.leave(gone)
 
     def _fail(self) -> None:
-        """End every call; the one that computed raises what happened itself."""
+        """Fail every call; the one that computed raises the error itself."""
         for call in self._calls.values():
-            call.error = call.error or WorkerError("rollout: a pass that other requests took part in failed")
+            call.error = call.error or WorkerError("rollout: a pass shared with other requests failed")
         self._waiting.clear()
         self._decoder.release()
 

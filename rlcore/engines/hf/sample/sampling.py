@@ -1,8 +1,8 @@
-"""Drawing tokens from logits, each row with its own settings and its own random numbers.
+"""Draws tokens from logits; each row has separate settings and random numbers.
 
-One number of [0, 1) a row, one softmax, and sums over blocks of the vocabulary: the block in which the cumulated
-probability passes the number is found first, then the token within it. Nothing is sorted but the most probable tokens
-of rows that truncate.
+Takes one number of [0, 1) per row, one softmax, and sums over blocks of the vocabulary: first it finds the block in
+which the cumulative probability exceeds the number, then the token within it. Only rows with truncation sort, and only
+their most probable tokens.
 
 Letters: R rows that are decoded together, r some of them, V vocabulary, N blocks of it, K most probable tokens.
 """
@@ -22,13 +22,13 @@ Float64s = npt.NDArray[np.float64]
 BLOCK = 1024
 """Entries of the vocabulary in one block."""
 CHUNK_ELEMENTS = 2**19
-"""Logits that are treated at a time on a CPU: few enough to stay in its cache between two passes."""
+"""Logits that a CPU processes at a time: few enough to stay in its cache between two passes."""
 FIRST_TOP = 64
 """Number of the most probable tokens that a truncating row looks at first."""
 
 
 def row_stream(seed: int, sample: int) -> np.random.Generator:
-    """The random stream of one sample of a request: a function of (seed, sample) and of nothing else."""
+    """The random stream of one sample of a request: a function of (seed, sample) only."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed % 2**64, sample])))
 
 
@@ -37,15 +37,15 @@ class RowSampling:
     """The settings of rows that are decoded together."""
 
     temperature_R: Tensor | None
-    """1 for a greedy row: what is recorded for it is the plain softmax. None where it is 1 for all."""
+    """1 for a greedy row, whose recorded log-prob is that of the plain softmax. None if it is 1 for all rows."""
     greedy: tuple[int, ...]
     """Rows that take the most probable token."""
     truncated: tuple[int, ...]
     """Rows that draw from a part of the vocabulary only."""
     top_p_r: Tensor
-    """Of the truncated rows, as the next two."""
+    """Settings of the truncated rows, like the next two."""
     top_k_r: Tensor
-    """The vocabulary's size where nothing is cut off."""
+    """The vocabulary's size if top_k is off."""
     min_p_r: Tensor
 
     @classmethod
@@ -87,10 +87,11 @@ class RowSampling:
 
 
 def draw(logits_RV: Tensor, settings: RowSampling, uniforms_R: Float64s) -> tuple[Tensor, Tensor]:
-    """(R,) token ids and (R,) their log-probs under softmax(logits / temperature); of truncated rows of what they kept.
+    """(R,) token ids and (R,) log-probs under softmax(logits / temperature), renormalized over the kept tokens in
+    truncated rows.
 
-    `uniforms_R` are numbers of [0, 1), one per row. A row whose log-prob is not finite had logits that are not numbers;
-    its token means nothing.
+    `uniforms_R` are numbers of [0, 1), one per row. A log-prob that is not finite means that the row's logits were not
+    finite; its token is meaningless.
     """
     uniforms_R1 = torch.as_tensor(uniforms_R, device=logits_RV.device)[:, None]
     tokens, logprobs = [], []
@@ -113,7 +114,8 @@ def _draw_chunk(logits_rV: Tensor, settings: RowSampling, uniforms_r1: Tensor) -
     if settings.greedy:
         greedy_r = torch.tensor(settings.greedy, device=logits_rV.device)
         token_r1[greedy_r] = logits_rV[greedy_r].argmax(dim=-1, keepdim=True)
-    # A softmax in float32 sums to 1 only nearly; divided by their sum in float64 its entries are as exact as they get.
+    # A float32 softmax sums to 1 only approximately; dividing by the float64 sum makes its entries as exact as
+    # possible.
     total_r1 = blocks_rN.sum(dim=-1, keepdim=True)
     if settings.truncated:
         cut_r = torch.tensor(settings.truncated, device=logits_rV.device)
@@ -142,7 +144,8 @@ def _draw_whole(probs_rV: Tensor, blocks_rN: Tensor, uniforms_r1: Tensor) -> Ten
 
 
 def _pass_through(mass_rN: Tensor, uniforms_r1: Tensor) -> tuple[Tensor, Tensor]:
-    """(r, 1) where the cumulated mass first exceeds uniform * total, and (r, 1) how far into that entry, in [0, 1)."""
+    """(r, 1) index where the cumulative mass first exceeds uniform * total, and (r, 1) the position within that entry,
+    in [0, 1)."""
     cumulated_rN = mass_rN.cumsum(dim=-1)
     total_r1 = cumulated_rN[:, -1:]
     threshold_r1 = torch.minimum(uniforms_r1 * total_r1, torch.nextafter(total_r1, torch.zeros_like(total_r1)))
@@ -155,12 +158,12 @@ def _pass_through(mass_rN: Tensor, uniforms_r1: Tensor) -> tuple[Tensor, Tensor]
 def _draw_truncated(
     probs_rV: Tensor, total_r1: Tensor, settings: RowSampling, uniforms_r1: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(r, 1) tokens drawn after top_k, then top_p of the rest, then min_p have ruled out what transformers rules out.
+    """(r, 1) tokens drawn after truncation by top_k, then top_p of the rest, then min_p, as in transformers.
 
-    And (r, 1) the share of the probability that was kept.
+    Also returns the (r, 1) share of the probability that was kept.
 
-    Each keeps the most probable tokens up to some place in their order, so only as many are put in order as are
-    needed to see where the first of them cuts; tokens as probable as the last one that top_k keeps stay.
+    Each keeps the most probable tokens up to some rank, so only as many are sorted as are needed to find the first cut.
+    Tokens as probable as the last one that top_k keeps are kept too.
     """
     vocabulary = probs_rV.shape[1]
     num = min(FIRST_TOP, vocabulary)
@@ -178,7 +181,7 @@ def _draw_truncated(
 
 
 def _num_kept(top_rK: Tensor, settings: RowSampling, vocabulary: int) -> tuple[Tensor, bool]:
-    """(r,) how many of the most probable tokens stay, and whether that is certain for every row.
+    """(r,) number of most probable tokens to keep, and whether that is certain for every row.
 
     `top_rK` are the highest probabilities, in order. A row is certain when the last of them is already cut off.
     """
@@ -189,13 +192,13 @@ def _num_kept(top_rK: Tensor, settings: RowSampling, vocabulary: int) -> tuple[T
     top_k_known_r = ~uses_top_k_r | ((settings.top_k_r < num) & ~stays_rK[:, -1])
     kept_rK = torch.where(stays_rK, top_rK, 0.0)
     total_r1 = torch.where(uses_top_k_r[:, None], kept_rK.sum(dim=-1, keepdim=True), 1.0)
-    # A token stays while the mass before it is less than top_p.
+    # A token is kept while the mass before it is less than top_p.
     before_rK = (kept_rK.cumsum(dim=-1) - kept_rK) / total_r1
     stays_rK &= (before_rK < settings.top_p_r[:, None]) | (settings.top_p_r >= 1.0)[:, None]
     stays_rK &= top_rK >= settings.min_p_r[:, None] * top_rK[:, :1]
     stays_rK[:, 0] = True
     known = top_k_known_r & ~stays_rK[:, -1]
-    # NaN never becomes known by growing; its row is reported by its log-prob.
+    # Looking at more tokens does not resolve NaN; the row's log-prob reports it.
     return stays_rK.sum(dim=-1), bool((known | top_rK.isnan().any(dim=-1)).all())
 
 

@@ -42,7 +42,8 @@ def add_adapter(transformer: Any, lora: LoraConfig, path: str, section: str, *, 
         # Absolute, so that the saved adapter finds its base from any working directory.
         base_model_name_or_path=str(Path(path).resolve()) if Path(path).is_dir() else path,
     )
-    # Nothing a user could act on: peft asks transformers by the name that was, and renames a path we made absolute.
+    # Warnings that users cannot act on: peft uses an old name of transformers, and renames a path that we made
+    # absolute.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed", UserWarning)
     with boundary(f"{section}.lora.target_modules={list(lora.target_modules)}", ConfigError):

@@ -1,8 +1,8 @@
 """Context parallelism: the ranks of a group hold slices of each packed sequence.
 
-All layers but attention compute every token for itself, so each rank computes its own tokens. For attention the ranks
-exchange tokens for heads: each gets all tokens of its share of the heads, and gives them back afterwards (Ulysses,
-arXiv 2309.14509). Tokens are dealt out in turn, so that each rank has as many loss tokens as the others.
+All layers but attention treat tokens independently, so each rank computes its slice. For attention the ranks exchange
+tokens for heads: each gets all tokens of its share of the heads, and returns them afterwards (Ulysses, arXiv
+2309.14509). Tokens are assigned round-robin, which balances loss tokens over the ranks.
 
 Letters: N tokens of the packed sequence, n those of one rank, M loss tokens, m those of one rank, H heads of queries,
 K heads of keys, D size of a head, R ranks of the group, S kinds of scores.
@@ -34,18 +34,18 @@ class ContextGroup:
 
 @dataclass(frozen=True, eq=False)
 class SlicedTree:
-    """The keys that each token attends to, where every rank has every `num`th token."""
+    """The keys that each token attends to, if every rank has every `num`th token."""
 
     tree: Tree
     length: int
-    """Tokens of the whole sequence, without those that fill the last slices."""
+    """Tokens of the whole sequence, without padding of the last slices."""
     context: ContextGroup
 
     def attend(self, query_1HnD: Tensor, key_1KnD: Tensor, value_1KnD: Tensor, scale: float | None) -> Tensor:
-        """(1, H, n, D) attention of this rank's tokens; all ranks of the group have to come here.
+        """(1, H, n, D) attention of this rank's tokens; all ranks of the group must call this.
 
-        Keys and values are repeated where the ranks are more than their heads, or do not divide them. ValueError for
-        heads of queries that the ranks do not divide, and as `rlcore.engines.hf.train.tree_attention.attend`.
+        Keys and values are repeated if the ranks outnumber or do not divide their heads. ValueError for query heads
+        that the ranks do not divide, and as `rlcore.engines.hf.train.tree_attention.attend`.
         """
         num, heads = self.context.num, query_1HnD.shape[1]
         if heads % num:
@@ -75,21 +75,21 @@ class Slice:
     """One rank's part of a packed sequence."""
 
     tokens_n: Int64s
-    """The places of its tokens in the sequence; -1 for one that fills the slice."""
+    """Positions of its tokens in the sequence; -1 for padding."""
     chosen_m: Int64s
-    """Indices of its loss tokens: those that its tokens predict. All ranks have as many, so that each of them has a
-    gradient of the output layer: the rest repeat the first loss token, and their scores are discarded."""
+    """Indices of its loss tokens, which its tokens predict. All ranks have equally many, so each has a gradient of the
+    output layer: surplus entries repeat the first loss token, and their scores are discarded."""
     predict_m: Int64s
-    """Index among its tokens of the one that predicts each of these."""
+    """Index, among its tokens, of the token that predicts each of these."""
     gathered_M: Int64s
-    """Place of each loss token in the m of rank 0, those of rank 1, and so on."""
+    """Index of each loss token in the concatenated m of all ranks."""
     context: ContextGroup
 
     def whole(self, scores_Sm: Tensor) -> Tensor:
-        """(S, M) scores of all loss tokens, on every rank; all ranks of the group have to come here.
+        """(S, M) scores of all loss tokens, on every rank; all ranks of the group must call this.
 
-        Every rank computes the same loss of them, so the gradient of its scores is that of the loss, and the sum of
-        the weights' gradients over the ranks is that of one process.
+        Every rank computes the same loss from them, so the gradient of its scores is that of the loss, and the weights'
+        gradients sum over the ranks to those of a single process.
         """
         if not len(self.gathered_M):
             return scores_Sm
@@ -99,7 +99,7 @@ class Slice:
 
 
 def slice_of(num_tokens: int, predict_M: Int64s, context: ContextGroup) -> Slice:
-    """The slice of a rank; `predict_M` are the places from which loss tokens are predicted."""
+    """The slice of a rank; `predict_M` are the positions that predict loss tokens."""
     rank, num = context.rank, context.num
     size = -(-num_tokens // num)
     tokens_n = np.arange(size) * num + rank
@@ -121,7 +121,7 @@ def slice_of(num_tokens: int, predict_M: Int64s, context: ContextGroup) -> Slice
 
 
 class _Exchange(torch.autograd.Function):
-    """(R, ...) where the r-th part goes to rank r, and the parts that arrive stand in the order of their ranks."""
+    """All-to-all over (R, ...): part r goes to rank r, and arriving parts are in rank order."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, context: ContextGroup) -> Tensor:
@@ -140,7 +140,7 @@ def _exchanged(parts: Tensor, context: ContextGroup) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """(S, M) of the (S, m) of each rank."""
+    """All-gather of each rank's (S, m) into (S, M)."""
 
     @staticmethod
     def forward(ctx: Any, own_Sm: Tensor, places_M: Tensor, context: ContextGroup) -> Tensor:

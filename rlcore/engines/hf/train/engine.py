@@ -1,6 +1,7 @@
-"""The training engine: a transformers model, its optimizer, and a loss that is handed in.
+"""The training engine: a transformers model, its optimizer, and a given loss.
 
-One engine serves every role that trains: the actor here, a critic in a plugin. It is not a worker; a worker owns one.
+The same engine serves every role that trains: the actor here, a critic in a plugin. It is not a worker; a worker owns
+one.
 """
 
 import math
@@ -72,20 +73,19 @@ class TrainEngine:
         taught_rows: Callable[[Batch], Bools] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """Load the model of `model.path`, or take one that is there already.
+        """Load the model of `model.path`, or use a loaded one.
 
-        `loss` gives each token's loss; None: the engine only scores, and trains no weight of a model that it loads.
-        `ranks`: the processes that train this model together; with `sharding` each of them loads and keeps its part of
-        everything only, but a model that is there already is whole until it is sharded.
-        `name` is the prefix of the engine's metrics and of its errors, `loss_name` the metric of the weighted loss.
-        `temperature` is the rollout's: log-probs are those of softmax(logits / temperature). `num_updates`: optimizer
-        steps of the whole run, 0 while unknown.
-        `section`: where the settings are in the configuration, for errors; empty: as `name`. `path_key`: where the
-        model's path does. `peak_tflops`: the device's, for 'time/mfu/<name>', which is not logged when it is 0.
-        `shared_prefix`: how the prompt of a group is computed once for its samples; ConfigError when the model cannot.
-        `taught_rows`: (B,) True for each row of a mini-batch whose loss may have a gradient; an update computes no
-        other. None: it computes all rows.
-        A new adapter and its dropout are functions of `seed` and the number of the update, of nothing else.
+        `loss`: each token's loss; None: the engine only scores, and freezes a model that it loads. `ranks`: the
+        processes that train this model together. With `sharding` each of them loads and keeps only its shard of
+        everything, but a model that was passed in is whole until it is sharded. `name` is the prefix of the engine's
+        metrics and of its errors, `loss_name` the metric of the weighted loss. `temperature` is the rollout's:
+        log-probs are those of softmax(logits / temperature). `num_updates`: optimizer steps of the whole run, 0 while
+        unknown. `section`: the configuration section of the settings, for errors; empty: `name`. `path_key`: the key of
+        the model's path. `peak_tflops`: the device's, for 'time/mfu/<name>', which is not logged when it is 0.
+        `shared_prefix`: how the prompt of a group is computed once for its samples; ConfigError if the model does not
+        support it. `taught_rows`: (B,) True for each row of a mini-batch whose loss may have a gradient; an update
+        skips the others. None: it computes all rows. A new adapter and its dropout depend only on `seed` and the number
+        of the update.
         """
         self.kind, self.config, self.name = ModelKind(kind), config, name
         self._section = section or name
@@ -119,30 +119,30 @@ class TrainEngine:
 
     @property
     def _context(self) -> ContextGroup | None:
-        """The ranks that hold slices of the same sequences; None: this one has all of its sequences."""
+        """The ranks that hold slices of the same sequences; None: this rank has whole sequences."""
         return None if self.ranks is None else self.ranks.context
 
     @property
     def policy(self) -> PolicyModel:
-        """The model of an engine of kind causal_lm; ConfigError of any other."""
+        """The model of an engine of kind causal_lm; ConfigError for other kinds."""
         if not isinstance(self.model, PolicyModel):
             raise ConfigError(f"{self.name}: a model of kind {self.kind} has no token probabilities")
         return self.model
 
     def expect(self, num_updates: int) -> None:
-        """The whole run makes this many optimizer steps; a schedule that falls ends there."""
+        """Set the number of optimizer steps of the whole run; a decaying schedule ends there."""
         self.num_updates = num_updates
 
     def whole(self) -> AbstractContextManager[None]:
-        """All weights are here inside; every rank has to come here. Nothing may be updated inside."""
+        """Context in which this rank has all weights; every rank must enter it. No updates inside."""
         return nullcontext() if self._shards is None else self._shards.whole()
 
     def _by_layers(self) -> AbstractContextManager[None]:
-        """Forward passes without gradients work inside; every rank has to come here."""
+        """Context for forward passes without gradients; every rank must enter it."""
         return nullcontext() if self._shards is None else self._shards.by_layers()
 
     def stay_whole(self) -> None:
-        """All weights are here between updates, from now on; every rank has to come here."""
+        """Keep all weights on this rank between updates from now on; every rank must call this."""
         if self._shards is not None:
             self._offload.stay()
             self._shards.stay_whole = True
@@ -150,15 +150,15 @@ class TrainEngine:
                 pass
 
     def stay_on_device(self) -> None:
-        """Keep the weights on the device between updates, also with `offload`: something here computes with them."""
+        """Keep the weights on the device between updates, even with `offload`, because something computes with them."""
         self._offload.stay()
 
     def begin_updates(self) -> None:
-        """Bring the weights that `offload` keeps in host memory, until `end_updates`; a second call does nothing."""
+        """Load offloaded weights to the device until `end_updates`; a second call does nothing."""
         self._offload.begin()
 
     def end_updates(self) -> None:
-        """Free the allocator's cache; with `offload` move weights that nothing here samples from to host memory."""
+        """Free the allocator's cache; with `offload` also move weights that nothing samples from to host memory."""
         self._offload.end()
 
     def logprobs(self, batch: Batch) -> Float32s:
@@ -170,7 +170,7 @@ class TrainEngine:
         return TokenScores(*self._scores(self.policy, batch, self.config.micro_batch_tokens, True))
 
     def base_logprobs(self, batch: Batch, micro_batch_tokens: int) -> Float32s:
-        """(B, T) as `logprobs`, of the model that the LoRA adapter was added to; ConfigError without an adapter."""
+        """(B, T) as `logprobs`, for the base model of the LoRA adapter; ConfigError without an adapter."""
         if self.model.adapter is None:
             raise ConfigError(f"{self.name}: it has no LoRA adapter, so there is no base to compare with")
         with self.policy.without_adapter():
@@ -186,14 +186,14 @@ class TrainEngine:
         """One optimizer step on the mini-batch, whose `weights_B` hold the denominators.
 
         The loss is the sum over rows of weights_B[b] times the sum over masked tokens of the loss, so any split into
-        micro-batches gives the same gradient. Metrics are averages over the loss tokens of the rows that are computed
-        (`taught_rows`), '<name>/rows_skipped_frac' is the share of the others. '<name>/shared_tokens_frac' is the share
-        of their tokens that another row of the micro-batch had computed. Without any row to compute the optimizer
-        makes its step with gradients of 0: moments and weights decay, momentum moves the weights. With a loss or
-        gradient that is not finite weights and optimizer stay as they are and '<name>/skipped' is 1; WorkerError when
-        that happened `max_skipped_updates` times in a row. In float16 a gradient that overflows is computed again with
-        a lower loss scale first. Weights also stay when every weight of the mini-batch is 0, as of truncated rows with
-        `algo.overlong=mask`: momentum would move them on a gradient of nothing.
+        micro-batches gives the same gradient. Metrics are averages over the loss tokens of the computed rows
+        (`taught_rows`); '<name>/rows_skipped_frac' is the share of the other rows. '<name>/shared_tokens_frac' is the
+        share of their tokens that another row of the micro-batch had computed. Without any row to compute, the
+        optimizer steps with gradients of 0: moments and weights decay, and momentum moves the weights. If loss or
+        gradient is not finite, weights and optimizer stay unchanged and '<name>/skipped' is 1; WorkerError after
+        `max_skipped_updates` times in a row. In float16 an overflowing gradient is first computed again with a lower
+        loss scale. Weights also stay unchanged if every row weight of the mini-batch is 0, as for truncated rows with
+        `algo.overlong=mask`: momentum would move them without any gradient.
         """
         check_schedule(self.config, self.num_updates, self._section)
         if minibatch.weights_B is not None and not minibatch.weights_B.any():
@@ -218,17 +218,17 @@ class TrainEngine:
     def save(self, directory: Path) -> None:
         """Write `model/` (LoRA: `adapter/`) and `trainer_state.{safetensors,json}` below `directory`.
 
-        Of several ranks the first one writes; where everything is shared out, each its part of the training state and
-        some of the files of `model/`.
+        The first rank writes; with sharding each rank writes its part of the training state and some of the files of
+        `model/`.
         """
         write_files(self._files(), directory)
 
     def snapshot(self) -> None:
-        """Copy into host memory what `save` would write, for `write_snapshot`; all ranks have to come here."""
+        """Copy into host memory what `save` would write, for `write_snapshot`; all ranks must call this."""
         self._copy = StateCopy(self._files())
 
     def write_snapshot(self, directory: Path) -> None:
-        """Write as `save` does, but the state at the last `snapshot`, once; any thread may, while training goes on."""
+        """Write the state of the last `snapshot` as `save` does, once; on any thread, while training continues."""
         if self._copy is None:
             raise ValueError(f"{self.name}: found no snapshot to write; call snapshot() first")
         copied, self._copy = self._copy, None
@@ -241,9 +241,9 @@ class TrainEngine:
             yield from engine_files(self.model, self._optimizer, self._shards, self.ranks, own | self._scale.counters())
 
     def save_whole(self, directory: Path) -> None:
-        """Write the model into `directory` for from_pretrained, an adapter merged into its base.
+        """Write the model into `directory` for from_pretrained, with an adapter merged into its base.
 
-        Of several ranks the first one writes.
+        The first rank writes.
         """
         with self._offload.gathering():
             if self._shards is not None and self.ranks is not None:
@@ -252,7 +252,7 @@ class TrainEngine:
                 save_whole(self.model, directory)
 
     def copy_whole(self) -> dict[str, Tensor]:
-        """In host memory, what `save_whole` would write. Of several ranks the first one has it, the others nothing."""
+        """A host copy of what `save_whole` would write, on the first rank; empty on the others."""
         with self._offload.gathering():
             if self._shards is not None and self.ranks is not None:
                 units = gathered_units(self.model, self._shards, rank=self.ranks.rank, takers=1)
@@ -260,7 +260,7 @@ class TrainEngine:
             return host_copies(whole_tensors(self.model)) if self._is_first else {}
 
     def save_adapter(self, directory: Path) -> None:
-        """Write the adapter of a LoRA model into `directory`, as peft does. Of several ranks the first one writes."""
+        """Write the adapter of a LoRA model into `directory`, as peft does. The first rank writes."""
         with self._offload.gathering():
             weights = gathered_adapter(self.model, self._shards, here=self._is_first)
         if self._is_first:
@@ -268,13 +268,13 @@ class TrainEngine:
 
     @property
     def _is_first(self) -> bool:
-        """True for the rank that writes what is not shared out."""
+        """True for the rank that writes unsharded state."""
         return self.ranks is None or self.ranks.rank == 0
 
     def restore(self, directory: Path) -> None:
         """Load what `save` wrote, bit for bit: weights, optimizer, random states.
 
-        CheckpointError when it is missing, damaged, or of another model.
+        CheckpointError if it is missing, damaged, or belongs to another model.
         """
         if self._shards is not None:
             self._shards.scatter()
@@ -310,21 +310,22 @@ class TrainEngine:
             return scores_KBT if self.ranks is None else self.ranks.summed(scores_KBT)
 
     def _dealt(self, batch: Batch, most: int) -> list[Int64s]:
-        """The rows of each of this rank's micro-batches of at most so many tokens."""
+        """The rows of each of this rank's micro-batches, of at most `most` tokens."""
         if self.ranks is None:
             return split(batch, most, self.shared_prefix) if len(batch) else []
-        together = self._shards is not None  # also while weights are whole, which then changes no bit of a score
+        together = self._shards is not None  # also while weights are whole, where it does not change a bit of any score
         return self.ranks.micro_batches(batch, most, self.shared_prefix, self._cost, together=together)
 
     def _taught(self, minibatch: Batch) -> Batch:
-        """The rows of the mini-batch that an update computes, maybe none."""
+        """The rows of the mini-batch that an update computes; possibly none."""
         if self._taught_rows is None:
             return minibatch
         rows = np.flatnonzero(self._taught_rows(minibatch))
         return minibatch if len(rows) == len(minibatch) else select(minibatch, rows)
 
     def _gradients(self, minibatch: Batch, taught: Batch) -> tuple[ReadMetrics, float]:
-        """Clipped gradients of the whole mini-batch in the masters; its loss and metrics, and the norm before."""
+        """Leaves clipped gradients of the whole mini-batch in the masters; returns loss, metrics, and the norm before
+        clipping."""
         self._scale.begin()
         while True:
             found = self._accumulate(minibatch, taught)
@@ -335,10 +336,11 @@ class TrainEngine:
             self._optimizer.clear_gradients()
 
     def _accumulate(self, minibatch: Batch, taught: Batch) -> ReadMetrics:
-        """Gradients of the whole mini-batch, times the loss scale, in the masters; its loss, without, and metrics.
+        """Leaves gradients of the whole mini-batch, times the loss scale, in the masters; returns unscaled loss and
+        metrics.
 
-        With nothing taught each rank computes a row of weight 0: gradients of 0, of those weights that have any.
-        Nothing in it waits for the device before all micro-batches are under way.
+        If no row is taught, each rank computes a row of weight 0, so weights that have gradients get zeros. It does not
+        wait for the device before all micro-batches are queued.
         """
         if self._loss is None or minibatch.weights_B is None:
             raise ValueError(f"{self.name}: an update needs a loss function and the batch's weights_B")
@@ -370,11 +372,12 @@ class TrainEngine:
         return ReadMetrics.merged([ReadMetrics(**numbers) for numbers in self.ranks.gather(asdict(read))])
 
     def _adding(self) -> AbstractContextManager[None]:
-        """Context in which gradients are added to their sums at once; not where FSDP needs to see each of them."""
+        """Context in which gradients are accumulated in place; without effect if FSDP has to see each of them."""
         return self.model.adding_gradients() if self._shards is None else nullcontext()
 
     def _performance(self, minibatch: Batch, seconds: float) -> Metrics:
-        """time/tflops/<name>: needed operations over wall time; time/mfu/<name>: those over the device's peak."""
+        """time/tflops/<name>: required operations per second of wall time; time/mfu/<name>: the same over the device's
+        peak."""
         with self.model.training_mode():
             tflops = update_flops(self.model, minibatch, self.shared_prefix) / seconds / 1e12
         of_peak = {f"time/mfu/{self.name}": tflops / self._peak_tflops} if self._peak_tflops else {}
@@ -382,16 +385,17 @@ class TrainEngine:
 
     @contextmanager
     def _seeded(self, apart: int = 0) -> Iterator[None]:
-        """Random numbers of torch are those of this engine and update; the process's own go on afterwards unchanged.
+        """Context in which torch's random numbers depend on this engine and update; the process's stream continues
+        unchanged afterwards.
 
-        Ranks with another number `apart` have others: a dropout of slices must not be alike.
+        Ranks with different `apart` get different numbers, so that slices do not share dropout masks.
         """
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed((self._seed * 1_000_003 + self.updates_done + apart * 2**40) % 2**63)
             yield
 
     def _step(self, loss: float, norm: float) -> Metrics:
-        """Step with the clipped gradients, whose norm was `norm`, or skip; the engine's own metrics."""
+        """Step with the clipped gradients, whose norm was `norm`, or skip; returns the engine's metrics."""
         lr = learning_rate(self.config, self.updates_done, self.num_updates)
         metrics = self._scale.metrics(self.name)
         finite = math.isfinite(loss) and math.isfinite(norm)

@@ -1,4 +1,4 @@
-"""The files that an engine's state is made of: model or adapter, optimizer, random states, counters."""
+"""The files of an engine's state: model or adapter, optimizer, random states, counters."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -19,8 +19,8 @@ def engine_files(
 ) -> Iterator[StateFile]:
     """This rank's files: `model/` (LoRA: `adapter/`) and `trainer_state.{safetensors,json}`.
 
-    Of several ranks the first one has all of them; where everything is shared out, each its part of the training state
-    and some of the files of `model/`. All ranks have to go through: tensors are gathered on the way.
+    The first rank has all of them; with sharding each rank has its part of the training state and some of the files of
+    `model/`. All ranks must iterate to the end, because tensors are gathered on the way.
     """
     first, full = ranks is None or ranks.rank == 0, model.adapter is None
     in_units = False
@@ -36,5 +36,5 @@ def engine_files(
 
 
 def part_of(shards: Shards | None) -> tuple[int, int]:
-    """(part, number of parts) of the optimizer's state that is this rank's."""
+    """(part, number of parts) of this rank's optimizer state."""
     return (0, 1) if shards is None else shards.part

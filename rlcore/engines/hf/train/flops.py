@@ -10,12 +10,12 @@ from rlcore.types import Batch, SharedPrefix
 
 
 def update_flops(model: Model, batch: Batch, shared_prefix: SharedPrefix) -> float:
-    """Operations that one update on the batch needs, forward and backward, whatever else the implementation does.
+    """Operations that one update on the batch requires, forward and backward, whatever the implementation adds.
 
-    A matrix of n weights costs 2 n a token forward, 2 n for the gradient of its inputs and 2 n for its own if it is
-    trained; the head counts at loss tokens only. Not counted: padding, what gradient checkpointing computes again,
-    tokens that rows share beyond their first time, attention scores and everything elementwise. So it is a lower
-    bound, and honest for responses that are short beside the hidden size.
+    A matrix of n weights costs 2 n per token forward, 2 n for the gradient of its inputs and 2 n for the weights'
+    gradient if it is trained; the head counts at loss tokens only. Not counted: padding, recomputation by gradient
+    checkpointing, repeats of shared tokens, attention scores and everything elementwise. It is a lower bound, and close
+    for responses that are short compared with the hidden size.
     """
     head, embedding = _head(model), model.transformer.get_input_embeddings()
     outputs = model.transformer.get_output_embeddings()
@@ -41,5 +41,5 @@ def _head(model: Model) -> nn.Linear:
 
 
 def _num_tokens(batch: Batch, shared_prefix: SharedPrefix) -> int:
-    """Tokens of the batch without padding; those that rows share once."""
+    """Tokens of the batch without padding; shared tokens count once."""
     return int(batch.lengths_B.sum()) - shared_tokens(batch, shared_prefix)

@@ -1,7 +1,7 @@
-"""Gathers what leaves a sharded model, one unit after the other, in host memory.
+"""Gathers the weights of a sharded model into host memory, one unit at a time.
 
-So no device holds more of the weights than its shards and one unit, and no process holds more of them in host memory
-than what its caller keeps, and one unit.
+A device therefore holds only its shards and one unit, and a process holds in host memory only one unit and what its
+caller keeps.
 """
 
 from collections.abc import Iterator
@@ -18,22 +18,22 @@ from rlcore.engines.hf.train.state_files import private_copies
 
 @torch.no_grad()
 def gathered_units(model: Model, shards: Shards, *, rank: int, takers: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """(number, tensors) of the units that this rank takes: every `takers`th, the first one by rank 0.
+    """(number, tensors) of this rank's units: every `takers`th one, the first on rank 0.
 
-    All ranks have to go through. The tensors are private copies in host memory, named as `from_pretrained` finds them
-    in files, an adapter merged into its base; tied weights come once. The tensors that are not parameters are in
-    the first unit.
+    All ranks must iterate to the end. The tensors are private copies in host memory, with the names that
+    `from_pretrained` expects in files and an adapter merged into its base; tied weights occur once. Tensors that are
+    not parameters are in the first unit.
     """
     for number, names in enumerate(shards.unit_by_unit()):
         if number % takers == rank:
-            yield number, _copied(model, names, buffers=number == 0)  # nothing here keeps it until the next one
+            yield number, _copied(model, names, buffers=number == 0)  # keep no reference to it until the next one
 
 
 @torch.no_grad()
 def gathered_adapter(model: Model, shards: Shards | None, *, here: bool) -> dict[str, Tensor] | None:
     """The tensors of a LoRA model's adapter by their names in the peft model; nothing on ranks that are not `here`.
 
-    All ranks have to come here. None of a model without shards, which is whole.
+    All ranks must call this. None for an unsharded model.
     """
     if shards is None:
         return None

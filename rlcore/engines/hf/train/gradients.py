@@ -1,9 +1,9 @@
-"""Gradients of weights, added where they are summed and not beside it.
+"""Accumulates weight gradients in place, without a temporary.
 
 torch computes the gradient of a weight in a separate tensor and then adds it to the sum over micro-batches. On a CPU,
-where an update waits for memory, the matrix product may as well add to the sum itself; and the gradient of an embedding
-is as large as the vocabulary, but only the rows of the tokens that occur are not zero. A weight that is also read in
-another way gets that part as usual.
+where updates are bound by memory, the matrix product can add to the sum directly. The gradient of an embedding is as
+large as the vocabulary, but only the rows of tokens that occur are not zero. If a weight is also used in another way,
+that part of its gradient is computed as usual.
 
 Letters: N tokens, I and O inputs and outputs of a layer, V vocabulary, H hidden size.
 """
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def adding_gradients(model: nn.Module) -> Iterator[None]:
-    """The model's linear layers and embeddings add to their weights' `grad` inside, if float32 or float64 on a CPU.
+    """Context in which float32 and float64 linear layers and embeddings on a CPU add to their weights' `grad` directly.
 
     Forward and backward pass both belong inside. `torch.autograd.grad` does not see the gradients of these weights.
     """
@@ -34,7 +34,7 @@ def adding_gradients(model: nn.Module) -> Iterator[None]:
 
 
 def can_add(weight: Tensor) -> bool:
-    """True if the gradient of a weight may be added to `weight.grad` at once: it is trained, and its own master."""
+    """True if the gradient of a weight may be added to `weight.grad` directly: it is trained, and is its own master."""
     return weight.requires_grad and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
 
 

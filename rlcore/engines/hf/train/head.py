@@ -1,10 +1,10 @@
-"""Log-probs and entropy of tokens from hidden states, without ever holding the logits of a whole batch.
+"""Log-probs and entropy of tokens from hidden states, without materializing the logits of a whole batch.
 
 Letters: N selected positions, H hidden size, V vocabulary.
 
 Supported heads: a plain `nn.Linear` (tied or not, with or without bias), whose output is multiplied by a constant
 (Granite, Cohere, Falcon-H1) and passed through a tanh soft cap (Gemma 2). `check_head` compares with the model's own
-logits and refuses everything else.
+logits and rejects every other head.
 """
 
 import math
@@ -21,7 +21,7 @@ from rlcore.plan.activations import device_logit_rows
 CHUNK_ELEMENTS = 2**24
 """Logits that a CPU computes at a time: 64 MiB in float32."""
 BLOCK_ELEMENTS = 2**19
-"""Logits that are treated at a time on a CPU, 2 MiB in float32: few enough to stay in its cache between two passes."""
+"""Logits that a CPU processes at a time, 2 MiB in float32: few enough to stay in its cache between two passes."""
 LAYER_ROWS = 1024
 """Rows of the output layer that a CPU multiplies at a time: product and logits then stay in its cache, 20 % faster."""
 KEPT_ELEMENTS = 2**25
@@ -38,7 +38,7 @@ class Head:
     """0: none."""
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        """(N, V) logits in float32, or float64 of a float64 model."""
+        """(N, V) logits in float32, or float64 for a float64 model."""
         return self.cap(self.raw_logits(hidden_NH, self.linear.weight, self.linear.bias))
 
     def raw_logits(self, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
@@ -62,7 +62,7 @@ class Head:
         return raw_NV if self.scale == 1.0 else raw_NV.mul_(self.scale)
 
     def cap(self, raw_NV: Tensor) -> Tensor:
-        """The soft cap; the tensor itself where the model has none."""
+        """The soft-capped tensor; unchanged if the model has no soft cap."""
         return raw_NV if self.softcap == 0.0 else self.softcap * torch.tanh(raw_NV / self.softcap)
 
 
@@ -116,10 +116,10 @@ def token_scores(
 ) -> tuple[Tensor, Tensor]:
     """(N,) log-probability of each target and (N,) entropy in nats, of softmax(logits / temperature).
 
-    `hidden_NH[i]` is the state *before* target i. Entropy is 0 unless asked for. The forward pass keeps the log-sum-exp
-    of each position, and the logits of the first chunks, `KEPT_ELEMENTS` at most; the backward pass computes the others
-    again, chunk by chunk. A chunk has at most `chunk_elements` logits; 0: as `chunk_rows` says. `adds_gradient`: the
-    backward pass adds to the `grad` of the head's weight itself, where it can.
+    `hidden_NH[i]` is the state *before* target i. Entropy is 0 unless requested. The forward pass keeps the log-sum-exp
+    of each position, and up to `KEPT_ELEMENTS` logits of the first chunks; the backward pass recomputes the others
+    chunk by chunk. A chunk has at most `chunk_elements` logits; 0: as in `chunk_rows`. `adds_gradient`: the backward
+    pass adds directly to the `grad` of the head's weight where possible.
     """
     scores: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]
         hidden_NH,
@@ -254,22 +254,22 @@ def _write_grad(
 
 
 def _tempered(logits_nV: Tensor, temperature: float) -> Tensor:
-    """Logits / temperature; the tensor itself where that changes nothing."""
+    """Logits / temperature; the same tensor if that changes nothing."""
     return logits_nV if temperature == 1.0 else logits_nV / temperature
 
 
 def _weighted(masses_nV: Tensor, logits_nV: Tensor) -> Tensor:
-    """(n,) sum of mass times logit; a token that the model rules out, with a logit of -inf, adds nothing."""
+    """(n,) sum of mass times logit; a token that the model excludes, with a logit of -inf, adds 0."""
     if logits_nV.device.type == "cpu":
         sum_n: Tensor = torch.linalg.vecdot(masses_nV, logits_nV)
-        if not sum_n.isnan().any():  # models that rule tokens out are rare, and looking for them is another pass
+        if not sum_n.isnan().any():  # models that exclude tokens are rare, and checking for them is another pass
             return sum_n
     finite_n: Tensor = torch.linalg.vecdot(masses_nV, _finite(logits_nV))
     return finite_n
 
 
 def _finite(values_nV: Tensor) -> Tensor:
-    """-inf as the lowest number: a token that the model rules out has probability 0 and adds 0, not NaN."""
+    """-inf replaced by the lowest number: an excluded token has probability 0 and adds 0, not NaN."""
     return values_nV.clamp_min(torch.finfo(values_nV.dtype).min)
 
 
@@ -280,7 +280,8 @@ def _chunks(num: int, most: int) -> list[slice]:
 
 
 def _blocks(rows: slice, raw_nV: Tensor) -> list[tuple[slice, slice]]:
-    """Blocks of a chunk's rows: among all rows, and within the chunk. On an accelerator the whole chunk is one."""
+    """Blocks of a chunk's rows, as slices of all rows and of the chunk. On an accelerator the whole chunk is one
+    block."""
     most = BLOCK_ELEMENTS // raw_nV.shape[1] if raw_nV.device.type == "cpu" else len(raw_nV)
     within = _chunks(len(raw_nV), max(1, most))
     return [(slice(rows.start + size.start, rows.start + size.stop), size) for size in within]

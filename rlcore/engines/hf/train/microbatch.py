@@ -1,4 +1,4 @@
-"""Rows of a batch as tensors on the model's device, and what a model says of them.
+"""Rows of a batch as tensors on the model's device, and a model's predictions for them.
 
 Letters as in `rlcore.types`, and N: the positions with a loss in a micro-batch, row by row.
 """
@@ -34,11 +34,11 @@ class MicroBatch:
     device: torch.device
     shared_prefix: SharedPrefix = SharedPrefix.NONE
     context: ContextGroup | None = None
-    """The ranks that hold slices of it, by the way `tree`; None: this one has all of it."""
+    """The ranks that hold slices of it, with `tree`; None: this rank has all of it."""
 
     @cached_property
     def packed(self) -> PackedBatch:
-        """The tokens as one sequence, or this rank's slice; those that rows of a group begin with alike once."""
+        """The tokens as one sequence, or this rank's slice of it; common prefixes of a group's rows occur once."""
         return pack(self.batch, self.device, self.context)
 
     @cached_property
@@ -59,19 +59,19 @@ class MicroBatch:
     @cached_property
     def flat_N(self) -> Tensor:
         """row * T + t of each position with a loss."""
-        loss_mask_BT = self.batch.tokens.loss_mask_BT  # the host knows it: asking the device would wait for it
+        loss_mask_BT = self.batch.tokens.loss_mask_BT  # computed on the host: asking the device would wait for it
         return device_tensor(np.flatnonzero(loss_mask_BT), self.device)
 
     @cached_property
     def targets_N(self) -> Tensor:
-        """Ids of the loss tokens, in a context group of those that this rank predicts."""
+        """Ids of the loss tokens; in a context group, of those that this rank predicts."""
         if self.context is None or self.packed.part is None:
             return self.token_ids_BT.flatten()[self.flat_N]
         places_N = np.flatnonzero(self.batch.tokens.loss_mask_BT)[self.packed.part.chosen_m]
         return device_tensor(self.batch.tokens.token_ids_BT.flatten()[places_N].astype(np.int64), self.device)
 
     def of_all(self, first_N: Tensor, second_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of all loss tokens, of those that this rank predicts; all ranks of a context group come here."""
+        """Values of all loss tokens from those that this rank predicts; all ranks of a context group must call this."""
         if self.context is None or self.packed.part is None:
             return first_N, second_N
         first_N, second_N = self.packed.part.whole(torch.stack([first_N, second_N])).unbind()
@@ -79,7 +79,7 @@ class MicroBatch:
 
     @cached_property
     def advantages_BT(self) -> Tensor:
-        """The advantage of each token; ValueError when the batch has none yet."""
+        """The advantage of each token; ValueError if the batch has none yet."""
         if self.batch.advantages_BT is not None:
             return self.per_token(self.batch.advantages_BT)
         if self.batch.advantages_B is None:
@@ -88,7 +88,7 @@ class MicroBatch:
         return advantages_B[:, None].expand(self.mask_BT.shape)
 
     def weighted(self, loss_BT: Tensor) -> Tensor:
-        """The sum of the loss tokens' losses, times the weights of their rows; the batch has to have `weights_B`."""
+        """The sum of the loss tokens' losses times the weights of their rows; needs the batch's `weights_B`."""
         weights_B = device_tensor(np.asarray(self.batch.weights_B), self.device).to(loss_BT.dtype)
         return weighted_sum(loss_BT, self.mask_BT, weights_B)
 
@@ -107,10 +107,10 @@ class Predictions:
     """The model's predictions for the tokens of a micro-batch; 0 outside the loss mask."""
 
     scores_BT: Tensor
-    """Of a causal language model the log-prob of each token under softmax(logits / temperature); of a value model the
+    """For a causal language model the log-prob of each token under softmax(logits / temperature); for a value model the
     value before the token."""
     entropy_BT: Tensor
-    """Entropy of the distribution that the token was drawn from, in nats; 0 of a value model."""
+    """Entropy of the distribution that the token was drawn from, in nats; 0 for a value model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +118,11 @@ class LossTerms:
     """The result of a loss."""
 
     loss_BT: Tensor
-    """Loss of each token; the engine masks, weighs with `weights_B` and sums."""
+    """Loss of each token; the engine masks, weights by `weights_B` and sums."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """(B, T) by the name they are logged under: averaged over the mini-batch's loss tokens, those that end in '_max'
-    maximised."""
+    """(B, T) by logged name: averaged over the mini-batch's loss tokens, or maximised if the name ends in '_max'."""
     counted: Mapping[str, Tensor] = field(default_factory=dict)
-    """(B, T) the tokens that count for a metric, where not all loss tokens do; without any it is not logged."""
+    """(B, T) the tokens that count for a metric, if not all loss tokens do; without any it is not logged."""
 
 
 class Loss(Protocol):
@@ -142,7 +141,7 @@ class Loss(Protocol):
 class MetricSums:
     """Loss and metrics of a mini-batch, summed on the device and read once, with the mini-batch's own denominator.
 
-    Adding waits for nothing, so the device's queue of work stays full from one micro-batch to the next.
+    Adding does not wait, so the device's queue stays full from one micro-batch to the next.
     """
 
     def __init__(self) -> None:
@@ -151,7 +150,7 @@ class MetricSums:
         self._nums: dict[str, Tensor] = {}
 
     def add(self, terms: LossTerms, mask_BT: Tensor, loss: Tensor) -> None:
-        """Take in one micro-batch, whose loss tokens are `mask_BT` and whose weighted loss is `loss`."""
+        """Add one micro-batch with loss tokens `mask_BT` and weighted loss `loss`."""
         loss = loss.detach().double()
         self._loss = loss if self._loss is None else self._loss + loss
         num_masked = mask_BT.sum()
@@ -168,7 +167,7 @@ class MetricSums:
             self._nums[name] = self._nums[name] + num if name in self._nums else num
 
     def read(self) -> "ReadMetrics":
-        """Wait for the device, once, and copy what has been summed."""
+        """Wait for the device, once, and copy the sums."""
         if self._loss is None:
             return ReadMetrics(0.0)
         tensors = [self._loss, *self._sums.values(), *(num.double() for num in self._nums.values())]
@@ -179,14 +178,14 @@ class MetricSums:
 
 @dataclass(frozen=True)
 class ReadMetrics:
-    """Loss, sums of metrics and how many tokens counted for each: plain numbers, to be sent to other ranks."""
+    """Loss, sums of metrics and token counts as plain numbers, to be sent to other ranks."""
 
     loss: float
     sums: Mapping[str, float] = field(default_factory=dict)
     nums: Mapping[str, float] = field(default_factory=dict)
 
     def with_shared_tokens(self, name: str, parts: Sequence[Batch], shared_prefix: SharedPrefix) -> "ReadMetrics":
-        """These and, where rows share tokens, under `name` the share that another row of a micro-batch computed."""
+        """These and, if rows share tokens, under `name` the share that another row of a micro-batch computed."""
         if shared_prefix is SharedPrefix.NONE:
             return self
         shared = sum(shared_tokens(part, shared_prefix) for part in parts)
@@ -195,7 +194,7 @@ class ReadMetrics:
 
     @classmethod
     def merged(cls, read: Sequence["ReadMetrics"]) -> "ReadMetrics":
-        """The sums that several ranks gathered of one mini-batch."""
+        """The total of several ranks' sums for one mini-batch."""
         sums, nums = dict[str, float](), dict[str, float]()
         for metrics in read:
             for name, value in metrics.sums.items():

@@ -1,4 +1,4 @@
-"""Transformers models as this backend sees them: a backbone, and a head that is applied at chosen positions only.
+"""Transformers models, split into a backbone and a head that is applied at chosen positions only.
 
 Letters: B rows, T positions, N chosen (row, position) pairs, H hidden size.
 """
@@ -59,14 +59,14 @@ class ModelKind(StrEnum):
 
 
 class Model(nn.Module):
-    """A transformers model with a head of ours: what is trained, scored with and sampled from.
+    """A transformers model with our head, for training, scoring and sampling.
 
     It is always in evaluation mode, so that log-probs mean the same wherever they are computed; `training_mode` turns
     on only what training needs.
     """
 
     owns_transformer: bool = True
-    """True if the transformer's weights belong to this model: False for one that lives on another's trunk."""
+    """True if the transformer's weights belong to this model; False if it shares another's trunk."""
 
     def __init__(self, transformer: Any, adapter: Any = None) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Model(nn.Module):
 
     @contextmanager
     def attending(self, shared_prefix: SharedPrefix) -> Iterator[None]:
-        """The attention that `shared_prefix` needs, inside; backward passes belong inside, too."""
+        """Context with the attention that `shared_prefix` needs; backward passes belong inside, too."""
         if shared_prefix is not SharedPrefix.TREE:
             yield
             return
@@ -131,9 +131,9 @@ class Model(nn.Module):
 
     @contextmanager
     def training_mode(self) -> Iterator[None]:
-        """Gradient checkpointing and the adapter's dropout are on inside; the model's own dropout stays off.
+        """Context with gradient checkpointing and the adapter's dropout enabled; the model's dropout stays off.
 
-        A policy whose log-probs are noisy has importance ratios that are noise, so `model.train()` is never called.
+        Noisy log-probs would make importance ratios noise, so `model.train()` is never called.
         """
         from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -152,7 +152,7 @@ class Model(nn.Module):
 
     @contextmanager
     def adding_gradients(self) -> Iterator[None]:
-        """Gradients of weights are added to their sums at once inside; backward passes belong inside, too."""
+        """Context in which weight gradients are accumulated in place; backward passes belong inside, too."""
         with adding_gradients(self):
             self._adds_gradients = True
             try:
@@ -161,7 +161,7 @@ class Model(nn.Module):
                 self._adds_gradients = False
 
     def without_adapter(self) -> Any:
-        """A context in which the model is the one that was started from."""
+        """Context with the adapter disabled: the model that training started from."""
         return self.adapter.disable_adapter() if self.adapter is not None else nullcontext()
 
 
@@ -214,7 +214,7 @@ class ValueModel(Model):
         return micro.of_all(values_N, torch.zeros_like(values_N))
 
     def set_head(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Copy a head's (1, H) weight and (1,) bias, whatever their number format; None: the bias is 0."""
+        """Copy a head's (1, H) weight and (1,) bias, in any number format; None: the bias is 0."""
         put(self.value_head.weight, weight)
         put(self.value_head.bias, torch.zeros(1) if bias is None else bias)
 
@@ -222,7 +222,7 @@ class ValueModel(Model):
         """The tensors outside of the backbone, by name: the contents of a value head file."""
         return {
             name: parameter.detach() for name, parameter in self.value_head.named_parameters()
-        }  # state_dict says parts
+        }  # state_dict has shards
 
 
 def load_model(
@@ -236,7 +236,7 @@ def load_model(
     section: str = "actor",
     path_key: str = "model.path",
 ) -> PolicyModel | ValueModel:
-    """The model of `model.path` on `device`; ConfigError when it cannot be opened or its head is not supported.
+    """The model of `model.path` on `device`; ConfigError if it cannot be opened or its head is not supported.
 
     Errors name the settings by `section` and the path by `path_key`.
     """
@@ -278,7 +278,7 @@ def load_rows(
     check_range(path_key, model.path, f"{section}.dtype", weights, mesh)
     if mesh is None:
         transformer.to(device)
-    else:  # placeholders are there
+    else:  # on the device there are only placeholders
         for buffer in transformer.buffers():
             buffer.data = buffer.data.to(device)
     if gradient_checkpointing:
@@ -375,7 +375,7 @@ def value_head_file(model: ValueModel) -> StateFile:
 
 @torch.no_grad()
 def load_value_head(model: ValueModel, directory: Path) -> None:
-    """Take over the value head file of `directory`; CheckpointError when it is missing, damaged or of another model."""
+    """Load the value head file of `directory`; CheckpointError if it is missing, damaged or of another model."""
     from safetensors import safe_open
 
     file, own = directory / VALUE_HEAD_FILE, model.head_tensors()
@@ -400,7 +400,8 @@ def load_value_head(model: ValueModel, directory: Path) -> None:
 
 
 def _type_of_head(metadata: dict[str, str], directory: Path) -> str:
-    """The model type of a saved head: by its file, else by the model beside it; empty when neither says."""
+    """The model type of a saved head: from its file, else from the model in the same directory; empty if neither
+    says."""
     beside = directory / "config.json"
     if "model_type" in metadata or not beside.is_file():
         return metadata.get("model_type", "")

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model for others: a LoRA adapter, or a full model directory."""
+"""Exports a checkpoint as a LoRA adapter or a full model directory."""
 
 import shutil
 from pathlib import Path
@@ -15,8 +15,8 @@ def export_model(checkpoint_dir: Path, out_dir: Path, form: Form) -> Path:
     """Write the model of a checkpoint into the new directory `out_dir`, which is returned.
 
     hf: a directory that `AutoModelForCausalLM.from_pretrained` opens without peft (a LoRA adapter is merged into its
-    base); merged: the same, of a LoRA checkpoint only; adapter: peft's adapter directory as it is. ConfigError when the
-    checkpoint has no adapter or `out_dir` holds something; CheckpointError when the checkpoint has no model.
+    base); merged: the same, for LoRA checkpoints only; adapter: peft's adapter directory as it is. ConfigError if the
+    checkpoint has no adapter or `out_dir` is not empty; CheckpointError if the checkpoint has no model.
     """
     if out_dir.exists() and any(out_dir.iterdir()):
         raise ConfigError(f"export: '{out_dir}' is not empty; choose a new directory")
@@ -34,7 +34,7 @@ def export_model(checkpoint_dir: Path, out_dir: Path, form: Form) -> Path:
         shutil.copytree(adapter, out_dir, dirs_exist_ok=True)
     else:
         _merge(adapter, out_dir)
-    if model.is_dir():  # of a LoRA run the tokenizer's files only
+    if model.is_dir():  # for a LoRA run only the tokenizer's files
         shutil.copytree(model, out_dir, dirs_exist_ok=True)
     if (out_dir / "config.json").is_file():
         readable_as(out_dir / "config.json", out_dir)

@@ -1,7 +1,7 @@
 """Moves weights and optimizer state between the device and host memory.
 
-Weights are there from the first to the last update of a step; the optimizer's state only while it makes its step, when
-the activations of the update are gone.
+Weights are on the device from the first to the last update of a step. The optimizer's state is there only during the
+optimizer step, when the activations of the update are gone.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from rlcore.engines.hf.train.shards import Shards
 
 
 class Offload:
-    """Keeps an engine's weights and optimizer state in host memory while nothing here computes with them.
+    """Keeps an engine's weights and optimizer state in host memory while nothing computes with them.
 
-    Without `enabled` everything stays on the device and every call does nothing. Gradients need no move: they exist
-    in updates only.
+    Without `enabled` everything stays on the device and calls do nothing. Gradients are not moved, because they exist
+    only during updates.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Offload:
         enabled: bool,
         shards: Shards | None = None,
     ) -> None:
-        """`shards`: of a model that is shared out, each rank moves its part, and gathers none while it is away."""
+        """`shards`: with a sharded model each rank moves its shards, and gathers none while they are offloaded."""
         self._shards = shards
         self._model, self._optimizer, self._device, self._enabled = model, optimizer, device, enabled
         self._weights_stay = False
@@ -40,12 +40,12 @@ class Offload:
         self._updating = False
 
     def stay(self) -> None:
-        """Keep the weights on the device from now on: something here samples from them between updates."""
+        """Keep the weights on the device from now on, because something samples from them between updates."""
         self._weights_stay = True
         self._move_weights(here=True)
 
     def begin(self) -> bool:
-        """Bring the weights to the device for updates; False if that was done already."""
+        """Load the weights to the device for updates; False if they are already there."""
         if not self._enabled or self._updating:
             return False
         self._updating = True
@@ -54,7 +54,7 @@ class Offload:
 
     @contextmanager
     def state(self) -> Iterator[None]:
-        """Inside, the optimizer's state is on the device."""
+        """Context in which the optimizer's state is on the device."""
         if not self._enabled:
             yield
             return
@@ -67,7 +67,7 @@ class Offload:
     def end(self) -> None:
         """Move weights that need not stay to host memory, and the optimizer's state if it is not there.
 
-        Frees the allocator's cache, also without `enabled`.
+        Frees the allocator's cache even without `enabled`.
         """
         if self._enabled:
             self._updating = False
@@ -77,7 +77,7 @@ class Offload:
 
     @contextmanager
     def weights(self) -> Iterator[None]:
-        """Inside, the weights are on the device; afterwards they are where they were."""
+        """Context in which the weights are on the device; afterwards they return to where they were."""
         were_here = self._weights_here
         self._move_weights(here=True)
         try:
@@ -88,7 +88,7 @@ class Offload:
                 yield_device(str(self._device))
 
     def gathering(self) -> AbstractContextManager[None]:
-        """Weights can be gathered inside; a model that is whole is read where it rests."""
+        """Context in which weights can be gathered; an unsharded model is read where it is."""
         return nullcontext() if self._shards is None else self.weights()
 
     def _rest_state(self) -> None:

@@ -1,7 +1,7 @@
 """AdamW over master weights, and the learning-rate schedule.
 
-Arxiv 1711.05101 (decoupled weight decay). Half-precision weights have float32 masters, which the optimizer moves and
-which start from what the checkpoint holds; after each step they are rounded into the weights
+Arxiv 1711.05101 (decoupled weight decay). Half-precision weights have float32 masters, which start from the
+checkpoint's values and which the optimizer updates. After each step they are rounded into the weights
 (`rlcore.engines.hf.train.rounding`).
 """
 
@@ -24,8 +24,8 @@ from rlcore.errors import ConfigError
 def learning_rate(config: EngineConfig, update: int, num_updates: int) -> float:
     """The learning rate of optimizer step `update` (from 0) of `num_updates` in the run.
 
-    Warm-up grows linearly and reaches lr with step `warmup_steps`; linear and cosine then fall to 0, which they would
-    reach one step after the last.
+    Warm-up is linear and reaches lr at step `warmup_steps`; linear and cosine then decay to 0, which they would reach
+    one step after the last.
     """
     if update < config.warmup_steps:
         return config.lr * (update + 1) / config.warmup_steps
@@ -54,18 +54,18 @@ class MasterAdamW:
     def __init__(
         self, model: nn.Module, config: EngineConfig, seed: int = 0, start: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Make the masters; those of half precision start from the tensors of `start`, by parameter name.
+        """Create the masters; those of half-precision weights start from the tensors of `start`, by parameter name.
 
-        Of a sharded model `start` holds this rank's rows. Its tensors become the masters and are not copied.
+        For a sharded model `start` holds this rank's rows. Its tensors become the masters without a copy.
 
-        Where `start` lacks a name they start from the weight itself. `seed` is that of stochastic rounding.
+        Masters whose name is not in `start` start from the weight itself. `seed`: for stochastic rounding.
         """
         named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.parameters = list(named.values())
         self.masters = [_master_of(parameter, (start or {}).get(name)) for name, parameter in named.items()]
         self._names = list(named)
         self._resting: dict[int, Tensor] = {}
-        """In host memory: masters that are copies, by index, while a placeholder takes the gradients of each."""
+        """Masters in host memory by index, while a placeholder receives each one's gradients."""
         self._rounding, self._seed = config.rounding, seed
         matrices = [master for master in self.masters if master.ndim >= 2]
         vectors = [master for master in self.masters if master.ndim < 2]
@@ -80,7 +80,7 @@ class MasterAdamW:
         )
 
     def collect_gradients(self) -> None:
-        """Add the half-precision gradients of a micro-batch to the masters', so that sums run in float32."""
+        """Add the half-precision gradients of a micro-batch to the masters' gradients, so that sums are in float32."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is parameter or parameter.grad is None:
                 continue
@@ -96,19 +96,19 @@ class MasterAdamW:
                     master.grad.mul_(1.0 / scale)
 
     def clip_gradients(self, max_norm: float) -> float:
-        """The norm of all gradients, which are scaled down to `max_norm` if it is larger; 0 never scales."""
+        """Scale all gradients down to `max_norm` if their norm is larger, and return the norm; 0 never scales."""
         gradients = [master.grad for master in self.masters if master.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        if isinstance(norm, DTensor):  # of the ranks' parts
+        if isinstance(norm, DTensor):  # over the ranks' shards
             mesh, norm = norm.device_mesh, norm.full_tensor()
-            if mesh.ndim > 1:  # a last bit that differs would let the copies of the weights part
+            if mesh.ndim > 1:  # a difference in the last bit would let the copies of the weights diverge
                 dist.all_reduce(norm, dist.ReduceOp.MAX, group=mesh.get_group(0))
         if max_norm > 0.0:
             nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)
         return float(norm)
 
     def step(self, lr: float) -> None:
-        """One AdamW step with the masters' gradients; `publish` brings it into half-precision weights."""
+        """One AdamW step with the masters' gradients; `publish` writes the result to half-precision weights."""
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
@@ -128,12 +128,12 @@ class MasterAdamW:
         }
 
     def clear_gradients(self) -> None:
-        """Forget all gradients."""
+        """Discard all gradients."""
         for tensor in (*self.parameters, *self.masters):
             tensor.grad = None
 
     def to(self, device: torch.device) -> None:
-        """Move the optimizer's state to a device, or to rest in host memory; the masters that are copies go with it.
+        """Move the optimizer's state, with masters that are copies, to a device or to host memory.
 
         Gradients are summed on the device in any case. `parts.finish_moves` ends the move.
         """
@@ -150,7 +150,7 @@ class MasterAdamW:
                 master.data = parts.placeholder(master.data)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors by name, of sharded ones this rank's part, and plain values: what a checkpoint keeps."""
+        """The state for a checkpoint: tensors by name, this rank's shards of sharded ones, and plain values."""
         adamw = self._adamw.state_dict()
         tensors = {
             f"adamw.{index}.{name}": own(value)
@@ -176,7 +176,7 @@ class MasterAdamW:
                 own(master).copy_(tensors[f"master.{number}"])
 
     def _values(self) -> list[Tensor]:
-        """The masters that are copies, wherever they are; of sharded ones that rest this rank's part."""
+        """The masters that are copies, wherever they are; this rank's shards of offloaded ones."""
         return [self._resting.get(index, master) for index, master in enumerate(self._copies())]
 
     def _copies(self) -> list[Tensor]:

@@ -16,14 +16,15 @@ from rlcore.types import Batch, Bools
 METRIC_NAMES = {"ratio": "ratio_mean", "clipped_low": "clip_frac_low", "clipped_high": "clip_frac_high"}
 """The names under which a policy loss's metrics are logged, where they differ."""
 DIFFERENCE = "policy/rollout_logprob_diff"
-"""|log pi_old - log mu|, of the tokens that both computed with the same weights: how far sampler and trainer differ."""
+"""|log pi_old - log mu| over tokens that both computed with the same weights: the difference between sampler and
+trainer."""
 
 
 def taught_rows(batch: Batch) -> Bools:
     """(B,) True for rows that have a weight and, at one loss token or more, an advantage that is not 0.
 
-    The others add nothing to the gradient of a policy loss that ignores zero advantages
-    (`Algorithm.ignores_zero_advantages`) and stands alone in the loss. ValueError when the batch has no advantages.
+    The others add nothing to the gradient if the loss is only a policy loss that ignores zero advantages
+    (`Algorithm.ignores_zero_advantages`). ValueError if the batch has no advantages.
     """
     if batch.advantages_BT is not None:
         has_advantage_B = ((batch.advantages_BT != 0) & batch.tokens.loss_mask_BT).any(axis=1)
@@ -38,10 +39,10 @@ def taught_rows(batch: Batch) -> Bools:
 class PolicyLoss:
     """rho * policy_loss + kl.coef * kl - entropy_coef * entropy, token by token.
 
-    All three are aggregated with the same weights. The KL term is there only with `algo.kl.placement=loss`;
-    'policy/kl' is logged whenever the batch has log-probs of the reference. rho is the importance factor of
-    `rlcore.algo.importance` and there only where the sampler differs from the trainer. 'policy/rollout_logprob_diff'
-    is logged in any case; where pi_old is mu or pi itself, in updates of the weights that sampled.
+    All three are aggregated with the same weights. The KL term is used only with `algo.kl.placement=loss`; 'policy/kl'
+    is logged whenever the batch has log-probs of the reference. rho is the importance factor of
+    `rlcore.algo.importance`, used only if the sampler differs from the trainer. 'policy/rollout_logprob_diff' is always
+    logged; if pi_old is mu or pi itself, only in updates of the weights that sampled.
     """
 
     weights_sampled: bool = True
@@ -53,7 +54,7 @@ class PolicyLoss:
         config: AlgoConfig,
         sampler_differs: bool = False,
     ) -> None:
-        """`sampler_differs`: the recorded log-probs are not those of pi_old, so the factor pi_old / mu counts."""
+        """`sampler_differs`: the recorded log-probs are not those of pi_old, so the factor pi_old / mu applies."""
         self._policy_loss = policy_loss
         self._config = config
         self._corrects = sampler_differs
@@ -95,7 +96,7 @@ class PolicyLoss:
             loss_BT = loss_BT - self._config.entropy_coef * predictions.entropy_BT
         if micro.batch.reference_logprobs_BT is not None:
             reference_BT = micro.per_token(micro.batch.reference_logprobs_BT)
-            # Masked first: what is at other tokens may overflow k3's exponential, and inf * 0 is NaN.
+            # Masked first: values at other tokens may overflow k3's exponential, and inf * 0 is NaN.
             kl_BT = kl_penalty(
                 torch.where(micro.mask_BT, logprobs_BT, 0.0),
                 torch.where(micro.mask_BT, reference_BT, 0.0),

@@ -1,4 +1,4 @@
-"""Tries whether a loaded model can share prefixes as planned: two small groups, computed both ways."""
+"""Checks that a loaded model can share prefixes as planned, by computing two small groups both ways."""
 
 import numpy as np
 import torch
@@ -11,18 +11,18 @@ from rlcore.errors import ConfigError
 from rlcore.types import Batch, Int64s, SharedPrefix, TokenArrays
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Largest difference of a hidden state, of the largest hidden state; bfloat16 rounds at every layer."""
+"""Largest difference of a hidden state, relative to the largest hidden state; bfloat16 rounds at every layer."""
 
 
 @torch.no_grad()
 def check_shared_prefix(model: Model, shared_prefix: SharedPrefix, who: str) -> None:
-    """ConfigError naming `who` unless the hidden states are those of the rows computed one by one."""
+    """ConfigError naming `who` unless the hidden states equal those of rows computed individually."""
     if shared_prefix is SharedPrefix.NONE:
         return
     if shared_prefix is SharedPrefix.CACHE and getattr(model.transformer, "is_gradient_checkpointing", False):
         found = "with gradient_checkpointing=true transformers drops the cache"
         raise ConfigError(f"{who}.shared_prefix=cache: {found}; choose tree or none")
-    weight = next(model.transformer.parameters())  # a value head's number format is its own
+    weight = next(model.transformer.parameters())  # a value head may have another number format
     batch = two_groups(model.transformer.config.get_text_config().vocab_size)
     plain_NH = model.hidden_at(MicroBatch(batch, weight.device))
     try:
@@ -38,7 +38,7 @@ def check_shared_prefix(model: Model, shared_prefix: SharedPrefix, who: str) -> 
 
 @torch.no_grad()
 def check_context(model: Model, shared_prefix: SharedPrefix, context: ContextGroup, who: str) -> None:
-    """ConfigError naming `who` unless ranks that hold slices of a sequence score its tokens as one does that has all.
+    """ConfigError naming `who` unless ranks with slices of a sequence give the same scores as one rank with all of it.
 
     All ranks of the group have to come here.
     """
@@ -66,7 +66,7 @@ def check_context(model: Model, shared_prefix: SharedPrefix, context: ContextGro
 
 
 def _trial_scores(model: Model, micro: MicroBatch) -> Tensor:
-    """(N,) log-probs; of a value model, whose head may be zero, the norms of the states that it reads."""
+    """(N,) log-probs; for a value model, whose head may be zero, the norms of its hidden states."""
     if isinstance(model, PolicyModel):
         scores_N: Tensor = model(micro, 1.0, False)[0]
         return scores_N

@@ -1,9 +1,10 @@
-"""The way `cache`: prefixes first; their keys and values, graph included, are then the cache of the suffixes.
+"""Shared prefixes with `cache`: computes prefixes first; their keys and values, with their graph, are the suffixes'
+cache.
 
 Letters: B rows, T positions, S positions of a row after its prefix, P positions of a prefix, G prefixes, M loss tokens,
 K keys that a suffix may see (P + S), H hidden size.
 
-Both passes are padded. A row's last loss token, and what follows it, is left out: nothing is predicted from it.
+Both passes are padded. A row's last loss token and everything after it are left out, because they predict nothing.
 """
 
 from dataclasses import dataclass
@@ -25,11 +26,11 @@ class PaddedBatch:
     token_ids_GP: Tensor
     token_ids_BS: Tensor
     positions_BS: Tensor
-    """Position of each token of a suffix in its row; padding goes on counting."""
+    """Position of each token of a suffix in its row; padding continues the count."""
     prefix_of_B: Tensor
     """The prefix that a row begins with."""
     visible_BK: Tensor
-    """True where the key, first of the prefix then of the suffix, is a token and no padding."""
+    """True where the key (prefix first, then suffix) is a token, not padding."""
     predict_M: Tensor
     """Place, in [all of GP, then all of BS], of the hidden state from which each loss token is predicted."""
 
@@ -83,7 +84,7 @@ def cache_hidden(transformer: Any, padded: PaddedBatch) -> Tensor:
         hidden_BSH = transformer.base_model(input_ids=padded.token_ids_BS, use_cache=False).last_hidden_state
         return torch.index_select(hidden_BSH.flatten(0, 1), 0, padded.predict_M)
     prefixes = transformer.base_model(input_ids=padded.token_ids_GP, use_cache=True)
-    if not padded.token_ids_BS.numel():  # rows that hold nothing but their prefix
+    if not padded.token_ids_BS.numel():  # rows without a suffix
         return torch.index_select(prefixes.last_hidden_state.flatten(0, 1), 0, padded.predict_M)
     cache = prefixes.past_key_values
     if any(cache.is_sliding):

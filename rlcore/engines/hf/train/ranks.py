@@ -1,9 +1,9 @@
-"""The processes that train one model together: each computes a share of every batch, and what they find is summed.
+"""Data-parallel ranks: each computes a share of every batch, and their gradients are summed.
 
-The controller has weighed every row before (`weights_B`), so the gradient of a mini-batch is the plain sum of the
-gradients of its parts: no rank needs to know what another one holds, and a rank may hold nothing.
+The controller has already weighted every row (`weights_B`), so the gradient of a mini-batch is the plain sum over its
+parts. No rank needs to know the rows of another, and a rank may have none.
 
-Every rank has the whole model and optimizer (data parallel), and makes the same step.
+Every rank has the whole model and optimizer, and makes the same step.
 """
 
 import json
@@ -31,22 +31,23 @@ from rlcore.errors import ConfigError, WorkerError, boundary
 from rlcore.types import Batch, Float32s, Int64s, SharedPrefix
 
 BUCKET_BYTES = 25 << 20
-"""Gradients travel together up to this size: a message each would cost more than it carries."""
+"""Gradients are sent together up to this size, because small messages are dominated by their overhead."""
 MEET_S = 300.0
-"""Until every rank has come to the rendezvous."""
+"""Timeout for all ranks to reach the rendezvous."""
 SEEN_S, LOOK_S = 30.0, 0.05
-"""Until a file of one rank is seen by the others, and seconds between two looks."""
+"""Timeout until a rank's file is visible to the others, and polling interval."""
 EXCHANGE_S = 21600.0
-"""A rank waits for a slower one as long as the controller waits for a call; one that has died is noticed at once."""
+"""Timeout for a slower rank, the same as the controller's for a call; a dead rank is noticed at once."""
 
 
 class Ranks:
     """This process among the ranks of its replica."""
 
     def __init__(self, rank: int, num: int, rendezvous: str, device: torch.device, context_parallel: int = 1) -> None:
-        """Meet the others; WorkerError when they do not come, ConfigError when `context_parallel` does not divide them.
+        """Meet the other ranks; WorkerError if they do not come, ConfigError if `context_parallel` does not divide
+        them.
 
-        That many neighbours hold slices of the same sequences.
+        `context_parallel` neighbours hold slices of the same sequences.
         """
         if num % context_parallel:
             raise ConfigError(f"context_parallel={context_parallel}: {num} ranks; needs a number that divides them")
@@ -68,7 +69,7 @@ class Ranks:
             self.place = self.order.index(rank)
             """This rank's index in the order."""
             self.context = self._context(context_parallel)
-            """The ranks that compute the same rows as this one; None: it computes its rows alone."""
+            """The ranks that compute the same rows as this one; None: it computes them alone."""
 
     def _context(self, size: int) -> ContextGroup | None:
         if size == 1:
@@ -77,7 +78,7 @@ class Ranks:
         return ContextGroup(self.place % size, size, group)
 
     def group(self, division: Sequence[Sequence[int]]) -> Any:
-        """The process group of this rank, where each rank is in one list of the division; all have to come here."""
+        """The process group of this rank; each rank is in one list of the division. All ranks must call this."""
         key = tuple(tuple(ranks) for ranks in division)
         if key not in self._groups:
             groups = [dist.new_group(list(ranks), timeout=timedelta(seconds=EXCHANGE_S)) for ranks in key]
@@ -89,7 +90,7 @@ class Ranks:
     ) -> list[Int64s]:
         """Rows of each micro-batch of this rank, or of its context group.
 
-        Ranks that compute each micro-batch `together` all have as many, some maybe without rows.
+        Ranks that compute each micro-batch `together` have equally many, some possibly without rows.
         """
         size = 1 if self.context is None else self.context.num
         num, own = self.num // size, self.place // size
@@ -101,7 +102,7 @@ class Ranks:
 
     @property
     def reports(self) -> bool:
-        """True for the rank that says what was found in its rows: one of those that compute the same ones."""
+        """True for the rank that reports on its rows: one of those that compute the same ones."""
         return self.context is None or self.context.rank == 0
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
@@ -119,13 +120,13 @@ class Ranks:
                 parameter.grad = part.view_as(parameter)
 
     def summed(self, scores_KBT: Float32s) -> Float32s:
-        """(K, B, T) scores of all rows, of which each rank has those that it computed and 0 elsewhere."""
+        """(K, B, T) scores of all rows; each rank passes those that it computed, and 0 elsewhere."""
         tensor = torch.tensor(scores_KBT if self.reports else np.zeros_like(scores_KBT), device=self.device)
         dist.all_reduce(tensor)
         return np.asarray(tensor.cpu().numpy())
 
     def gather(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Every rank's value, in order of ranks; JSON, since pickles do not go over sockets."""
+        """Every rank's value, in rank order; sent as JSON, because pickles are not sent over sockets."""
         own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
         sizes = torch.zeros(self.num, dtype=torch.int64, device=self.device)
         sizes[self.rank] = len(own)
@@ -140,18 +141,18 @@ class Ranks:
         ]
 
     def close(self) -> None:
-        """Leave the others."""
+        """Leave the process groups."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def by_node(nodes: Sequence[str]) -> list[int]:
-    """The ranks on these nodes, those of one node together, nodes in the order of their first rank."""
+    """The ranks grouped by node, with nodes in the order of their first rank."""
     return sorted(range(len(nodes)), key=lambda rank: nodes.index(nodes[rank]))
 
 
 def ranks_of(context: WorkerContext, context_parallel: int = 1) -> Ranks | None:
-    """The ranks of a worker's replica; None for a worker that is alone."""
+    """The ranks of a worker's replica; None for a single rank."""
     if context.num_ranks == 1:
         return None
     ranks = Ranks(context.rank, context.num_ranks, context.rendezvous, torch.device(context.device), context_parallel)
@@ -160,9 +161,9 @@ def ranks_of(context: WorkerContext, context_parallel: int = 1) -> Ranks | None:
 
 
 def check_shared(ranks: Ranks, directory: Path, wait_s: float = SEEN_S) -> None:
-    """ConfigError on every rank, naming those that do not see what rank 0 writes into the directory.
+    """ConfigError on every rank, naming those that cannot see files that rank 0 writes to the directory.
 
-    All ranks write checkpoints there, and read them. All have to come here.
+    All ranks write and read checkpoints there. All ranks must call this.
     """
     mark = ""
     if ranks.rank == 0:
@@ -185,7 +186,7 @@ def check_shared(ranks: Ranks, directory: Path, wait_s: float = SEEN_S) -> None:
 
 
 def computed_tokens(batch: Batch, shared_prefix: SharedPrefix) -> Int64s:
-    """(B,) tokens that are computed for each row, padding left out; those that rows share count with one of them."""
+    """(B,) tokens that are computed for each row, without padding; shared tokens count for one of the rows."""
     if shared_prefix is SharedPrefix.NONE or not len(batch):
         return batch.lengths_B
     if shared_prefix is SharedPrefix.TREE:
@@ -198,14 +199,14 @@ def computed_tokens(batch: Batch, shared_prefix: SharedPrefix) -> Int64s:
 
 
 def shared_tokens(batch: Batch, shared_prefix: SharedPrefix) -> int:
-    """Tokens that predictions need and that are not computed, because another row of the batch has them computed."""
+    """Tokens that predictions need but that are not computed again, because another row of the batch shares them."""
     if shared_prefix is SharedPrefix.NONE:
         return 0
     return int(needed_tokens(batch).sum() - computed_tokens(batch, shared_prefix).sum())
 
 
 def shares(batch: Batch, shared_prefix: SharedPrefix, cost: LayerCost, num: int) -> Int64s:
-    """(B,) the rank of each row, by what the layers cost; groups stay whole where prefixes are shared."""
+    """(B,) the rank of each row, balanced by layer cost; groups stay whole if prefixes are shared."""
     groups_B = batch.group_B if shared_prefix is not SharedPrefix.NONE else np.arange(len(batch))
     return balanced(row_costs(batch, shared_prefix, cost), groups_B, num)
 

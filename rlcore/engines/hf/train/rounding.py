@@ -1,11 +1,11 @@
 """Rounds float32 master weights to half precision, to nearest or stochastically.
 
 A bfloat16 weight of 0.1 has neighbours 5e-4 away, and an update of RL moves its master by 1e-5: rounded to nearest, the
-weight stands still for tens of updates while its master moves. Rounded stochastically it goes up with the probability
-of the distance that the master has moved, so the weights move as the masters do on average (arXiv 1502.02551).
+weight stays fixed for tens of updates while its master moves. Stochastic rounding goes up with a probability
+proportional to the distance, so on average the weights move like the masters (arXiv 1502.02551).
 
-The random numbers are a hash of (seed, update, parameter, element): they need no state, are the same on every device,
-and a rank that holds a part of a parameter draws those of its part.
+The random numbers are a hash of (seed, update, parameter, element): stateless, the same on every device, and a rank
+with a shard of a parameter draws those of its shard.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from rlcore.engines.hf.train.sharded_tensors import own, place, rows_of
 
 Rounding = Literal["stochastic", "nearest"]
 CHUNK = {"cpu": 2**17, "cuda": 2**24}
-"""Elements that are rounded at a time: what a CPU's cache holds, and what keeps a GPU busy."""
+"""Elements that are rounded at a time: as many as fit into a CPU's cache, or keep a GPU busy."""
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -41,12 +41,12 @@ class RoundingKey:
 
 @torch.no_grad()
 def publish(weight: Tensor, master: Tensor, rounding: Rounding, key: RoundingKey) -> None:
-    """Write a float32 master into its half-precision weight, in place; of sharded tensors this rank's part.
+    """Write a float32 master into its half-precision weight, in place; for sharded tensors, this rank's part.
 
     nearest: ties to even. stochastic: to one of the two neighbours, up with the probability of the distance from the
     lower one, so the expectation is the master itself. Numbers that the format holds stay exact, infinities and NaN are
     kept, and a finite number stays finite: beyond the largest number of the format it becomes that number. Stochastic
-    rounding needs a few arrays of `CHUNK` elements beside the two tensors.
+    rounding needs a few temporary arrays of `CHUNK` elements.
     """
     mine, source = own(weight), own(master)
     if rounding == "nearest" or not mine.numel():
@@ -86,16 +86,16 @@ def _shifted(bits: Tensor, by: int) -> Tensor:
 
 
 def _bfloat16(values: Tensor, bits: Tensor) -> Tensor:
-    """Float32 numbers that bfloat16 holds: 16 random bits are added below its mantissa, and those are cut.
+    """Float32 numbers rounded to bfloat16: 16 random bits are added below its mantissa, then cut off.
 
-    The carry goes over into the exponent where it has to. The sign is a bit apart, so magnitudes are rounded.
+    The carry may reach the exponent. The sign is a separate bit, so magnitudes are rounded.
     """
     added = _shifted(bits, 16).add_(values.view(torch.int32)).bitwise_and_(-0x10000).view(torch.float32)
     return _kept_finite(added, values, torch.bfloat16)
 
 
 def _float16(values: Tensor, bits: Tensor) -> Tensor:
-    """Float32 numbers that float16 holds: as `_bfloat16` with 13 bits; below 2^-14 its numbers are 2^-24 apart."""
+    """Float32 numbers rounded to float16: as `_bfloat16` with 13 bits; below 2^-14 its numbers are 2^-24 apart."""
     added = _shifted(bits, 19).add_(values.view(torch.int32)).bitwise_and_(-0x2000).view(torch.float32)
     steps = values.abs().mul_(2.0**24)
     lower = steps.floor()
@@ -105,7 +105,7 @@ def _float16(values: Tensor, bits: Tensor) -> Tensor:
 
 
 def _kept_finite(rounded: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Finite numbers within the format's range, and what is not finite as it was."""
+    """Finite numbers clamped to the format's range; other values unchanged."""
     largest = torch.finfo(dtype).max
     return torch.where(values.isfinite(), rounded.clamp_(-largest, largest), values)
 

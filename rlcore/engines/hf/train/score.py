@@ -27,8 +27,8 @@ def score(
 ) -> Float32s:
     """(K, B, T) log-probs or values of the loss tokens of the rows in `micro_batches`, 0 elsewhere.
 
-    K is 1, or 2 `with_entropy`: entropies in nats then are behind log-probs. A micro-batch without rows is computed
-    while other ranks are at theirs, and its scores are discarded.
+    K is 1, or 2 `with_entropy`: log-probs, then entropies in nats. A micro-batch without rows is computed to keep up
+    with other ranks, and its scores are discarded.
     """
     scores_KBT = np.zeros((1 + with_entropy, *batch.tokens.loss_mask_BT.shape), dtype=np.float32)
     with model.attending(shared_prefix):

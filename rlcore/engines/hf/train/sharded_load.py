@@ -1,7 +1,7 @@
-"""Opens a transformers model of which each rank reads its rows only.
+"""Opens a transformers model so that each rank reads only its rows.
 
-The model is built without memory. transformers then reads of each tensor in the files the rows of this rank, under the
-names that the model has, and computes what is not in the files. Rows are dealt out as FSDP2 deals them out.
+The model is built on the meta device. transformers then reads this rank's rows of each tensor in the files, under the
+model's names, and computes tensors that are not in the files. Rows are split as in FSDP2.
 """
 
 from collections.abc import Callable, Collection
@@ -20,10 +20,10 @@ Rows = dict[str, Tensor]
 
 
 def open_rows(opener: Any, path: str, mesh: DeviceMesh, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-    """`opener.from_pretrained(path, output_loading_info=True)`, with parameters that are DTensors of this rank's rows.
+    """`opener.from_pretrained(path, output_loading_info=True)`, with DTensors of this rank's rows as parameters.
 
-    A model whose tensors transformers makes of several in the files, as those of most mixtures of experts, is read
-    whole, into host memory. `arguments` are those of `from_pretrained`.
+    If transformers builds tensors from several in the files, as for most mixtures of experts, the model is read whole
+    into host memory. `arguments` are those of `from_pretrained`.
     """
     from transformers import AutoConfig
     from transformers.models.auto.auto_factory import _get_model_class
@@ -39,7 +39,7 @@ def open_rows(opener: Any, path: str, mesh: DeviceMesh, **arguments: Any) -> tup
 
 
 def from_rows(model_class: Any, path: str | Path, mesh: DeviceMesh, **arguments: Any) -> Any:
-    """`model_class.from_pretrained(path, **arguments)`, with parameters as `open_rows` has them."""
+    """`model_class.from_pretrained(path, **arguments)`, with parameters as in `open_rows`."""
 
     class Parted(model_class):  # type: ignore[misc]
         def __init__(self, *configs: Any, **settings: Any) -> None:
@@ -57,7 +57,7 @@ def from_rows(model_class: Any, path: str | Path, mesh: DeviceMesh, **arguments:
 
 @torch.no_grad()
 def take_rows(model: nn.Module, mesh: DeviceMesh) -> Rows:
-    """This rank's rows of a model from `open_rows`, whose parameters become placeholders on the device of the mesh."""
+    """Take this rank's rows from a model of `open_rows`; its parameters become placeholders on the mesh's device."""
     rows: Rows = {}
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
@@ -98,7 +98,7 @@ def _rows_on_meta(parameter: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def _is_converted(model: Any) -> bool:
-    """True if a tensor of the model may be made of several in its files, so that its rows are not theirs."""
+    """True if a tensor of the model may be built from several in its files, so that the rows do not correspond."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 
@@ -106,9 +106,9 @@ def _is_converted(model: Any) -> bool:
 
 
 def _replace(model: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
-    """Replace each parameter by what `make` makes of it; tied ones stay tied, frozen ones frozen."""
+    """Replace each parameter by the result of `make`; tied ones stay tied, frozen ones frozen."""
     made: dict[int, nn.Parameter] = {}
-    before = [*model.parameters()]  # so that no id is given away meanwhile
+    before = [*model.parameters()]  # keeps ids unique meanwhile
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None:

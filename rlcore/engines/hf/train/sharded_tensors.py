@@ -1,6 +1,6 @@
-"""Tensors and where they are: on a device or in host memory, whole or in parts by rank.
+"""Tensors on a device or in host memory, whole or sharded over ranks.
 
-Parts are rows, as FSDP2 deals them out, in memory and in the files of a checkpoint.
+Shards are rows, split as in FSDP2, in memory and in the files of a checkpoint.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ HOST = torch.device("cpu")
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; itself where it is there already."""
+    """The tensor on a device; the same tensor if it is already there."""
     return tensor.to(device)
 
 
 def begin_move(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device or in host memory; its values are there after `finish_moves`.
 
-    What leaves an accelerator gets pinned memory, so copies in both directions run at the full speed of the bus, one
-    after the other, without a wait for each.
+    Copies from an accelerator go to pinned memory, so copies in both directions run at the full speed of the bus,
+    without a wait after each.
     """
     if device == HOST and tensor.device.type == "cuda":
         return torch.empty_like(tensor, device=HOST, pin_memory=True).copy_(tensor, non_blocking=True)
@@ -36,40 +36,40 @@ def begin_move(tensor: Tensor, device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def move(tensor: Tensor, device: torch.device) -> None:
-    """Begin to move a tensor, of one that is shared out this rank's part, to a device or to host memory, in place."""
+    """Begin to move a tensor, or this rank's shard of it, to a device or to host memory, in place."""
     held = holder(tensor)
     held.data = begin_move(held.data, device)
 
 
 def holder(tensor: Tensor) -> Tensor:
-    """The tensor whose `data` is this rank's part; `own` gives a view of it."""
+    """The tensor whose `data` is this rank's shard; `own` returns a view of it."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def finish_moves(device: torch.device) -> None:
-    """Wait for the moves from and to an accelerator that were begun."""
+    """Wait for pending moves from and to an accelerator."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def placeholder(tensor: Tensor) -> Tensor:
-    """NaN of the tensor's shape, format and device, in the memory of one element."""
+    """NaNs with the tensor's shape, dtype and device, in the memory of one element."""
     return torch.full((), float("nan"), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
 
 
 def rows_of(num_rows: int, part: int, num_parts: int) -> slice:
-    """The rows of a part: as many as of any other, the last ones fewer or none."""
+    """The rows of a part; all parts are equally large, except that the last ones have fewer rows or none."""
     size = -(-num_rows // num_parts)
     return slice(min(part * size, num_rows), min((part + 1) * size, num_rows))
 
 
 def own(tensor: Tensor) -> Tensor:
-    """This rank's part; a tensor that is not shared out is all its own."""
+    """This rank's shard; all of an unsharded tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def part_of(mesh: DeviceMesh) -> tuple[int, int]:
-    """(part, number of parts) of what this rank has; the last dimension of a mesh shards, one before it replicates."""
+    """(part, number of parts) of this rank's shards; the last dimension of a mesh shards, one before it replicates."""
     last = mesh.ndim - 1
     return int(mesh.get_local_rank(last)), int(mesh.size(last))
 
@@ -80,25 +80,25 @@ def placements(mesh: DeviceMesh) -> list[Placement]:
 
 
 def place(tensor: Tensor) -> tuple[int, int]:
-    """(part, number of parts) of what this rank has of a tensor."""
+    """(part, number of parts) of this rank's shard of a tensor."""
     return part_of(tensor.device_mesh) if isinstance(tensor, DTensor) else (0, 1)
 
 
 @torch.no_grad()
 def put(target: Tensor, whole: Tensor) -> None:
-    """Copy this rank's part of a whole tensor, or of one whose part it has."""
+    """Copy this rank's part from a whole tensor, or from its shard."""
     if isinstance(target, DTensor) and not isinstance(whole, DTensor):
         whole = whole[rows_of(len(whole), *place(target))]
     own(target).copy_(own(whole))
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """The whole tensor on every rank; of one that is shared out, all ranks have to come here."""
+    """The whole tensor on every rank; for a sharded tensor all ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(part: Tensor, target: Tensor) -> Tensor:
-    """A part of this rank, on the device where it is, as what `target` is."""
+    """This rank's part as the same kind of tensor as `target`, on the part's device."""
     if not isinstance(target, DTensor):
         return part
     return DTensor.from_local(
@@ -112,7 +112,7 @@ def like(part: Tensor, target: Tensor) -> Tensor:
 
 
 class SavedTensors:
-    """The tensors of a checkpoint, whose rows may lie in several files, in order of the ranks that wrote them."""
+    """The tensors of a checkpoint, whose rows may be spread over several files in rank order."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._paths = files

@@ -1,15 +1,14 @@
-"""FSDP2: each rank keeps a part of every weight, of its gradient and of the optimizer's state.
+"""FSDP2: each rank keeps a shard of every weight, gradient and optimizer state.
 
-Updates and scores gather the weights of one layer at a time, and an update gives every rank its part of the summed
-gradient. All ranks take part in each of these exchanges, so all have to make the same number of passes; a rank that
-has no rows for one computes `idle`. What writes weights gathers them in the same portions.
+Updates and scores gather the weights of one layer at a time, and an update reduce-scatters the gradient. These are
+collectives, so all ranks must make the same number of passes; a rank without rows computes `idle`. Writing weights
+gathers them in the same units.
 
 The ranks may keep several copies of the shards (HSDP), each on neighbours: weights are gathered within a copy, and
 copies sum their gradients once per update.
 
-Sampling runs on whole weights, which stay gathered from then on: ranks then do what they have to do at their own pace.
-What FSDP does is in torch.distributed.fsdp (arXiv 2304.11277); its gradients are divided by nothing, since the
-controller has weighed every row.
+Sampling runs on whole weights, which stay gathered from then on, so ranks sample independently. The implementation is
+torch.distributed.fsdp (arXiv 2304.11277); gradients are not divided, because the controller has weighted every row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,7 @@ from rlcore.errors import ConfigError
 from rlcore.types import Batch
 
 NEEDED = "reset_iter_state"
-"""Of FSDPModule: what older releases of torch lack."""
+"""A method of FSDPModule that older releases of torch lack."""
 
 
 def mesh_of(ranks: Ranks, copies: int = 1, who: str = "actor") -> DeviceMesh:
@@ -61,10 +60,10 @@ def mesh_of(ranks: Ranks, copies: int = 1, who: str = "actor") -> DeviceMesh:
 
 
 class Shards:
-    """A model whose parameters are DTensors from now on: the parts of this rank, except while they are whole."""
+    """Makes the parameters of a model DTensors: this rank's shards, except while they are whole."""
 
     stay_whole: bool = False
-    """Between updates, too: something samples from the weights here."""
+    """True to stay whole between updates, because something samples from the weights."""
 
     def __init__(self, model: Model, ranks: Ranks, mesh: DeviceMesh, rows: Rows) -> None:
         """Keep this rank's shards only.
@@ -81,7 +80,7 @@ class Shards:
         half = dtype in (torch.bfloat16, torch.float16)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if half else None)
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        # A unit's weights have one number format, and the value head of a half-precision model has another.
+        # Weights of a unit need one dtype, and the value head of a half-precision model has another.
         self._heads: list[Any] = [child for child in model.children() if next(child.parameters()).dtype != dtype]
         self._units: list[Any] = [*reversed(layers), *self._heads, model]
         self._names = _names_by_unit(model, self._units)
@@ -92,7 +91,7 @@ class Shards:
             unit.set_force_sum_reduction_for_comms(True)
         fill(model, rows)
         vocabulary = model.transformer.config.get_text_config().vocab_size
-        with torch.no_grad():  # FSDP takes what computes first for the whole, and sampling begins further inside
+        with torch.no_grad():  # FSDP takes the module that computes first for the root, and sampling starts further in
             model(MicroBatch(two_groups(vocabulary), ranks.device), 1.0, False)
         self.scatter()
 
@@ -112,9 +111,9 @@ class Shards:
 
     @contextmanager
     def by_layers(self) -> Iterator[None]:
-        """Forward passes without gradients gather a layer at a time inside, all ranks as many.
+        """Context in which forward passes without gradients gather a layer at a time; all ranks make equally many.
 
-        What is in no layer is whole inside. Weights that are whole stay whole.
+        Parameters outside the layers are whole inside. Weights that are already whole stay whole.
         """
         if self._is_whole:
             yield
@@ -127,28 +126,28 @@ class Shards:
             self.scatter()
 
     def sum_copies(self, *, now: bool) -> None:
-        """Sum gradients over copies in the next backward pass, or keep their sums over passes until it is time."""
+        """Sum gradients over copies in the next backward pass, or accumulate them over passes until then."""
         self._model.set_requires_all_reduce(now)
 
     @property
     def part(self) -> tuple[int, int]:
-        """(part, number of parts) of what this rank keeps."""
+        """(part, number of parts) of this rank's shards."""
         return part_of(self._mesh)
 
     @property
     def writes(self) -> bool:
-        """True for the ranks of the first copy, whose parts are the whole."""
+        """True for the ranks of the first copy, whose shards make up the whole model."""
         return self._mesh.ndim == 1 or self._mesh.get_local_rank(0) == 0
 
     @property
     def num_units(self) -> int:
-        """The number of portions of `unit_by_unit`."""
+        """The number of units of `unit_by_unit`."""
         return len(self._names)
 
     def unit_by_unit(self) -> Iterator[frozenset[str]]:
-        """Gathers the weights of one unit after the other and yields their names; all ranks have to go through.
+        """Gathers the weights of one unit at a time and yields their names; all ranks must iterate to the end.
 
-        A unit is a layer, a head, or all that is in none of these. Weights that are whole stay whole.
+        A unit is a layer, a head, or all remaining parameters. Weights that are whole stay whole.
         """
         if self._is_whole:
             yield from self._names
@@ -161,7 +160,7 @@ class Shards:
                 unit.reshard()
 
     def scatter(self) -> None:
-        """Keep this rank's parts only."""
+        """Keep this rank's shards only."""
         self._model.reset_iter_state()
         self._model.set_reshard_after_forward(True)
         self._model.set_reshard_after_forward(False, recurse=False)  # its backward pass begins at once
@@ -169,18 +168,18 @@ class Shards:
 
     @torch.no_grad()
     def have_moved(self, *, here: bool) -> None:
-        """Gather from the places to which the parts were moved; until they are `here` nothing may be gathered."""
+        """Note that the shards were moved; nothing may be gathered until they are `here`."""
         for unit in self._units:
             for group in unit._get_fsdp_state()._fsdp_param_groups:
                 for parameter in group.fsdp_params:
                     if here:
                         parameter.reset_sharded_param()
-                    else:  # what it has kept would stay on the device
+                    else:  # its cached copies would stay on the device
                         parameter._sharded_param_data = parameter.sharded_param._local_tensor.view(-1)
 
 
 def _names_by_unit(model: Model, units: Sequence[Any]) -> list[frozenset[str]]:
-    """The names of the parameters that each unit gathers: those within it, and not within an earlier one."""
+    """The names of the parameters that each unit gathers: those within it and not within an earlier unit."""
     paths = {module: name for name, module in model.named_modules()}
     left = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     found = []

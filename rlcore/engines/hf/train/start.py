@@ -1,4 +1,4 @@
-"""A model as an engine begins with it: loaded, shared out among the ranks, checked."""
+"""Prepares an engine's model: loads, shards and checks it."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from rlcore.types import SharedPrefix
 
 @dataclass(frozen=True, eq=False)
 class Started:
-    """The model, its shards if it is shared out, and values that masters start from, by parameter name."""
+    """The model, its shards if it is sharded, and the initial values of masters by parameter name."""
 
     model: PolicyModel | ValueModel
     shards: Shards | None
@@ -44,10 +44,10 @@ def start_model(
     *,
     trains: bool,
 ) -> Started:
-    """Load a model, or take one that is there already; ConfigError when it does not do.
+    """Load a model, or use a loaded one; ConfigError if it is not suitable.
 
-    With ranks that share it out each one reads its rows only, and masters are rows, too. Random numbers are drawn in
-    `seeded`. Unless it `trains`, no weight of a model that is loaded has a gradient.
+    With sharding each rank reads only its rows, and masters are rows, too. Random numbers are drawn in `seeded`. Unless
+    it `trains`, a loaded model is frozen.
     """
     mesh = mesh_of(ranks, config.dp_replicate, section) if ranks is not None and config.sharding == "fsdp2" else None
     rows: Rows = {}

@@ -27,9 +27,9 @@ TENSORS_FILE = "trainer_state.safetensors"
 VALUES_FILE = "trainer_state.json"
 INDEX = "model.safetensors.index.json"
 MAX_FILE_SIZE = "50GB"
-"""Of a model's tensors, as transformers has it."""
+"""Maximum size of a file of a model's tensors, as in transformers."""
 BASE_LAYER = ".base_layer."
-"""In the names of weights that an adapter is added to."""
+"""Part of the names of weights that an adapter is added to."""
 
 
 Weights = Mapping[str, Tensor]
@@ -39,7 +39,7 @@ Weights = Mapping[str, Tensor]
 def weight_files(model: Model, weights: Weights | None = None, *, in_units: bool = False) -> Iterator[StateFile]:
     """Makes `model/`, which from_pretrained opens, or with LoRA `adapter/`, which names its base.
 
-    `weights` are the adapter's where they have been gathered. `in_units`: others make the files of the transformer.
+    `weights`: the gathered weights of an adapter. `in_units`: the transformer's files are made elsewhere.
     """
     if model.adapter is not None:
         yield from (file.below(ADAPTER_DIR) for file in _adapter_files(model, weights))
@@ -89,16 +89,16 @@ def transformer_settings(model: Model) -> Iterator[StateFile]:
 
 
 def save_whole(model: Model, directory: Path) -> None:
-    """Write a model directory for from_pretrained; of a LoRA model its base with the adapter added to the weights.
+    """Write a model directory for from_pretrained; for a LoRA model, the base with the adapter merged.
 
-    The model's own tensors stay as they are: merging in place and taking it back would not restore their low bits.
+    The model's tensors stay unchanged: merging in place and undoing it would not restore their low bits.
     """
     with boundary(f"weights in '{directory}'", CheckpointError):
         write_files(_transformer_files(model), directory)
 
 
 def stored_tensors(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by the names under which `from_pretrained` finds them in files."""
+    """Tensors by the names that `from_pretrained` expects in files."""
     for name in getattr(model.transformer, "_keys_to_ignore_on_save", None) or ():
         tensors.pop(name, None)
     return whole_tensors(model, tensors)
@@ -106,7 +106,7 @@ def stored_tensors(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor
 
 @torch.no_grad()
 def whole_tensors(model: Model, weights: Weights | None = None) -> dict[str, Tensor]:
-    """The tensors that `save_whole` would write, by the names that they would have there.
+    """The tensors that `save_whole` would write, by their names in its files.
 
     `weights`: only these of `merged_weights`.
     """
@@ -121,10 +121,10 @@ def whole_tensors(model: Model, weights: Weights | None = None) -> dict[str, Ten
 
 @torch.no_grad()
 def merged_weights(model: Model, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """The transformer's tensors, those of a LoRA model under the names that they have without, the adapter added.
+    """The transformer's tensors; for a LoRA model merged, under the base model's names.
 
-    `names`: only what parameters of these names in the model become. A merged weight goes to host memory before the
-    next one is made: the device never holds a second model.
+    `names`: only the results for parameters of these names. A merged weight moves to host memory before the next one is
+    made, so the device never holds a second model.
     """
     tensors = tensors_of(model.transformer)
     if names is not None:
@@ -144,13 +144,13 @@ def merged_weights(model: Model, names: Collection[str] | None = None) -> dict[s
 
 
 def buffers_of(model: Model) -> dict[str, Tensor]:
-    """The tensors of the transformer's files other than parameters."""
+    """The tensors in the transformer's files that are not parameters."""
     parameters = {name for name, _ in model.transformer.named_parameters(remove_duplicate=False)}
     return {name: tensor for name, tensor in tensors_of(model.transformer).items() if name not in parameters}
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of `state_dict`, which for a sharded module names the shards, also while the module is whole."""
+    """The tensors of `state_dict`, which has the shards of a sharded module even while the module is whole."""
     tensors = {name: parameter.detach() for name, parameter in module.named_parameters(remove_duplicate=False)}
     for prefix, inner in module.named_modules():
         for name, buffer in inner.named_buffers(recurse=False):
@@ -160,7 +160,7 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(model: Model, directory: Path) -> None:
-    """Copy the files of `weight_files` into the model's own tensors; CheckpointError when it is missing or differs."""
+    """Copy the files of `weight_files` into the model's tensors; CheckpointError if one is missing or differs."""
     source = directory / (MODEL_DIR if model.adapter is None else ADAPTER_DIR)
     if model.owns_transformer and not source.is_dir():
         kind = "a full model" if model.adapter is None else "a LoRA adapter"
@@ -184,7 +184,7 @@ def training_state_files(
 ) -> Iterator[StateFile]:
     """Optimizer, counters and the random states of torch, numpy and Python.
 
-    Of an optimizer whose state is shared out every rank has its part, the first one all that is not shared.
+    Every rank has its part of a sharded optimizer state; the first one also has all that is not sharded.
     """
     optimizer_tensors, optimizer_values = optimizer.state()
     tensors = _prefixed("optimizer", optimizer_tensors)
@@ -199,7 +199,7 @@ def training_state_files(
 def load_training_state(directory: Path, optimizer: MasterAdamW, part: int = 0, num_parts: int = 1) -> dict[str, int]:
     """Restore the files of `training_state_files`, in any number of parts; returns the counters.
 
-    CheckpointError when it is damaged or does not fit.
+    CheckpointError if it is damaged or does not match.
     """
     with boundary(f"checkpoint '{directory}': reading {TENSORS_FILE}", CheckpointError):
         values = json.loads((directory / VALUES_FILE).read_text())
@@ -219,9 +219,9 @@ def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _load_transformer(transformer: Any, source: Path) -> None:
-    """Through from_pretrained, which undoes whatever save_pretrained does to names and layouts.
+    """Load through from_pretrained, which undoes save_pretrained's changes of names and layouts.
 
-    It only warns about another architecture and takes what has a fitting name, so that is asked first.
+    It only warns about a different architecture and loads matching names, so the architecture is checked first.
     """
     found = json.loads((source / "config.json").read_text()).get("model_type")
     if found != transformer.config.model_type:

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: written as an engine makes them, or copied into host memory first and written later.
+"""Files of a checkpoint: written as an engine produces them, or copied into host memory and written later.
 
 Tensors are safetensors, everything else is JSON or text, nothing is pickled.
 """
@@ -20,16 +20,16 @@ OF_TORCH = {"format": "pt"}
 
 @dataclass(frozen=True, eq=False)
 class StateFile:
-    """One file, by its path below a directory that is not known yet."""
+    """One file, with its path relative to a directory that is not yet known."""
 
     path: str
     content: bytes | Mapping[str, Tensor]
-    """Tensors may be on any device, and may change after this file was written or copied."""
+    """Tensors may be on any device, and may change after the file has been written or copied."""
     metadata: Mapping[str, str] | None = None
     """Of tensors."""
 
     def below(self, directory: str) -> "StateFile":
-        """The file in another directory."""
+        """The file in a subdirectory."""
         return replace(self, path=f"{directory}/{self.path}")
 
     def copied(self) -> "StateFile":
@@ -39,7 +39,7 @@ class StateFile:
         return replace(self, content=private_copies(self.content))
 
     def write(self, directory: Path) -> None:
-        """Write it below `directory`; CheckpointError when that fails."""
+        """Write it below `directory`; CheckpointError if that fails."""
         from safetensors.torch import save_file
 
         target = directory / self.path
@@ -53,25 +53,25 @@ class StateFile:
 
 
 class StateCopy:
-    """Copies of files in host memory, which training does not change."""
+    """Copies of files in host memory, unaffected by training."""
 
     def __init__(self, files: Iterable[StateFile]) -> None:
         self._files = [file.copied() for file in files]
 
     def write(self, directory: Path) -> None:
-        """Write each file and free its memory; any thread may do it, once. CheckpointError when that fails."""
+        """Write each file and free its memory; any thread may do it, once. CheckpointError if that fails."""
         while self._files:
             self._files.pop(0).write(directory)
 
 
 def write_files(files: Iterable[StateFile], directory: Path) -> None:
-    """Write each file before the next one is made; CheckpointError when that fails."""
+    """Write each file before the next one is made; CheckpointError if that fails."""
     for file in files:
         file.write(directory)
 
 
 def settings_files(save: Callable[[str], None]) -> Iterator[StateFile]:
-    """The files that `save` writes into a directory, without those of tensors."""
+    """The files that `save` writes into a directory, except for tensor files."""
     with TemporaryDirectory(prefix="rlcore-settings-") as directory:
         save(directory)
         paths = [path for path in sorted(Path(directory).rglob("*")) if path.is_file()]

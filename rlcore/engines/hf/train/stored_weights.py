@@ -1,4 +1,4 @@
-"""The number formats of a checkpoint: those that training can start from, and the masters that start from it."""
+"""Checks the number formats of a checkpoint, and initializes masters from it."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,9 +14,9 @@ from rlcore.engines.hf.train.sharded_tensors import own
 from rlcore.errors import ConfigError
 
 NARROW = ("F8", "F6_", "F4")
-"""Prefixes of safetensors formats of 8 bits and fewer, whose numbers need scales that other tensors hold."""
+"""Prefixes of safetensors formats of 8 bits and fewer, whose numbers need scales from other tensors."""
 WIDE = ("F64", "F32", "BF16", "F16")
-"""Formats that a weight may have; masks and positions beside the weights may be integers."""
+"""Formats that a weight may have; other tensors, such as masks and positions, may be integers."""
 
 
 def check_stored(path_key: str, path: str) -> None:
@@ -38,7 +38,7 @@ def check_stored(path_key: str, path: str) -> None:
 
 
 def check_not_quantised(path_key: str, path: str, settings: Any) -> None:
-    """ConfigError when a model's configuration says how it was quantised."""
+    """ConfigError if a model's configuration says that it is quantised."""
     if settings:
         method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else type(settings).__name__
         raise ConfigError(
@@ -50,9 +50,9 @@ def check_not_quantised(path_key: str, path: str, settings: Any) -> None:
 def check_range(
     path_key: str, path: str, dtype_key: str, weights: Mapping[str, Tensor], mesh: DeviceMesh | None = None
 ) -> None:
-    """ConfigError when a float16 weight is infinite or NaN, as what is above 65504 in another format becomes.
+    """ConfigError if a float16 weight is infinite or NaN, as values above 65504 in another format become.
 
-    With a mesh `weights` are this rank's rows, and all ranks say the same.
+    With a mesh `weights` are this rank's rows, and all ranks raise the same error.
     """
     bad = [bool((~weight.isfinite()).any()) for weight in weights.values() if weight.dtype == torch.float16]
     first = torch.tensor(bad.index(True) if True in bad else len(bad))
@@ -87,10 +87,10 @@ def check_activations(path_key: str, path: str, dtype_key: str, model: Any) -> N
 
 
 def start_masters(model: nn.Module, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of the tensors of `stored`, the same model in float32, those of `model`'s trainable half-precision parameters.
+    """The tensors of `stored`, the same model in float32, for `model`'s trainable half-precision parameters.
 
-    Keys are names of parameters, and of a sharded model `stored` holds this rank's rows. They are on the device of the
-    parameter, and on a CPU the tensors of `stored` itself.
+    Keys are parameter names; for a sharded model `stored` holds this rank's rows. The tensors are on the parameter's
+    device; on a CPU they are those of `stored` itself.
     """
     masters = {}
     for name, parameter in model.named_parameters():
@@ -100,12 +100,12 @@ def start_masters(model: nn.Module, stored: Mapping[str, Tensor]) -> dict[str, T
 
 
 def _formats(file: Path) -> Iterator[tuple[str, str]]:
-    """Name and number format of each tensor of a safetensors file; nothing of a file that is none."""
+    """Name and number format of each tensor of a safetensors file; nothing for other files."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         try:
             header = json.loads(opened.read(length)) if length < 2**27 else {}
-        except (ValueError, RecursionError):  # loading it says what is wrong with it
+        except (ValueError, RecursionError):  # loading it reports the error
             return
     for name, tensor in header.items() if isinstance(header, dict) else ():
         if name != "__metadata__" and isinstance(tensor, dict):

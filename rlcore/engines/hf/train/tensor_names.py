@@ -8,7 +8,7 @@ from rlcore.errors import ConfigError
 
 _BUFFERS = r"(^|\.)(inv_freq|position_ids|masked_bias|attn\.bias)$"
 BUFFER = re.compile(_BUFFERS)
-"""Tensors in files of older releases that models compute for themselves."""
+"""Tensors in files of older releases that models now compute themselves."""
 OTHER_HEAD = re.compile(rf"{_BUFFERS}|^(lm_head|embed_out|score|classifier|summary|v_head|value_head)\.")
 """The same, and the layers that a value model replaces by its own."""
 
@@ -16,8 +16,8 @@ OTHER_HEAD = re.compile(rf"{_BUFFERS}|^(lm_head|embed_out|score|classifier|summa
 def check_tensors(where: str, model: str, loaded: Mapping[str, Any], *, new_head: bool) -> None:
     """ConfigError unless the files hold exactly the model's tensors; tied ones may be stored once or twice.
 
-    `loaded` is transformers' loading info, with the shapes that differ where these were ignored. Known buffers are
-    passed over and, with `new_head`, the head that was saved.
+    `loaded`: transformers' loading info, including mismatched shapes if these were ignored. Known buffers are ignored
+    and, with `new_head`, the saved head.
     """
     for name, found, needed in sorted(loaded.get("mismatched_keys", ())):
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""The way `tree`: the token tree of a micro-batch as one sequence without padding.
+"""Shared prefixes with `tree`: the token tree of a micro-batch as one sequence without padding.
 
 Letters: B rows, T positions, N tokens of the packed sequence, M loss tokens, H hidden size.
 
-Only attention knows the tree: a token sees the runs above its own, and its own up to itself.
+Only attention uses the tree: a token sees the runs above its run, and its run up to itself.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ TREE_ATTENTION = "rlcore_tree"
 
 @dataclass(frozen=True, eq=False)
 class PackedBatch:
-    """The tokens of a micro-batch that predictions need, each once."""
+    """The tokens of a micro-batch that predictions need, without repeats."""
 
     token_ids_N: Tensor
     positions_N: Tensor
@@ -35,13 +35,13 @@ class PackedBatch:
     predict_M: Tensor
     """Place of the hidden state from which each loss token is predicted."""
     part: Slice | None = None
-    """The part of the sequence that is here; None: all of it."""
+    """This rank's slice of the sequence; None: all of it."""
 
 
 def pack(batch: Batch, device: torch.device, context: ContextGroup | None = None) -> PackedBatch:
     """The rows of a micro-batch as a token tree, each run of tokens stored once; in a context group this rank's slice.
 
-    A row's last loss token, and what follows it, is left out: nothing is predicted from it.
+    A row's last loss token and everything after it are left out, because they predict nothing.
     """
     rows = sorted_rows(batch)
     if not rows.needed_B.any():  # transformers computes no empty sequence
@@ -80,18 +80,18 @@ class _PlacedRun:
     last: int
     """The indices of its rows in `SortedRows`, the last one excluded."""
     position: int
-    """Of its first token in its rows."""
+    """Position of its first token in its rows."""
     place: int
-    """Of its first token in the packed sequence."""
+    """Index of its first token in the packed sequence."""
     length: int
 
 
 def _places(uppermost: Sequence[TokenRun], device: torch.device) -> tuple[list[_PlacedRun], tuple[Spans, ...]]:
     """Places of the runs of a token tree, and for each level the tokens below each of its runs.
 
-    What is below a run is one stretch of the sequence: first the runs that have others below them, then for each of
-    these what is below it, then the rest. So with one level neither queries nor keys have gaps. Runs of one length are
-    neighbours, where the kernels of a CPU compute them in one call.
+    The tokens below a run are contiguous: first the runs that have others below them, then the tokens below each of
+    these, then the rest. With one level neither queries nor keys have gaps. Runs of equal length are neighbours, so CPU
+    kernels compute them in one call.
     """
     placed, levels = list[_PlacedRun](), list[Spans]()
     stretches: list[tuple[Sequence[TokenRun], int, int]] = [(uppermost, 0, 0)]  # runs, their position, their place
@@ -147,7 +147,7 @@ def tree_attention(
     """Attention over a packed token tree; transformers calls it once per layer.
 
     `query` is (1, heads, N, size), `key` and `value` have the heads of the keys; the result is (1, N, heads, size).
-    ValueError for a sliding window and for capped scores, which it does not compute.
+    ValueError for a sliding window and for capped scores, which are not supported.
     """
     if sliding_window is not None or softcap is not None:
         raise ValueError(f"its attention has sliding_window={sliding_window} and softcap={softcap}")
@@ -155,12 +155,12 @@ def tree_attention(
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The packed sequence has no mask of [N, N]."""
+    """Replaces the [N, N] mask, which a packed sequence does not need."""
 
 
 @lru_cache(maxsize=1)
 def register_tree_attention() -> None:
-    """Make `TREE_ATTENTION` known to transformers."""
+    """Register `TREE_ATTENTION` with transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(TREE_ATTENTION, tree_attention)

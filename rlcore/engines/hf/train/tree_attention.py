@@ -2,11 +2,11 @@
 
 Letters: N tokens of the packed sequence, H heads of queries, K heads of keys, D size of a head.
 
-Every run of tokens attends to itself, causally, and to each run above it, of which it sees all. A softmax over several
-sets of keys is the mean of their softmaxes, weighed with the exponentials of their log-sums. The flash kernels compute
-the gradients of each part from the joint output and the joint log-sums: their probabilities are exp(score - log-sum),
-and the output enters only by its product with its gradient. So queries, keys, values, joint output and joint log-sums
-are all that is kept for the backward pass, and that is linear in N for any number of levels.
+Every run of tokens attends to itself, causally, and to all of each run above it. A softmax over several sets of keys is
+the mean of their softmaxes, weighted by the exponentials of their log-sums. The flash kernels compute the gradients of
+each part from the joint output and the joint log-sums: their probabilities are exp(score - log-sum), and the output
+enters only by its product with its gradient. So only queries, keys, values, joint output and joint log-sums are kept
+for the backward pass, which is linear in N for any number of levels.
 """
 
 from collections.abc import Sequence
@@ -38,13 +38,13 @@ class Runs:
         return cls(tuple(accumulate(lengths[:-1], initial=start)) if lengths else (), tuple(lengths), device)
 
     def of(self, packed: Tensor, dim: int = 2) -> Tensor:
-        """The tokens of the runs: a view where no other tokens are between them, else a copy."""
+        """The tokens of the runs: a view if the runs are contiguous, else a copy."""
         if self._has_gaps:
             return packed.index_select(dim, self._places)
         return packed.narrow(dim, self.starts[0], sum(self.lengths))
 
     def put_back(self, packed: Tensor, changed: Tensor) -> None:
-        """Write what `of` returned, and has been changed in place, into the packed tensor."""
+        """Write the result of `of`, after in-place changes, into the packed tensor."""
         if self._has_gaps:
             packed.index_copy_(2, self._places, changed)
 
@@ -57,7 +57,7 @@ class Runs:
 
     @cached_property
     def bounds(self) -> Tensor:
-        """(runs + 1,) int32: where each run begins if there were no gaps, and where the last one ends."""
+        """(runs + 1,) int32: start of each run as if there were no gaps, and end of the last one."""
         return device_tensor(np.array([0, *accumulate(self.lengths)], dtype=np.int32), self.device)
 
     @cached_property
@@ -79,7 +79,7 @@ class Spans:
     queries: Runs
     keys: Runs
     causal: bool
-    """A query sees no key after its place in the run; the two lengths are then alike."""
+    """True if a query sees no key after its index in the run; both lengths are then equal."""
 
     @cached_property
     def alike(self) -> tuple[tuple[int, int, int], ...]:
@@ -104,7 +104,7 @@ class Tree:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Queries, keys and values of spans, and what their softmax gave; that may be one over more keys."""
+    """Queries, keys and values of spans, and the result of their softmax, which may cover more keys."""
 
     query_1HND: Tensor
     key_1KND: Tensor
@@ -247,7 +247,7 @@ def attend(query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, tree: Tree,
         raise ValueError(
             f"found the device '{query_1HND.device.type}'; flash attention needs one of: {', '.join(KERNELS)}"
         )
-    if not tree.own.queries.lengths:  # a flash operation of the CPU divides by the number of queries
+    if not tree.own.queries.lengths:  # the CPU's flash operation divides by the number of queries
         return query_1HND
     scale = query_1HND.shape[-1] ** -0.5 if scale is None else scale
     inputs = _dense(query_1HND), _dense(key_1KND), _dense(value_1KND)
@@ -256,12 +256,12 @@ def attend(query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, tree: Tree,
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """The tensor with the numbers of a head side by side in memory: the kernels do not look at that stride."""
+    """The tensor with each head's numbers contiguous in memory, because the kernels ignore that stride."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _join(output_1HND: Tensor, log_sums_1HN: Tensor, other_1HND: Tensor, other_1HN: Tensor) -> None:
-    """Turn the first output and its log-sums, in place, into those of a softmax over the keys of both."""
+    """Merge the second output and its log-sums into the first, in place: a softmax over the keys of both."""
     share_1HN1 = torch.sigmoid(other_1HN - log_sums_1HN)[..., None]
     wide = share_1HN1.dtype
     output_1HND.copy_(torch.lerp(output_1HND.to(wide), other_1HND.to(wide), share_1HN1))

@@ -1,8 +1,8 @@
-"""The files of a sharded model: one per unit, in a checkpoint each made by another rank in turn.
+"""The files of a sharded model: one per unit, produced by the ranks in turn in a checkpoint.
 
-Ranks gather one unit after the other, and the rank whose turn it is has it to write or to copy. So none of them holds
-more of the weights than its shards, one unit and what it copies. `from_pretrained` opens the directory: names and index
-are those that transformers writes itself for large models.
+Ranks gather one unit at a time, and one of them in turn writes or copies it. So a rank holds only its shards, one unit
+and its copies. `from_pretrained` opens the directory: names and index are those that transformers writes for large
+models.
 """
 
 import json
@@ -22,9 +22,9 @@ from rlcore.errors import CheckpointError, boundary
 
 @torch.no_grad()
 def unit_files(model: Model, shards: Shards, ranks: Ranks, *, takers: int) -> Iterator[StateFile]:
-    """This rank's files of the directory: every `takers`th unit; rank 0 has the first one, and the other files.
+    """This rank's files: every `takers`th unit; rank 0 has the first unit and the remaining files.
 
-    All ranks have to go through, and none of them waits for files of others. Of a LoRA model the adapter is merged.
+    All ranks must iterate to the end; none waits for files of others. A LoRA adapter is merged.
     """
     if ranks.rank == 0:
         yield from transformer_settings(model)
@@ -38,20 +38,20 @@ def unit_files(model: Model, shards: Shards, ranks: Ranks, *, takers: int) -> It
             weight_map |= dict.fromkeys(found, file)
             size += sum(tensor.numel() * tensor.element_size() for tensor in found.values())
             yield StateFile(file, found, OF_TORCH)
-            del tensors, found  # merged weights, which are not to stay while those of the next unit are made
+            del tensors, found  # releases merged weights before those of the next unit are made
     parts = ranks.gather({"weight_map": weight_map, "size": size})
     if ranks.rank == 0:
         yield _index(parts)
 
 
 def save_whole_in_units(model: Model, shards: Shards, ranks: Ranks, directory: Path) -> None:
-    """Write the model into `directory` on rank 0, an adapter merged into its base; all ranks have to come here."""
+    """Write the model into `directory` on rank 0, with an adapter merged into its base; all ranks must call this."""
     with boundary(f"weights in '{directory}'", CheckpointError):
         write_files(unit_files(model, shards, ranks, takers=1), directory)
 
 
 def _index(parts: list[dict[str, Any]]) -> StateFile:
-    """The file that says where each tensor is."""
+    """The index file, which maps tensors to files."""
     weight_map = {name: file for part in parts for name, file in part["weight_map"].items()}
     metadata = {"total_size": sum(part["size"] for part in parts)}
     index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
