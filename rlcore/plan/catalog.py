@@ -3,7 +3,9 @@
 import tomllib
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import entry_points
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -13,19 +15,26 @@ def _catalog() -> dict[str, Any]:
 
 
 def remedy(key: str, name: str | None = None, interface: str = "") -> str:
-    """Says what to install and type so that the config key can take the name; '' if unknown.
+    """Says what to install, unless it is installed, and type so that the config key can take the name; '' if unknown.
 
     Without a name it speaks of the first one that comes with a package. With `interface`, that of a worker, names that
-    the catalog lists for the interface count too. The plugin of a name may be installed already and not enabled: the
-    sentence covers that.
+    the catalog lists for the interface count too.
     """
     for package in _catalog()["package"]:
         names = package.get(key) or package.get(interface, [])
         if names and (name is None or name in names):
             chosen = name or names[0]
             typed = f"rlcore train ... --plugin {package['plugin']} {key}={chosen}"
+            if _is_installed(package):
+                return f"'{chosen}' is installed; enable it with `{typed}`"
             return f"'{chosen}' comes with `{package['install']}` and `{typed}`"
     return ""
+
+
+def _is_installed(package: Mapping[str, Any]) -> bool:
+    """True if this Python has the plugin, and the library that it is about."""
+    library = package.get("library")
+    return bool(entry_points(group="rlcore", name=package["plugin"])) and not (library and find_spec(library) is None)
 
 
 def install_hint(plugin: str) -> str:
