@@ -1,7 +1,7 @@
 """Makes the mistakes of a first day with the real commands, and prints what each is answered, as JSON lines.
 
-`docs/results/first_contact.md` grades the messages. Nothing starts: every mistake is found by `plan`, `config`, `init`,
-`sweep`, `plugins` or `rlcore.train` before the first process of a run.
+`docs/results/first_contact.md` grades the messages. `plan`, `config`, `init`, `sweep`, `plugins` or `rlcore.train` find
+MISTAKES before the first process of a run; those of `first_contact_runs` are found in a run on the null policy.
 """
 
 import argparse
@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from first_contact_runs import RUN_MISTAKES, made
 
 from rlcore.cli import main as rlcore
 from rlcore.errors import RlcoreError
@@ -32,6 +34,12 @@ RUN = (
     "train.max_steps=2",
 )  # fmt: skip
 NULL = ("--plugin", "null")
+LLAMA = json.dumps(
+    {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 4096,
+        "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,8 @@ def typed() -> Callable[..., Any]:
 
 MISTAKES = (
     Mistake("no model, no data, no reward", "needs", ("plan",)),
-    plan("data file typo", "found no file 'trian.jsonl'", "data.sources.train.path=trian.jsonl"),
+    plan("data file typo", "did you mean 'train.jsonl'", "data.sources.train.path=trian.jsonl"),
+    plan("train.json that is not there", "did you mean 'train.jsonl'", "data.sources.train.path=train.json"),
     plan(
         "data of an unknown kind",
         "is not a kind of file that is read",
@@ -111,6 +120,8 @@ MISTAKES = (
     ),
     plan("reward wants a column", "needs target", rew__py="def ok(completions, target):\n    return []\n"),
     plan("class without score", "has no method score", rew__py="class ok:\n    pass\n"),
+    plan("wrong signature", "takes nothing of a sample", rew__py="def ok(foo, bar):\n    return 1.0\n"),
+    plan("a lambda in a file", "is a lambda", rew__py="ok = lambda completions: [1.0]\n"),
     plan("reward file typo", "found no file 'rew9.py'", "reward.functions.ok.fn=rew9.py:ok"),
     plan("reward name typo", "did you mean 'ok'", "reward.functions.ok.fn=rew.py:okay"),
     plan("reward imports what is missing", "imports 'nomodule'", is_note=True, rew__py="import nomodule\n" + TRL),
@@ -142,6 +153,16 @@ MISTAKES = (
         is_note=True,
         train__jsonl=ANSWERED * 2,
     ),
+    plan(
+        "batch too large",
+        "lower actor.micro_batch_tokens",
+        "model.path=.",
+        "actor.backend=hf",
+        "rollout.backend=hf",
+        "actor.micro_batch_tokens=100000000",
+        "rollout.max_tokens=4000",
+        config__json=LLAMA,
+    ),
     plan("device gpu", "'gpu' is 'cuda' here", "cluster.device=gpu"),
     plan("cuda without a GPU", "cluster.device=cpu", "cluster.device=cuda"),
     plan("verl's rollout.n", "rollout.samples_per_prompt", "rollout.n=4"),
@@ -152,8 +173,8 @@ MISTAKES = (
     plan("clip_ratio", "clip_low", "algo.clip_ratio=0.1"),
     plan("a key without effect", "algo.kl.placement", "algo.kl.coef=0.1"),
     plan("top_p in training", "top_p", "rollout.top_p=0.9"),
-    plan("vLLM is missing", "rlcore[vllm]", "rollout.backend=vllm"),
-    plan("PPO without a critic", "critic", "algo.advantage=gae"),
+    plan("vLLM is missing", "'vllm' comes with `pip install 'rlcore[vllm]'`", "rollout.backend=vllm"),
+    plan("PPO without a critic", "'critic_engine' is installed; enable it with", "algo.advantage=gae"),
     Mistake("tab in YAML", "found a tab", ("plan", "c.yaml"), files={"c.yaml": "model:\n\tpath: none\n"}),
     Mistake(
         "wrong indent in YAML",
@@ -199,6 +220,12 @@ def answers(chosen: str = "") -> Iterator[dict[str, Any]]:
                 for name, text in {**FILES, **mistake.files}.items():
                     Path(name).write_text(text, "utf-8")
                 yield answered(mistake)
+    for in_run in RUN_MISTAKES:
+        if chosen in in_run.name:
+            with tempfile.TemporaryDirectory(prefix="first-contact-") as directory, contextlib.chdir(directory):
+                for name, text in FILES.items():
+                    Path(name).write_text(text, "utf-8")
+                yield made(in_run, (*RUN, *NULL))
 
 
 def answered(mistake: Mistake) -> dict[str, Any]:
@@ -231,10 +258,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="mistakes whose name has this text")
     parsed = parser.parse_args()
-    found = list(answers(parsed.only))
-    for answer in found:
-        print(json.dumps(answer))
-    return int(not all(answer["as_expected"] for answer in found))
+    wrong = 0
+    for answer in answers(parsed.only):
+        print(json.dumps(answer), flush=True)
+        wrong += not answer["as_expected"]
+    return int(wrong > 0)
 
 
 if __name__ == "__main__":

@@ -25,12 +25,14 @@ def run(arguments: Sequence[str]) -> int:
     if parsed.max_tokens is not None and parsed.max_tokens < 1:
         parser.error(f"--max-tokens: found {parsed.max_tokens}; needs 1 or more")
 
-    from rlcore.train import find_checkpoint, run_anywhere
-    from rlcore.train.conversing import converse
-    from rlcore.train.saved_run import open_run
-    from rlcore.train.tasks import training_sampling
+    from rlcore.plugins.saved_run import open_run
 
     saved = open_run(parsed.run)
+
+    from rlcore.train import find_checkpoint, run_anywhere
+    from rlcore.train.conversing import converse
+    from rlcore.train.tasks import training_sampling
+
     weights = find_checkpoint(parsed.run)
     plan = saved.plan(parsed.overrides)
     chosen = {"temperature": parsed.temperature, "max_tokens": parsed.max_tokens}

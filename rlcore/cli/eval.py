@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
 def _plan(settings: Settings, weights: Path | None) -> "RunPlan":
     """By the files that were named; where only a checkpoint was, by the configuration of its run."""
     from rlcore.plugins.planning import plan_run
-    from rlcore.train.saved_run import open_run
+    from rlcore.plugins.saved_run import open_run
 
     if weights is not None and not settings.files:
         return open_run(weights).plan(settings.overrides, settings.plugins)

@@ -18,7 +18,10 @@ def run(arguments: Sequence[str]) -> int:
     parsed = parser.parse(arguments)
 
     with outliving_terminal():
-        from rlcore.train import Start
-        from rlcore.train.saved_run import open_run
+        from rlcore.plugins.saved_run import open_run
 
-        return train_planned(open_run(parsed.run).plan(parsed.overrides), Start(True, parsed.from_start))
+        plan = open_run(parsed.run).plan(parsed.overrides)
+
+        from rlcore.train import Start
+
+        return train_planned(plan, Start(True, parsed.from_start))

@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -26,6 +26,8 @@ MAX_LINE = 1 << 28
 GZIP = b"\x1f\x8b"
 """The first bytes of a file that gzip compressed."""
 TABLES = frozenset({".csv", ".parquet"})
+MAX_NAMED = 12
+"""Files that an error lists."""
 
 
 class Row(NamedTuple):
@@ -92,7 +94,9 @@ def check_path(source: SourceConfig, who: str) -> Path:
         raise ConfigError(f"{who}.path: '{source.path}' {problem}")
     if suffix in JSON_LINES | TABLES | {JSON}:
         if not is_file:
-            raise ConfigError(f"{who}.path: found no file '{source.path}' (looked in {path.absolute().parent})")
+            raise ConfigError(
+                f"{who}.path: found no file '{source.path}' (looked in {path.absolute().parent}){_others(path)}"
+            )
         _refuse_without_effect(source, path, who)
     elif is_file or suffix in OTHER_FILES:
         raise ConfigError(
@@ -102,6 +106,16 @@ def check_path(source: SourceConfig, who: str) -> Path:
     elif source.path.startswith(("/", ".", "~")) and not exists:
         raise ConfigError(f"{who}.path: found no directory '{source.path}' (looked for {path.absolute()})")
     return path
+
+
+def _others(path: Path) -> str:
+    """The data files beside one that is not there, where a person can read them all."""
+    known = JSON_LINES | TABLES | {JSON}
+    with suppress(OSError):
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix.lower() in known]
+        if 0 < len(names) <= MAX_NAMED:
+            return f"; {nearest(path.name, names)}"
+    return "; needs a file of rows: docs/data.md"
 
 
 def _problem_of(path: Path) -> str:

@@ -3,7 +3,9 @@
 import tomllib
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import entry_points
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -16,15 +18,23 @@ def remedy(key: str, name: str | None = None, interface: str = "") -> str:
     """The command and settings that make a name available for a config key; '' if unknown.
 
     Without a name it suggests the first one that a package provides. With `interface`, a worker's, names that the
-    catalog lists for that interface count too. The sentence also covers a plugin that is installed but not enabled.
+    catalog lists for that interface count too. Of a plugin that is installed it says only how to enable it.
     """
     for package in _catalog()["package"]:
         names = package.get(key) or package.get(interface, [])
         if names and (name is None or name in names):
             chosen = name or names[0]
             typed = f"rlcore train ... --plugin {package['plugin']} {key}={chosen}"
+            if _is_installed(package):
+                return f"'{chosen}' is installed; enable it with `{typed}`"
             return f"'{chosen}' comes with `{package['install']}` and `{typed}`"
     return ""
+
+
+def _is_installed(package: Mapping[str, Any]) -> bool:
+    """True if this Python has the plugin, and the library that it is about."""
+    library = package.get("library")
+    return bool(entry_points(group="rlcore", name=package["plugin"])) and not (library and find_spec(library) is None)
 
 
 def install_hint(plugin: str) -> str:

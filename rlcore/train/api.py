@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.plan import RunPlan
+from rlcore.plugins.saved_run import open_run
 from rlcore.train import Start, TrainResult, find_checkpoint, run_evaluation, run_training
 from rlcore.train.callbacks import Callbacks, OnStep, StopWhen
 from rlcore.train.exported import Form, export_checkpoint
 from rlcore.train.python.request import Config, request_of
-from rlcore.train.saved_run import open_run
 from rlcore.types import Metrics
 
 

@@ -18,3 +18,13 @@ def test_help_imports_only_the_standard_library_and_the_errors() -> None:
     light = "'rlcore.cli.console', 'rlcore.cli.endings', 'rlcore.cli.inherited_signals', 'rlcore.errors'"
     light += ", 'rlcore.errors.redaction'"
     assert loaded == f"['__main__', 'rlcore', 'rlcore.cli', {light}]"
+
+
+def test_a_run_that_is_not_there_is_found_missing_before_torch_is_imported(tmp_path: Path) -> None:
+    code = "import sys; from rlcore.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    for command in ("resume", "chat"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, command, str(tmp_path / "gone")], capture_output=True, text=True, timeout=100
+        )
+        assert "is not a run: found no such directory" in done.stderr
+        assert done.stdout == "False\n"

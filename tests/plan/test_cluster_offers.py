@@ -62,14 +62,28 @@ def refused(kind: type[RlcoreError], *overrides: str, plugins: tuple[str, ...] =
     return line
 
 
+@pytest.mark.parametrize(
+    ("plugin", "library", "way_out"),
+    [
+        (True, True, "'ray' is installed; enable it with"),
+        (True, False, "'ray' comes with `pip install 'rlcore[ray]'` and"),
+        (False, True, "'ray' comes with `pip install 'rlcore[ray]'` and"),
+    ],
+)
 def test_a_cluster_that_is_not_enabled_is_named_with_what_to_install_and_type(
+    plugin: bool,
+    library: bool,
+    way_out: str,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Nothing is to be installed where the plugin and its library are."""
+    monkeypatch.setattr("rlcore.plan.catalog.entry_points", lambda **_: ["ray"] if plugin else [])
+    monkeypatch.setattr("rlcore.plan.catalog.find_spec", lambda _: object() if library else None)
     assert main(["plan", *SETTINGS, "--plugin", "null", "cluster.backend=ray"]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert "cluster.backend: no plugin offers 'ray'; choose from: local; " in line
-    assert "'ray' comes with `pip install 'rlcore[ray]'`" in line
-    assert "`rlcore train ... --plugin ray cluster.backend=ray`" in line
+    assert f"{way_out} `rlcore train ... --plugin ray cluster.backend=ray`" in line
     line = refused(ConfigError, "cluster.backend=locla", plugins=())
     assert line.startswith("cluster.backend: no plugin offers 'locla'; did you mean 'local'?")
 

@@ -158,7 +158,8 @@ def test_a_backend_for_gpus_is_not_taken_on_a_cpu_nor_for_what_it_cannot_sample(
     assert found.choices[-2].key == "rollout.backend"
 
 
-def test_without_a_backend_for_gpus_the_plan_says_what_to_install() -> None:
+def test_without_a_backend_for_gpus_the_plan_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlcore.plan.catalog.entry_points", lambda **_: [])
     choice = next(choice for choice in loaded(facts=machine(8)).choices if choice.key == "rollout.backend")
     assert choice.value == "hf"
     assert choice.reason.startswith("no engine for GPUs is installed: 'vllm' comes with `pip install 'rlcore[vllm]'`")

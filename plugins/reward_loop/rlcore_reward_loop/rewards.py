@@ -48,13 +48,29 @@ class ServiceSource(ScoreSource):
         first = questions[0]
         if self._scope == "sample":
             answer = await self._service.ask(Call(reward, first["id"], first, with_ids=True), lane)
-            return [judgement(answer, first["id"])]
+            return [self._judgement(answer, first["id"])]
         answer = await self._service.ask(Call(reward, first["id"], {"samples": questions}, with_ids=True), lane)
         answers = answer.get("scores") if isinstance(answer, Mapping) else None
         if not isinstance(answers, list) or len(answers) != len(questions):
             found = f"{len(answers)} of them" if isinstance(answers, list) else clipped(repr(answer), 80)
-            raise NoAnswer(f"answered with {found}; 'scores' with {len(questions)} objects is needed")
-        return [_judged(answer, sample["id"]) for answer, sample in zip(answers, questions, strict=True)]
+            raise self._named(f"answered with {found}; 'scores' with {len(questions)} objects is needed")
+        return [self._judged(answer, sample["id"]) for answer, sample in zip(answers, questions, strict=True)]
+
+    def _judged(self, answer: Any, request_id: str) -> Outcome:
+        """A wrong answer within a group fails only its own sample."""
+        try:
+            return self._judgement(answer, request_id)
+        except NoAnswer as cause:
+            return failed(str(cause))
+
+    def _judgement(self, answer: Any, request_id: str) -> Outcome:
+        try:
+            return judgement(answer, request_id)
+        except NoAnswer as cause:
+            raise self._named(str(cause)) from cause
+
+    def _named(self, why: str) -> NoAnswer:
+        return NoAnswer(f"service '{self._service.name}': {why}")
 
 
 class JudgeSource(ScoreSource):
@@ -192,14 +208,6 @@ def question(trajectory: Trajectory) -> dict[str, Any]:
         "answer": prompt.answer,
         "columns": dict(prompt.columns.items()),
     }
-
-
-def _judged(answer: Any, request_id: str) -> Outcome:
-    """A wrong answer within a group fails only its own sample."""
-    try:
-        return judgement(answer, request_id)
-    except NoAnswer as cause:
-        return failed(str(cause))
 
 
 def judgement(answer: Any, request_id: str) -> Outcome:

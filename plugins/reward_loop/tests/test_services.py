@@ -142,7 +142,10 @@ BAD_ANSWERS = {
     "empty": (ServiceAnswer(b""), "JSON is needed"),
     "nested too deeply": (ServiceAnswer(b"[" * 100_000), "JSON is needed"),
     "a list": (ServiceAnswer([1.0]), "an object with 'score' is needed"),
-    "no score": (ServiceAnswer({"reward": 1.0}), "an object with 'score' is needed"),
+    "no score": (
+        ServiceAnswer({"reward": 1.0}),
+        "service 'scorer': answered with \"{'reward': 1.0}\"; an object with 'score' is needed",
+    ),
     "null": (ServiceAnswer({"score": None}), "'score' returned None"),
     "text": (ServiceAnswer({"score": "10"}), "'score' returned str '10'"),
     "not a number": (ServiceAnswer(b'{"score": NaN}'), "a finite number is needed"),
@@ -207,7 +210,7 @@ def test_nobody_listening_and_a_connection_closed_at_once_are_named_failures(
 def test_a_retry_after_beyond_the_deadline_fails_at_once(score: Score, one_service: Settings) -> None:
     with serving(lambda call: ServiceAnswer(status=429, headers={"Retry-After": "600"})) as service:
         error = error_of(score, one_service(service.url))
-    assert "no answer within deadline_s=60: the next try is 6" in error
+    assert "deadline_s=60: the next try is 6" in error
     assert error.endswith("before which it answered 429")
 
 
@@ -233,7 +236,7 @@ def test_a_call_that_is_never_answered_fails_at_its_deadline_and_the_others_are_
         results, _ = score(one_service(service.url, deadline_s=1), samples(8))
     failed = [result for result in results if result.reward.status is RewardStatus.FAILED]
     assert [sample.trajectory.text() for sample in failed] == ["response 1"]
-    assert failed[0].reward.info["error"].endswith("no answer within deadline_s=1")
+    assert failed[0].reward.info["error"].endswith("no answer within plugins.reward_loop.services.scorer.deadline_s=1")
 
 
 def test_retry_after_may_be_a_number_or_a_date() -> None:

@@ -10,11 +10,9 @@ from typing import Any
 from rlcore.config import RunConfig
 from rlcore.config.names import check_name
 from rlcore.errors import ConfigError
+from rlcore.plugins.saved_run import INPUTS
 from rlcore.train.python.row_files import check_form, check_no_columns, is_rows, rows_as_lines
 from rlcore.train.python.shared_functions import describe_type, share_function
-
-INPUTS = "inputs"
-"""Directory of a run with the rows and the sources of functions that came from Python."""
 
 
 @dataclass(frozen=True)

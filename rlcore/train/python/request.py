@@ -13,7 +13,8 @@ from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.plugins import configure
 from rlcore.plugins.planning import plan_run
-from rlcore.train.python.inputs import INPUTS, Inputs, gather_inputs
+from rlcore.plugins.saved_run import INPUTS
+from rlcore.train.python.inputs import Inputs, gather_inputs
 from rlcore.train.python.shared_functions import describe_type
 from rlcore.train.run_dir import choose_directory, has_results, locked, open_directory
 

@@ -235,7 +235,7 @@ class _Tries:
             except TimeoutError:
                 service.router.failed(target, number, "no answer in time", self.call.id)
                 service.limiter.overloaded()
-                raise self._no_answer(f"no answer within deadline_s={self.settings.deadline_s:g}") from None
+                raise self._no_answer(f"no answer within {self._deadline}") from None
             except Unavailable as cause:
                 if cause.overloaded:
                     service.limiter.overloaded()
@@ -261,11 +261,13 @@ class _Tries:
             raise self._no_answer(f"{last} in the last of {self.settings.tries} tries")
         wait_s = pause_s(self.tried, retry_after_s)
         if time.monotonic() + wait_s >= due:
-            raise self._no_answer(
-                f"no answer within deadline_s={self.settings.deadline_s:g}: the next try is {wait_s:.1f} s away"
-            )
+            raise self._no_answer(f"no answer within {self._deadline}: the next try is {wait_s:.1f} s away")
         self.service.counts["num_retries"] += 1
         await asyncio.sleep(wait_s)
+
+    @property
+    def _deadline(self) -> str:
+        return f"plugins.reward_loop.services.{self.service.name}.deadline_s={self.settings.deadline_s:g}"
 
     def _no_answer(self, why: str) -> NoAnswer:
         also = f", before which it {self.last}" if self.last else ""

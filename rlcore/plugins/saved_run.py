@@ -9,9 +9,10 @@ from rlcore.config.layers import leaves, read_file
 from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.plugins.planning import plan_run
-from rlcore.train.python.inputs import INPUTS
 
 CONFIG = "config.yaml"
+INPUTS = "inputs"
+"""Directory of a run with the rows and the sources of functions that came from Python."""
 
 
 @dataclass(frozen=True)
