@@ -1,8 +1,8 @@
-"""Names of services that stop resolving during a run: samples fail in one line, and the service is asked again later."""
+"""Names of services that stop resolving during a run: samples fail in one line, and later steps ask again."""
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def silence(resolver: Resolver) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _names_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _names_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection for each call, and a lookup for each connection: a kept one would hide what a resolver says."""
     really = aiohttp.TCPConnector
 
@@ -67,7 +67,6 @@ def _names_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return really(**{**settings, "ttl_dns_cache": 0, "force_close": True})
 
     monkeypatch.setattr(aiohttp, "TCPConnector", connector)
-    yield
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,8 @@ class RewardLoop(RewardManager):
 
     async def close(self) -> None:
         """Close all parts at once: one after the other, their deadlines would add up."""
-        parts: list[_Closed] = [self._functions, *self._post_processing, *self._services.values(), *self._models.values()]
+        parts: list[_Closed] = [self._functions, *self._post_processing]
+        parts += [*self._services.values(), *self._models.values()]
         if self._exposure is not None:
             parts.append(self._exposure)
         try:
