@@ -145,6 +145,7 @@ def _roles(works: list[BegunWork], groups: Mapping[str, WorkerGroup[Any]], offse
 def write_status(run_dir: Path, status: Status) -> None:
     """Replace the file; not forced to the disk, for it says where the run is now."""
     temporary = run_dir / f".{STATUS}.tmp"
+    temporary.unlink(missing_ok=True)  # a link, whose target would be overwritten, or a pipe, which waits
     record = {"schema": SCHEMA, **asdict(status), "written": round(time.time(), 1)}
     temporary.write_text(redact(json.dumps(record, ensure_ascii=False)) + "\n", "utf-8", "backslashreplace")
     temporary.replace(run_dir / STATUS)

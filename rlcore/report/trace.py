@@ -188,8 +188,17 @@ def _read(file: BinaryIO) -> Iterator[tuple[Event, int]]:
         text = line.rstrip(b"\n").removesuffix(b",")
         try:
             event = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
-        if not isinstance(event, dict) or not isinstance(event.get("args"), dict) or "name" not in event:
+        if not _is_event(event):
             return
         yield event, file.tell() - len(line) + len(text)
+
+
+def _is_event(event: object) -> bool:
+    """True of what a run may have written, as far as a resume reads it."""
+    if not isinstance(event, dict) or not isinstance(args := event.get("args"), dict):
+        return False
+    if event.get("name") in ("process_name", "thread_name"):
+        return isinstance(args.get("name"), str) and type(event.get("pid")) is type(event.get("tid")) is int
+    return "name" in event and type(args.get("step", 0)) is int

@@ -103,6 +103,8 @@ def open_directory(directory: Path, resume: bool) -> Path:
         raise ConfigError(f"--resume: found no run '{directory}'; {remedy} it without --resume")
     with _making(directory):
         directory.mkdir(parents=True, exist_ok=True)
+    for path in (directory / name for name in OF_STEPS):
+        _check_no_link(path)
     for path in (
         *(directory / name for name in WRITTEN),
         *(path for of in OF_STEPS for path in directory.glob(f"{of}/*")),
@@ -119,13 +121,18 @@ def open_directory(directory: Path, resume: bool) -> Path:
 
 def _check_own(path: Path) -> None:
     """ConfigError where a run that writes this file would write elsewhere, or wait."""
+    _check_no_link(path)
+    if path.exists() and not path.is_file():  # opening a pipe waits for its other end
+        raise ConfigError(f"train.name: '{path}' is not a file; remove it or choose another name")
+
+
+def _check_no_link(path: Path) -> None:
+    """ConfigError for a symbolic link: a resume cuts back what is behind it, and that may be another run's."""
     if path.is_symlink():
         raise ConfigError(
             f"train.name: '{path}' is a symbolic link, and a run writes into its directory only; "
             "remove it or choose another name"
         )
-    if path.exists() and not path.is_file():  # opening a pipe waits for its other end
-        raise ConfigError(f"train.name: '{path}' is not a file; remove it or choose another name")
 
 
 def has_results(directory: Path) -> bool:

@@ -169,6 +169,26 @@ def test_a_disk_that_is_full_ends_no_run_and_is_said_once(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
+def test_what_has_the_name_of_the_temporary_file_is_replaced_and_not_written_to(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "precious").write_text("kept")
+    temporary = tmp_path / f".{STATUS}.tmp"
+    if kind == "link":
+        temporary.symlink_to("precious")
+    elif kind == "pipe":
+        os.mkfifo(temporary)
+    else:
+        temporary.mkdir()
+    looks: list[Status] = []
+    with StatusWriter(tmp_path, Activity(), looks.append).running():
+        wait_until(lambda: len(looks) > 1)
+    assert (tmp_path / "precious").read_text() == "kept"
+    if kind != "directory":
+        assert not (tmp_path / STATUS).is_symlink()
+        assert read_status(tmp_path) is not None
+
+
 def test_outside_a_run_work_is_told_to_nothing_that_is_read() -> None:
     activity = current_activity()
     activity.end(activity.begin(REWARD, "judge"))

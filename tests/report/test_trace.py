@@ -154,6 +154,31 @@ def test_a_resume_drops_later_steps_and_a_torn_end_and_goes_on_with_the_same_thr
     assert len([event for event in events if event["ph"] == "M"]) == 3
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 200_000,
+        '{"name": "process_name", "args": {}}',
+        '{"name": "process_name", "args": {"name": ["x"]}, "pid": 1, "tid": 1}',
+        '{"name": "thread_name", "args": {"name": "x"}, "pid": {}, "tid": 1}',
+        '{"name": "thread_name", "args": {"name": "x"}, "pid": 1, "tid": null}',
+        '{"name": "x", "args": {"step": "2"}}',
+        '{"name": "x", "args": {"step": [2]}}',
+        '{"name": "x", "args": {"step": 1e999}}',
+    ],
+)
+def test_a_resume_drops_what_no_run_writes(tmp_path: Path, line: str) -> None:
+    TraceLog(tmp_path, 0.0).write(1, spans_of((1, 2)))
+    path = tmp_path / TRACE
+    path.write_text(path.read_text().removesuffix("\n]\n") + f",\n{line}\n]\n")
+    resumed = TraceLog(tmp_path, 0.0)
+    resumed.cut_back(5)
+    resumed.write(2, spans_of((3, 4)))
+    events = events_of(tmp_path)
+    check_format(events)
+    assert [event["args"]["step"] for event in events if event["ph"] == "X"] == [1, 2]
+
+
 def test_a_resume_from_the_start_leaves_an_empty_array_to_go_on_with(tmp_path: Path) -> None:
     log = TraceLog(tmp_path, 0.0)
     log.write(1, spans_of((1, 2)))

@@ -115,6 +115,17 @@ def test_a_link_in_the_place_of_a_file_is_refused_and_its_target_left_alone(
     assert (tmp_path / "precious").read_text() == "kept"
 
 
+@pytest.mark.parametrize("name", ["trajectories", "tokens", "rewards"])
+def test_a_link_in_the_place_of_a_directory_of_steps_is_refused(tmp_path: Path, name: str) -> None:
+    """A resume would cut back the steps of the run that it leads to."""
+    (tmp_path / "other").mkdir()
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / name).symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigError, match=rf"/{name}' is a symbolic link, and a run writes into its directory only"):
+        open_directory(directory, resume=True)
+
+
 @pytest.mark.parametrize("name", READ_WHOLE)
 def test_a_file_that_fits_no_memory_is_refused_before_it_is_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
