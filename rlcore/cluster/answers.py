@@ -1,7 +1,7 @@
-"""The values that cross from a child process: plain data and frozen dataclasses, read without running anything.
+"""Encodes and decodes values that a child process sends: plain data and frozen dataclasses, read without running code.
 
-A child runs foreign code, which can write to the pipe in its process what it likes. So the pickle that the controller
-reads names no class or function: every other value crosses as (kind, data), and built here from a short list.
+A child runs foreign code, which can write anything to the pipe of its process. So the pickle that the controller reads
+names no class or function: other values are sent as (kind, data), and rebuilt here from a short list.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from rlcore.errors import ChildError, RlcoreError, shown
 PLAIN = frozenset({str, int, float, bool, type(None), bytes, bytearray, list, tuple, dict, set, frozenset})
 BASES: tuple[Any, ...] = (str, int, float, bytes, list, tuple, dict, set, frozenset)
 PACKAGE = "rlcore"
-"""Its frozen dataclasses and enums pass; so do those of the package that the child serves."""
+"""Frozen dataclasses and enums of this package pass; so do those of the package that the child serves."""
 
 
 OK, RAISED, OURS = "ok", "raised", "ours"
@@ -26,14 +26,15 @@ OK, RAISED, OURS = "ok", "raised", "ours"
 
 
 def dumps(value: Any) -> bytes:
-    """The value for `loads`; TypeError naming the class of what cannot cross."""
+    """The value for `loads`; TypeError naming a class that cannot be sent."""
     file = io.BytesIO()
     _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
 
 
 def loads(payload: bytes, package: str = PACKAGE) -> Any:
-    """The value of a pickle that may be forged: nothing of it runs. UnpicklingError for what `dumps` does not make.
+    """The value of a possibly forged pickle, without running any code. UnpicklingError for anything that `dumps` does
+    not produce.
 
     `package`: the top-level name of the package that the child serves.
     """
@@ -41,13 +42,13 @@ def loads(payload: bytes, package: str = PACKAGE) -> Any:
 
 
 def package_of(reference: str) -> str:
-    """The top-level package of what a child serves; rlcore for a file's, which has none."""
+    """The top-level package of the served object; rlcore for a file, which has none."""
     module = reference.partition(":")[0]
     return module.partition(".")[0] if all(part.isidentifier() for part in module.split(".")) else PACKAGE
 
 
 def error_of(kind: Any, value: Any, keeps_class: bool) -> RlcoreError:
-    """The error that an answer of that kind tells; of rlcore's own classes only with `keeps_class`."""
+    """The error in an answer of that kind; with rlcore's class only if `keeps_class`."""
     if kind == OURS:
         name, message = value
         return (error_class(name) if keeps_class else ChildError)(str(message))
@@ -58,7 +59,7 @@ def error_of(kind: Any, value: Any, keeps_class: bool) -> RlcoreError:
 
 
 def error_class(name: Any, otherwise: type[RlcoreError] = ChildError) -> type[RlcoreError]:
-    """The error of rlcore with that name."""
+    """The error class of rlcore with that name."""
     found = getattr(rlcore.errors, str(name), None)
     return found if isinstance(found, type) and issubclass(found, RlcoreError) else otherwise
 
@@ -68,7 +69,7 @@ class _Pickler(pickle.Pickler):
         cls = type(value)
         if cls in PLAIN:
             return None
-        types = sys.modules.get("rlcore.types")  # not imported here: it brings numpy, and children start faster without
+        types = sys.modules.get("rlcore.types")  # not imported here: numpy would slow the start of children
         if types is not None and cls is types.FrozenDict:
             return "frozen", dict(value)
         if isinstance(value, enum.Enum):
@@ -94,7 +95,7 @@ def _told_by_numpy(value: Any) -> tuple[str, Any] | None:
 
 
 def _as_base(value: Any) -> tuple[str, Any] | None:
-    """A class derived from a built-in one crosses as that: what it would pickle to would have to be called."""
+    """Instances of classes derived from built-in ones are sent as the built-in: unpickling them would need a call."""
     for base in BASES:
         if isinstance(value, base):
             return "plain", base(value)
@@ -137,7 +138,7 @@ def _read_dataclass(pid: Any, packages: tuple[str, ...]) -> Any:
     if not (dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise TypeError(name)
     found = cls(**fields)
-    if callable(found):  # a pickle can call what it holds
+    if callable(found):  # a pickle can call what it contains
         raise TypeError(name)
     return found
 

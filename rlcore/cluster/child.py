@@ -27,10 +27,10 @@ from rlcore.errors import ChildError, WorkerError, boundary
 MAX_MESSAGE_BYTES = 1 << 26
 """Longest call and longest result."""
 TOGETHER_FRAC = 0.05
-"""A call whose deadline is nearer than this share of it has passed it too, when another call's deadline kills both."""
+"""If a call's deadline kills the child, other calls with less than this share of their time left time out, too."""
 POLL_S = 0.005
 STACK_BEFORE_S, STACK_FRAC = 0.5, 0.2
-"""A child that is not ready prints where it is, so long before the deadline, or after that share of a short one."""
+"""A child that is not ready prints its stack this long before the deadline, or by that share of a short deadline."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class PendingCall:
 
 
 class ChildProcess(Child):
-    """One child: its process, the calls under way, and what it printed last."""
+    """One child: its process, the calls in flight, and its last output."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ChildProcess(Child):
         environment: Mapping[str, str],
         descriptors: Sequence[int] = (),
     ) -> None:
-        """`descriptors`: open files that the child gets under their numbers, besides its pipes."""
+        """`descriptors`: open files that the child inherits with their numbers, in addition to its pipes."""
         self.name = name
         self._descriptors = tuple(descriptors)
         self._max_bytes = max_message_bytes
@@ -75,21 +75,21 @@ class ChildProcess(Child):
 
     @property
     def ended(self) -> bool:
-        """True when nothing of it is left."""
+        """True when the process and everything it started are gone."""
         return self._serving.done() and self._strays.done
 
     @property
     def busy(self) -> bool:
-        """True while calls are under way."""
+        """True while calls are in flight."""
         return bool(self._calls)
 
     async def wait(self) -> None:
-        """Return when nothing of it is left."""
+        """Return when the process and everything it started are gone."""
         await asyncio.shield(self._serving)
 
     @property
     def pid(self) -> int:
-        """The process's id, also that of its process group."""
+        """The id of the process and of its process group."""
         return self._process.pid
 
     async def spawn(self) -> None:
@@ -132,7 +132,7 @@ class ChildProcess(Child):
         self._strays = Strays(self._process.pid, self._mark, self._serving, self._answers_transport.close)
 
     async def setup(self, start: dict[str, Any], deadline_s: float) -> None:
-        """Make the object that is served. An error of rlcore passes with its own class, any other as ChildError."""
+        """Create the served object. An error of rlcore keeps its class, any other becomes a ChildError."""
         self._package = answers.package_of(start["target"])
         try:
             await self._exchange(pickle.dumps(start), deadline_s)
@@ -140,7 +140,7 @@ class ChildProcess(Child):
             raise WorkerError(f"child '{self.name}': not ready within {deadline_s:g} s{self._stack.where}") from cause
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
-        """See `rlcore.contracts.children.Child.call`. The clock runs from when the child has a thread for the call."""
+        """See `rlcore.contracts.children.Child.call`. The clock starts when the child has a thread for the call."""
         with boundary(f"child '{self.name}': the arguments of {method} cannot be sent", ChildError):
             payload = pickle.dumps((method, args), protocol=pickle.HIGHEST_PROTOCOL)
         if len(payload) > self._max_bytes:
@@ -160,7 +160,7 @@ class ChildProcess(Child):
                 await self._drained()
                 return await call.future
         except TimeoutError:
-            if call.future.cancelled():  # by the timeout; otherwise its result came in the same turn of the loop
+            if call.future.cancelled():  # by the timeout; else its result arrived in the same iteration
                 self._expire(asyncio.get_running_loop().time())
             raise TimeoutError(f"no result within {deadline_s:g} s") from None
         except asyncio.CancelledError:
@@ -186,13 +186,13 @@ class ChildProcess(Child):
             await self._writer.drain()
 
     def _forget(self, number: int, call: PendingCall) -> None:
-        """The call is over; an error without a waiting caller is discarded."""
+        """Remove a finished call; an error without a waiting caller is discarded."""
         del self._calls[number]
         if call.future.done() and not call.future.cancelled():
             call.future.exception()
 
     def _expire(self, now: float) -> None:
-        """Kill the child; calls that are as good as due end with it, the others learn that the child died."""
+        """Kill the child; calls that are about to time out do, the others fail because the child died."""
         self._kill("it was killed because another call passed its deadline")
         for call in self._calls.values():
             if not call.future.done() and call.due - now <= TOGETHER_FRAC * call.deadline_s:
@@ -206,7 +206,7 @@ class ChildProcess(Child):
         self._kill_group()
 
     def _kill_group(self) -> None:
-        """Kill the process and what it started, unless its id was given back: it may be another's."""
+        """Kill the process and what it started, unless its id was released and may belong to another process."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -251,7 +251,7 @@ class ChildProcess(Child):
             call.future.set_exception(answers.error_of(kind, value, keeps_class=number == SETUP))
 
     async def _reap(self) -> None:
-        """Wait for the process; kill what it started; only then give its id back to the system."""
+        """Wait for the process; kill what it started; only then release its id to the system."""
         patience = time.monotonic() + CLOSE_GRACE_S
         while self._process.returncode is None:
             if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -271,13 +271,13 @@ class ChildProcess(Child):
             if not call.future.done():
                 whose = f"{call.where}: " if call.where else ""
                 call.future.set_exception(WorkerError(whose + self.why_ended()))
-        # Closed transports close their descriptors in a later turn of the loop.
+        # Closed transports close their descriptors in a later iteration of the loop.
         await asyncio.sleep(0)
 
     async def _group_ended(self) -> None:
-        """Wait for what it started, which the kernel ends some time after it was told to.
+        """Wait for the processes it started, which the kernel ends with a delay.
 
-        Orphans become children of this process where it is the first of a container, and no other would reap them.
+        If this process is the first of a container, orphans become its children, and nothing else would reap them.
         """
         patience = time.monotonic() + CLOSE_GRACE_S
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -316,7 +316,7 @@ class ChildProcess(Child):
 
 
 class ChildProcesses:
-    """Starts children; `close` ends all that are left. Implements `rlcore.contracts.children.Children`."""
+    """Starts children; `close` ends the remaining ones. Implements `rlcore.contracts.children.Children`."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max_bytes = max_message_bytes
@@ -338,8 +338,8 @@ class ChildProcesses:
     ) -> ChildProcess:
         """See `rlcore.contracts.children.Children.start`.
 
-        An error of rlcore that was raised in the child passes with its class; ChildError for any other exception,
-        WorkerError when the child died or was not ready within the deadline.
+        An error of rlcore in the child keeps its class; ChildError for any other exception, WorkerError if the child
+        died or was not ready within the deadline.
         """
         child = ChildProcess(name, threads, self._max_bytes, inherited(env))
         spawning = asyncio.create_task(self._spawn(child), name=f"start of child {name}")
@@ -351,7 +351,7 @@ class ChildProcesses:
             await child.setup({**start, "stack_s": stack_s}, deadline_s)
             ready = True
         finally:
-            # A process that was started while this was cancelled has to be ended, too.
+            # A process that was started during the cancellation has to be ended, too.
             await asyncio.wait([spawning])
             if spawning.exception() is None and not ready:
                 await child.close()
@@ -362,6 +362,6 @@ class ChildProcesses:
         self._children = {other for other in self._children if not other.ended} | {child}
 
     async def close(self) -> None:
-        """End every child; nothing of them is left, no process, descriptor or task."""
+        """End every child, leaving no process, descriptor or task."""
         await asyncio.gather(*(child.close() for child in self._children))
         self._children.clear()

@@ -1,15 +1,15 @@
 """The entry of a killable child process: `python -m rlcore.cluster.child_main`, spoken to over pipes by
 `rlcore.cluster.child`.
 
-The child is told the *reference* of something callable, calls it, and serves the methods of the object it gets, or
-leaves the serving to that object's `serve_calls(pipe, calls)`. It imports the standard library and `rlcore.errors`, and
-what the reference needs. Frames are a length and a call's number followed by a pickle. Code in the child can write to
-the pipe of answers, so the parent reads those by `rlcore.cluster.answers`, which runs nothing that is in them. Only
-`rlcore.cluster.serve`, for workers, sends any object.
+The child gets the import *target* of a callable, calls it, and serves the methods of the resulting object, or calls
+that object's `serve_calls(pipe, calls)`. It imports only the standard library, `rlcore.errors`, and what the target
+needs. Frames are a length and a call's number followed by a pickle. Code in the child can write to the pipe of answers,
+so the parent reads them with `rlcore.cluster.answers`, which runs no code from them. Only `rlcore.cluster.serve`, for
+workers, sends arbitrary objects.
 
-A child never outlives its parent. Three things see to it, each where the one before may fail: the end of the request
-pipe; a lifeline pipe on which nothing is ever sent and whose end makes the *kernel* kill the child's process group,
-also while some C code holds the interpreter lock; and PR_SET_PDEATHSIG.
+A child never outlives its parent. Three mechanisms ensure it, each covering failures of the one before: the end of the
+request pipe; a lifeline pipe on which nothing is ever sent and whose end makes the *kernel* kill the child's process
+group, even while C code holds the interpreter lock; and PR_SET_PDEATHSIG.
 """
 
 import contextlib
@@ -39,11 +39,11 @@ FRAME = struct.Struct("!QQ")
 
 
 SETUP = 0
-"""Number of the call that makes the object; methods are called from 1."""
+"""Number of the call that creates the object; method calls start at 1."""
 
 
 CLOSE_GRACE_S = 1.0
-"""Seconds that a child may take to end by itself after the parent closed the pipe."""
+"""Seconds that a child may take to exit after the parent closed the pipe."""
 
 
 PR_SET_PDEATHSIG = 1
@@ -86,17 +86,17 @@ class Pipe:
 
 
 def answered(pipe: Pipe, number: int, work: Callable[[], Any]) -> bool:
-    """Run `work` and send what became of it; False when it raised.
+    """Run `work` and send its result or error; False if it raised.
 
-    An exception of user code is an error like others, also SystemExit, KeyboardInterrupt and CancelledError: a parent
-    that is not answered waits until the deadline, and then kills every call of this process.
+    Every exception of user code is sent as an error, including SystemExit, KeyboardInterrupt and CancelledError:
+    without an answer the parent waits until the deadline, and then kills every call of this process.
     """
     try:
         with boundary("", ChildError, BaseException):
             value = work()
     except ChildError as error:
         cause = error.__cause__ or error
-        text = str(error).removeprefix(": ")  # the exception by itself, or what a ChildError says
+        text = str(error).removeprefix(": ")  # the exception itself, or the message of a ChildError
         pipe.answer(number, RAISED, (text, "".join(traceback.format_exception(cause, limit=-20))))
     except RlcoreError as error:
         pipe.answer(number, OURS, (type(error).__name__, str(error)))
@@ -117,7 +117,7 @@ def serve_call(pipe: Pipe, served: Any, number: int, payload: bytes) -> None:
 
 
 def serve_on_main_thread(pipe: Pipe, served: Any, calls: "queue.SimpleQueue[tuple[int, bytes] | None]") -> None:
-    """One call at a time, here, so that `signal.alarm` works; no alarm survives its call."""
+    """Serve one call at a time on this thread, so that `signal.alarm` works; no alarm survives its call."""
     while (call := calls.get()) is not None:
         serve_call(pipe, served, *call)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -126,7 +126,7 @@ def serve_on_main_thread(pipe: Pipe, served: Any, calls: "queue.SimpleQueue[tupl
 def serve_on_threads(
     pipe: Pipe, served: Any, calls: "queue.SimpleQueue[tuple[int, bytes] | None]", threads: int
 ) -> None:
-    """Up to `threads` calls at a time."""
+    """Serve up to `threads` calls at a time."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="call")
     while (call := calls.get()) is not None:
         pool.submit(serve_call, pipe, served, *call)
@@ -139,7 +139,7 @@ def end_group() -> None:
 
 
 def read_calls(pipe: Pipe, calls: "queue.SimpleQueue[tuple[int, bytes] | None]") -> None:
-    """Feed `calls` until the pipe ends; then give the main thread a moment, and end."""
+    """Feed `calls` until the pipe ends; then give the main thread CLOSE_GRACE_S, and exit."""
     while (call := pipe.read()) is not None:
         calls.put(call)
     calls.put(None)
@@ -211,5 +211,5 @@ if __name__ == "__main__":
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
-        # Threads that still run user code must not keep the process, so nothing waits for them.
+        # Threads that still run user code must not keep the process alive, so nothing waits for them.
         os._exit(0)

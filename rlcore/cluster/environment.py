@@ -16,12 +16,12 @@ NEEDED = frozenset(
         *("VIRTUAL_ENV", "XDG_CACHE_HOME"),
     )
 )
-"""Variables without which programs do not find their files, or talk to people in another way."""
+"""Variables that programs need to find their files and to use the user's language."""
 NEEDED_PREFIXES = ("LC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "RLCORE_REWARD_")
 
 
 def inherited(names: Sequence[str] | None) -> dict[str, str]:
-    """Our environment (None), or what is needed and named of it; a child finds our rlcore in it.
+    """Our environment (None), or only its required and named variables; includes the path of this rlcore.
 
     The child restores PYTHONPATH itself.
     """
@@ -36,7 +36,7 @@ def _is_needed(name: str) -> bool:
 
 
 def start_message(name: str, target: str, args: Sequence[Any], threads: int, max_bytes: int) -> dict[str, Any]:
-    """The first message to a child: the object to make, and the search path to import it with."""
+    """The first message to a child: the object to create, and the search path to import it with."""
     return {
         "name": name,
         "target": target,

@@ -1,4 +1,4 @@
-"""Commands that are run one after another as forks of one new interpreter, which imports once what they share."""
+"""Runs commands one after another as forks of one new interpreter, which imports shared modules once."""
 
 import json
 import os
@@ -21,7 +21,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 @dataclass(frozen=True)
 class ForkedCommands:
-    """Commands, until one fails."""
+    """Commands to run until one fails."""
 
     commands: Sequence[Sequence[str]]
     """Each a module and its arguments, as in `python -m`."""
@@ -45,7 +45,7 @@ class CommandEnd:
 
 
 def run_in_forks(commands: ForkedCommands) -> Sequence[CommandEnd] | str:
-    """The endings of the commands that were run; a sentence where the interpreter itself failed."""
+    """The results of the commands that were run; an error text if the interpreter itself failed."""
     code = (
         f"import json, os; os.environ |= {dict(commands.environment) | ONE_THREAD!r}\n"
         f"from rlcore.cluster.forks import ForkedCommands, run_forks; run_forks(ForkedCommands(**{asdict(commands)!r}))"
@@ -59,7 +59,7 @@ def run_in_forks(commands: ForkedCommands) -> Sequence[CommandEnd] | str:
 
 
 def run_forks(commands: ForkedCommands) -> None:
-    """Import what the commands share, fork each of them, and print their endings as one line of JSON."""
+    """Import the shared modules, fork each command, and print the results as one line of JSON."""
     os.chdir(commands.where)
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in commands.environment
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -86,7 +86,7 @@ def _forked(command: Sequence[str], limit_s: float) -> CommandEnd:
 
 
 def _be(command: Sequence[str], output: int, errors: int) -> NoReturn:
-    """End this process, a fork, as the command ends it, except that it skips what runs when an interpreter exits."""
+    """Run the command in this fork and exit like it, but skip the interpreter's exit handlers."""
     code = 1
     os.dup2(output, 1)
     os.dup2(errors, 2)
@@ -105,7 +105,7 @@ def _be(command: Sequence[str], output: int, errors: int) -> NoReturn:
 
 
 def _code_of(pid: int, limit_s: float) -> int | None:
-    """The exit code of the fork; None where it had to be stopped."""
+    """The exit code of the fork; None if it had to be stopped."""
     handle = os.pidfd_open(pid)
     try:
         ended, _, _ = select([handle], [], [], limit_s)

@@ -1,7 +1,7 @@
-"""The workers of one process that is not the controller's: built, called, streamed from and closed by name of role.
+"""Hosts the workers of a process other than the controller: builds, calls and closes them by role.
 
-A process of a cluster holds one `WorkerHost`, be it a child of the controller or on another node. Everything happens on
-the loop of that process: plain methods run one at a time, async ones together, as in a thread of the local cluster.
+Each process of a cluster has one `WorkerHost`, whether it is a child of the controller or on another node. Everything
+runs on that process's loop: plain methods one at a time, async ones concurrently, as in a thread of the local cluster.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def _modules_of(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
 def named(where: str, context: WorkerContext | None = None) -> Iterator[None]:
     """Turns a worker's exception into a WorkerError that names the call; an RlcoreError keeps its class.
 
-    Where memory was exhausted, the error of a worker with this context has the plan's estimate and what lowers it.
+    If memory was exhausted, the error adds the plan's estimate and the settings that lower it.
     """
     try:
         with boundary(where, WorkerError):
@@ -59,7 +59,7 @@ def named(where: str, context: WorkerContext | None = None) -> Iterator[None]:
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Environment variables that set the threads of numerical libraries, which read them when they are imported."""
+    """Environment variables that set the threads of numerical libraries, which read them on import."""
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
 
 
@@ -67,12 +67,12 @@ class WorkerHost:
     """Serves the workers of one process."""
 
     def __init__(self, address: str = "") -> None:
-        """`address` of this node, where that is not the controller's."""
+        """`address`: of this node, unless it is the controller's."""
         self._address = address
         self._workers: dict[str, tuple[str, Worker]] = {}
 
     def build(self, shipment: Shipment) -> None:
-        """Make a worker and set it up; WorkerError on a node with other versions than the controller's."""
+        """Create a worker and set it up; WorkerError on a node whose versions differ from the controller's."""
         where = f"{shipment.name}.setup()"
         with named(where):
             check_versions(shipment.versions)
@@ -106,7 +106,7 @@ class WorkerHost:
                     yield result
 
     def close(self) -> list[str]:
-        """Close every worker, the last one first; what went wrong, in words."""
+        """Close every worker, last one first; returns error texts."""
         problems = []
         for name, worker in reversed(list(self._workers.values())):
             try:
@@ -119,7 +119,7 @@ class WorkerHost:
 
 
 def _import_files(files: Sequence[tuple[str, str]]) -> None:
-    """Import plugins in plain files under the names that pickles know them by."""
+    """Import plugin files under the module names that pickles use."""
     for name, path in files:
         if name in sys.modules:
             continue

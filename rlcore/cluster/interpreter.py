@@ -1,4 +1,4 @@
-"""A fresh interpreter for a moment: what a module imports can only be seen where nothing was imported before."""
+"""Runs code in a fresh interpreter: a module's imports can only be observed where nothing was imported before."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from tempfile import TemporaryFile
 
 @dataclass(frozen=True)
 class InterpreterResult:
-    """The ending of a fresh interpreter."""
+    """The result of a fresh interpreter."""
 
     code: int
     output: str

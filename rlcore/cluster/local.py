@@ -21,7 +21,7 @@ from rlcore.contracts.clusters import ClusterContext, WorkerPlan, needs_process
 
 
 class LocalCluster(ReplicaCluster):
-    """Starts the workers of a plan on this machine, and ends those it started."""
+    """Starts the workers of a plan on this machine, and ends them."""
 
     def __init__(self, context: ClusterContext) -> None:
         super().__init__(context)
@@ -30,7 +30,7 @@ class LocalCluster(ReplicaCluster):
         self._numbers = itertools.count()
 
     async def open(self) -> None:
-        """Everything is here already."""
+        """Does nothing: the machine is already there."""
 
     async def start(self, worker: WorkerPlan) -> ReplicaGroup[Any]:
         """The replicas of one role, set up; WorkerError naming the one that failed."""
@@ -49,15 +49,15 @@ class LocalCluster(ReplicaCluster):
         return needs_process(request, self.context.config)
 
     def device_of(self, worker: WorkerPlan, index: int, rank: int) -> str:
-        """A process sees its own devices only, so they begin with 0 there."""
+        """A process sees only its devices, numbered from 0."""
         return "cuda:0" if self._devices(worker, index, rank) else "cpu"
 
     def _devices(self, worker: WorkerPlan, index: int, rank: int = 0) -> tuple[int, ...]:
-        """Of the host, when it is embedded in another."""
+        """The devices of a replica; those of the host if it is embedded."""
         return devices_of(self.context.host_of(worker), self.context.pools, index, rank)
 
     async def launch(self, worker: WorkerPlan, index: int) -> ProcessBody:
-        """The processes of a replica, with nothing in them yet."""
+        """The processes of a replica, without workers."""
         request = worker.request
         processes = []
         for rank in range(request.ranks):
@@ -86,6 +86,6 @@ class LocalCluster(ReplicaCluster):
 
 
 def visible(devices: Sequence[int]) -> str:
-    """CUDA_VISIBLE_DEVICES of a process that may use these of the devices that this one sees."""
+    """CUDA_VISIBLE_DEVICES for a process that may use these devices, numbered as this process sees them."""
     ours = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
     return ",".join(ours[device] if device < len(ours) else str(device) for device in devices)

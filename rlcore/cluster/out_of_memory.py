@@ -1,4 +1,4 @@
-"""Memory that is exhausted during a run: one line with the plan's estimate, the peak, and what lowers it."""
+"""Describes exhausted memory in one line: the plan's estimate, the peak, and the settings that lower it."""
 
 import os
 import re
@@ -10,22 +10,22 @@ from rlcore.contracts.workers import WorkerContext
 
 GIB = 2**30
 PIECES_SHARE = 0.05
-"""Share of a device below which reserved memory without tensors in it is not worth a word."""
+"""Share of a device below which reserved but unused memory is not mentioned."""
 SEGMENTS = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 OTHERS_SHARE = 0.01
-"""Share of a device below which memory of other processes is not worth a word."""
+"""Share of a device below which memory of other processes is not mentioned."""
 MARKS = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 """Words of torch's allocators, in exceptions of several classes."""
 
 
 def memory_problem(error: BaseException, context: WorkerContext | None) -> str:
-    """`in_words` where an allocator failed, also as the cause of this error; else empty."""
+    """`in_words` if an allocator failed, possibly as a cause of this error; else empty."""
     cause = _allocators(error)
     return "" if context is None or cause is None else in_words(cause, context)
 
 
 def in_words(cause: BaseException, context: WorkerContext) -> str:
-    """The exhausted memory, the plan's estimate, the peak, and what lowers it."""
+    """The exhausted memory, the plan's estimate, the peak, and the settings that lower it."""
     parts = ["the plan does not know its memory"]
     remedy = "lower micro_batch_tokens, rollout.max_rows, rollout.max_tokens or data.max_prompt_tokens"
     if context.memory is not None:
@@ -54,7 +54,8 @@ def _allocators(error: BaseException | None) -> BaseException | None:
 
 
 def _measured(device: str) -> list[str]:
-    """The peak of this process, and on a GPU what it and others hold; torch is there already, or nothing was."""
+    """The peak of this process, and on a GPU the memory of other processes; torch is already imported if the device was
+    used."""
     torch: Any = sys.modules.get("torch")
     if not device.startswith("cuda") or torch is None:
         return [f"the peak was {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"]
@@ -65,14 +66,14 @@ def _measured(device: str) -> list[str]:
     ]
     others = total - free - reserved
     if others > OTHERS_SHARE * total:
-        parts.append(f"{others / GIB:.1f} GiB are held by other processes and contexts")
+        parts.append(f"{others / GIB:.1f} GiB are used by other processes and contexts")
     return parts
 
 
 def _in_pieces(device: str) -> str:
-    """The memory that torch's allocator holds and could not use, where that is worth a word.
+    """The memory that torch's allocator reserved but could not use, if it is worth mentioning.
 
-    Empty where pieces of memory can grow already.
+    Empty if expandable segments are already on.
     """
     torch: Any = sys.modules.get("torch")
     settings = ",".join(os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))

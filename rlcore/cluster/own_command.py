@@ -1,4 +1,4 @@
-"""Commands of rlcore in separate processes, waited for through the signals that reach all of them."""
+"""Runs rlcore commands in separate processes, and waits for them across signals."""
 
 import signal
 import subprocess
@@ -48,11 +48,11 @@ class OwnCommands:
             child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         self._children[name] = child
         Thread(target=lambda: self._events.put((name, child.wait())), daemon=True).start()
-        if self.signum == signal.SIGTERM:  # it came while the child was started
+        if self.signum == signal.SIGTERM:  # it arrived while the child was started
             child.terminate()
 
     def next_end(self) -> tuple[str, int] | None:
-        """The next command that ends and its exit code, 128 + n where signal n killed it; None when a signal came."""
+        """The next command that ends and its exit code, 128 + n if signal n killed it; None when a signal arrived."""
         event = self._events.get()
         if event is None:
             return None

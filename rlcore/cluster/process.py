@@ -20,9 +20,9 @@ from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 1 << 34
-"""Batches are large; the limit only keeps a broken frame from being waited for."""
+"""Batches are large; the limit only prevents waiting for a broken frame."""
 START_S = 60.0
-"""Until the process has started and answers; importing what a worker needs is part of its setup."""
+"""Timeout for the process to start and answer; a worker's imports are part of its setup."""
 
 
 class WorkerProcess(ChildProcess):
@@ -60,8 +60,8 @@ class WorkerProcess(ChildProcess):
         self._link.close()
 
     async def request(self, message: Message, where: str, deadline_s: float) -> Any:
-        """The answer to a message. WorkerError naming `where`: when the process ends, and when the deadline passes,
-        after which the process is killed: its loop may be stuck."""
+        """The answer to a message. WorkerError naming `where` if the process ends or the deadline passes; the latter
+        also kills the process, whose loop may be stuck."""
         number, call = self._open(message, where, deadline_s)
         try:
             async with asyncio.timeout(deadline_s):
@@ -105,7 +105,7 @@ class WorkerProcess(ChildProcess):
         return number, call
 
     def _read(self, payload: bytes) -> Any:
-        return self._link.loads(payload)  # of a worker class, which a plugin offers: it is trusted, see SECURITY.md
+        return self._link.loads(payload)  # from a plugin's worker class, which is trusted, see SECURITY.md
 
     def _settle(self, number: int, call: PendingCall, kind: str, value: Any) -> None:
         if kind == ITEM and number in self._items:
@@ -144,7 +144,7 @@ class ProcessBody:
 
     @property
     def alive(self) -> bool:
-        """False when any rank has ended."""
+        """False if any rank has ended."""
         return all(process.alive for process in self._processes)
 
     @property
@@ -153,7 +153,7 @@ class ProcessBody:
         return [process.pid for process in self._processes]
 
     async def start(self) -> None:
-        """Start every process, or none."""
+        """Start all processes or none."""
         try:
             async with asyncio.TaskGroup() as group:
                 for process in self._processes:
@@ -218,7 +218,8 @@ class ProcessBody:
 
 @asynccontextmanager
 async def packed(value: Any, where: str) -> AsyncIterator[Message]:
-    """The message, with large arrays in shared memory until the end; the loop keeps running while they are copied."""
+    """Context with the message, whose large arrays are in shared memory; the loop keeps running while they are
+    copied."""
     with boundary(f"{where}: its arguments cannot be sent", WorkerError):
         message = Message(value)
     try:
@@ -230,7 +231,7 @@ async def packed(value: Any, where: str) -> AsyncIterator[Message]:
 
 
 async def first_error(works: Sequence[Any]) -> list[Any]:
-    """The results in order; when one raises, the others are cancelled and its error is raised."""
+    """The results in order; if one raises, the others are cancelled and its error is raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)

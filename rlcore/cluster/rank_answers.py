@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 NOTICE_S = 5.0
-"""Seconds for which an error of a rank waits for the end of another rank to become known, which may be its cause."""
+"""Seconds that a rank's error waits for news of another rank's death, which may be its cause."""
 
 
 async def answers_of_ranks(works: Sequence[Any], has_ended: Callable[[int], bool]) -> list[Any]:
-    """The results by rank; when one raises, the others are cancelled and its error is raised.
+    """The results by rank; if one raises, the others are cancelled and its error is raised.
 
-    A rank that dies makes those fail that were waiting for it, and they may say so first: the error of one that has
-    ended, `has_ended(rank)`, is raised in place of theirs.
+    A dying rank makes ranks fail that were waiting for it, possibly before its own error arrives. The error of a rank
+    that has ended, `has_ended(rank)`, takes precedence.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -34,7 +34,7 @@ def _failed(tasks: Sequence["asyncio.Future[Any]"]) -> list[int]:
 
 
 async def _until(tasks: Sequence["asyncio.Future[Any]"], has_ended: Callable[[int], bool]) -> None:
-    """Return when a rank has failed that has ended, when all have answered, or after a while."""
+    """Return when an ended rank has failed, when all have answered, or after a timeout."""
     ends_at = asyncio.get_running_loop().time() + NOTICE_S
     while waiting := [task for task in tasks if not task.done()]:
         left = ends_at - asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""A replica whose worker lives in other processes: called by name of method, watched, restarted when it dies."""
+"""A replica whose worker runs in other processes: called by method name, watched, and restarted when it dies."""
 
 import asyncio
 import contextlib
@@ -21,13 +21,13 @@ MAX_PAUSE_S = 30.0
 """Longest backoff before a restart; the first restart is immediate, then 1, 2, 4, ... seconds."""
 
 STEADY_S = 600.0
-"""A replica that has served for so long is counted as one that has never died: a long run outlives many nodes."""
+"""Serving this long resets a replica's count of deaths, because a long run outlives many nodes."""
 
 Launch = Callable[[], Awaitable[ReplicaBody]]
 
 
 class ReplicaSupervisor:
-    """Runs one replica, with those embedded in it; `launch` gives it a new body, also after a death."""
+    """Runs one replica with its embedded workers; `launch` creates its body, initially and after each death."""
 
     def __init__(self, name: str, index: int, launch: Launch, max_restarts: int, deadlines: Deadlines) -> None:
         self.name = name
@@ -42,9 +42,9 @@ class ReplicaSupervisor:
         self._failure = ""
         """Reason why its last restart failed."""
         self._num_deaths = 0
-        """Those that count toward `max_restarts`."""
+        """Number of deaths that count toward `max_restarts`."""
         self._served_since = 0.0
-        """`time.monotonic()` of the start or restart that came last."""
+        """`time.monotonic()` of the last start or restart."""
         self._watching: asyncio.Task[None] | None = None
         self._given_up, self._why_given_up = asyncio.Event(), ""
 
@@ -55,13 +55,13 @@ class ReplicaSupervisor:
 
     @property
     def body(self) -> ReplicaBody:
-        """The processes that serve now; WorkerError when there are none."""
+        """The serving processes; WorkerError if there are none."""
         if self._body is None or not self._reachable:
             raise WorkerError(f"{self.name}: {self._state}")
         return self._body
 
     async def start(self) -> None:
-        """Give it its first body and watch that."""
+        """Launch the first body and watch it."""
         self._body = await self._launch()
         self._reachable = self._ready = True
         self._served_since = time.monotonic()
@@ -69,13 +69,13 @@ class ReplicaSupervisor:
         self._watching = asyncio.create_task(self._watch(self._body), name=f"watching {self.name}")
 
     async def build(self, ranks: Callable[[str], Sequence[Shipment]]) -> None:
-        """Create a worker here, now and after every restart; `ranks` returns the input of each rank for a
+        """Create a worker in it, now and after every restart; `ranks` returns each rank's input for a given
         rendezvous."""
         self._built.append(ranks)
         await self.body.build(ranks(self.body.rendezvous), self._deadlines.setup_s)
 
     async def close(self) -> None:
-        """End it; nothing is left of it."""
+        """End it, leaving nothing behind."""
         self._reachable = self._ready = False
         if self._watching is not None:
             self._watching.cancel()
@@ -84,17 +84,17 @@ class ReplicaSupervisor:
             await self._body.close(self._deadlines.close_s)
 
     def excuse(self) -> None:
-        """One death was the fault of what was asked: its restart does not count."""
+        """Excuse one death that a request caused: its restart does not count."""
         self._num_deaths = max(0, self._num_deaths - 1)
 
     def restart(self, reason: str) -> None:
-        """Take it for lost if it serves: its processes are ended, and it is restarted if it may be."""
+        """Give up a serving replica: its processes are ended, and it is restarted if that is allowed."""
         if self._ready:
             self._ready, self._why_given_up = False, reason
             self._given_up.set()
 
     async def _end_of(self, body: ReplicaBody) -> str:
-        """The reason for which a body has ended, or is to end."""
+        """The reason why a body has ended or has to end."""
         ended, given_up = asyncio.ensure_future(body.ended()), asyncio.ensure_future(self._given_up.wait())
         try:
             await asyncio.wait({ended, given_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,7 +122,7 @@ class ReplicaSupervisor:
             body = await self._reborn(body)
 
     async def _reborn(self, dead: ReplicaBody) -> ReplicaBody:
-        """A new body that serves, or the one that failed to, which has ended then."""
+        """A new serving body, or the ended one that failed to start."""
         self._failure = ""
         try:
             with boundary(f"{self.name}: being restarted", WorkerError):
@@ -165,7 +165,7 @@ class Replica(Generic[W]):
 
     @property
     def alive(self) -> bool:
-        """False while a replica that died is not back."""
+        """False while a dead replica has not been restarted."""
         return self.seat.alive
 
     def _where(self, method: Callable[..., Any]) -> str:
@@ -210,7 +210,7 @@ class ReplicaGroup(Generic[W]):
         self.replicas = tuple(replicas)
 
     async def each(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """The method's result on every replica, in order; all are waited for before the first error is raised."""
+        """The method's result on every replica, in order; the first error is raised after all have answered."""
         calls = [replica.call(method, *args, **kwargs) for replica in self.replicas]
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:

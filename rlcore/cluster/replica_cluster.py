@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class ReplicaCluster(Cluster):
     """Watches replicas and restarts those that may die alone; a subclass launches their processes.
 
-    An embedded worker is built in the processes of its host, also after a restart.
+    An embedded worker is built in the processes of its host, including after a restart.
     """
 
     def __init__(self, context: ClusterContext) -> None:
@@ -29,7 +29,7 @@ class ReplicaCluster(Cluster):
     async def launch(self, worker: WorkerPlan, index: int) -> ReplicaBody:
         """The processes of one replica, one per rank, without a worker in them; called again after each death.
 
-        WorkerError naming what did not start; nothing is left behind then.
+        WorkerError naming the process that did not start, leaving nothing behind.
         """
 
     @abstractmethod
@@ -73,7 +73,7 @@ class ReplicaCluster(Cluster):
         return pack(name, worker, context, self.context.plugin_files)
 
     async def close_replicas(self) -> None:
-        """End all replicas at the same time; what goes wrong is logged."""
+        """End all replicas at the same time; errors are logged."""
         supervisors = list(self._supervisors.values())
         found = await asyncio.gather(*map(_closed, supervisors), return_exceptions=True)
         for supervisor, error in zip(supervisors, found, strict=True):

@@ -1,4 +1,4 @@
-"""Compares the software of a process that workers join with that of the controller.
+"""Compares the software of worker processes with the controller's.
 
 Children of one machine are started from one installation; nodes of a cluster may have several.
 """
@@ -15,12 +15,12 @@ from rlcore.errors import WorkerError
 
 
 def versions_here() -> dict[str, str]:
-    """Versions that all processes of a run have in common, by name; torch is not imported, and may be missing."""
+    """Versions that must be equal in all processes of a run, by name; torch is not imported, and may be missing."""
     return {"Python": platform.python_version(), "rlcore": __version__, "torch": _torch_version()}
 
 
 def check_versions(needed: Mapping[str, str]) -> None:
-    """WorkerError naming both sides where this process has other versions than the controller's, in `needed`."""
+    """WorkerError naming both sides if the versions of this process differ from the controller's, `needed`."""
     found = versions_here()
     different = [name for name, version in needed.items() if found[name] != version]
     if different:
@@ -32,7 +32,7 @@ def check_versions(needed: Mapping[str, str]) -> None:
 
 
 def _torch_version() -> str:
-    """The version that torch's own file states; 'missing' or 'unknown' where there is none."""
+    """The version in torch's version file; 'missing' or 'unknown' if there is none."""
     found = find_spec("torch")
     if found is None or found.origin is None:
         return "missing"

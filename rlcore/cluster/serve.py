@@ -1,8 +1,8 @@
 """Serves a worker in its own process under the local cluster: `rlcore.cluster.child_main` serves one `ServedHost`.
 
-A message is a tuple, which travels as `rlcore.cluster.shared_arrays` says: (BUILD, shipment), (CALL | STREAM, role,
-method, args, kwargs) or (CLOSE,). An answer is one of `rlcore.cluster.child_main`; a stream's items come before it.
-Under the number of a call that is not over, (CANCEL,) ends it and (MORE, n) says that n items of the stream were taken.
+A message is a tuple, sent through `rlcore.cluster.shared_arrays`: (BUILD, shipment), (CALL | STREAM, role, method,
+args, kwargs) or (CLOSE,). An answer is one of `rlcore.cluster.child_main`; a stream's items come before it. With the
+number of a running call, (CANCEL,) ends it and (MORE, n) acknowledges n items of its stream.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ BUILD, CALL, STREAM, CLOSE, CANCEL, MORE = "build", "call", "stream", "close", "
 ITEM = "item"
 """Kind of answer: an item of a stream."""
 STREAM_ITEMS = 64
-"""Items of a stream that wait for the controller before the worker waits for it."""
+"""Unacknowledged items of a stream after which the worker waits for the controller."""
 
 
 class ServedHost:
-    """The workers of this process, spoken to over its pipe."""
+    """Serves the workers of this process over its pipe."""
 
     def __init__(self, arrays_fd: int, rank: int) -> None:
-        """`arrays_fd`: this end of the socket over which shared memory comes and goes.
+        """`arrays_fd`: this end of the socket that transfers shared memory.
 
-        The answer of a call is that of rank 0; other ranks answer that they are done, or what went wrong.
+        The answer to a call is that of rank 0; other ranks only report completion or an error.
         """
         os.set_inheritable(arrays_fd, False)
         self._link = ArrayLink(socket.socket(fileno=arrays_fd))
@@ -71,7 +71,8 @@ class ServedHost:
         self._host.close()
 
     def _dumps(self, answer: tuple[str, Any]) -> bytes:
-        """Items of a stream stay in the pipe: each that the controller keeps would hold a descriptor."""
+        """Items of a stream are sent through the pipe, because each one in shared memory would keep a descriptor
+        open."""
         message = Message(answer)
         if message.is_large and answer[0] != ITEM:
             message.share()
@@ -125,6 +126,6 @@ class ServedHost:
 
 
 def _error_fields(error: RlcoreError) -> tuple[str, str, str]:
-    """Class, message and traceback of what a worker raised."""
+    """Class, message and traceback of a worker's error."""
     trace = "".join(traceback.format_exception(error.__cause__ or error, limit=-20))
     return type(error).__name__, str(error), trace

@@ -1,11 +1,11 @@
-"""Messages between the controller and worker processes of one machine, whose large arrays travel in shared memory.
+"""Messages between the controller and worker processes of one machine, with large arrays in shared memory.
 
-A message is pickled with its arrays out of band (pickle protocol 5). Few bytes of arrays follow the pickle in the pipe.
-More are copied once, for all processes that get the message, into a memfd: memory without a name, whose descriptor goes
-over a Unix socket. The kernel frees it when no process has it open or mapped, however those processes ended, and the
-size of /dev/shm does not limit it. It is sealed before it is sent, so it cannot change or shrink under a reader.
+A message is pickled with its arrays out of band (pickle protocol 5). Small arrays follow the pickle in the pipe. Large
+ones are copied once, for all receivers, into a memfd: unnamed memory, whose descriptor is sent over a Unix socket. The
+kernel frees it when no process has it open or mapped, however those processes ended, and the size of /dev/shm does not
+limit it. It is sealed before it is sent, so it cannot change or shrink under a reader.
 
-Arrays are read-only at the other end, whichever way they came.
+Arrays are read-only for the receiver in both cases.
 """
 
 import fcntl
@@ -26,9 +26,9 @@ from rlcore.errors import WorkerError
 logger = logging.getLogger(__name__)
 
 MIN_SHARED_BYTES = 1 << 20
-"""Arrays of a message that have fewer bytes together stay in the pipe."""
+"""Minimum total bytes of a message's arrays to use shared memory."""
 NAME = "rlcore-arrays-"
-"""Start of the name under which /proc/PID/maps shows such memory; the rest is the id of the process that made it."""
+"""Prefix of this memory's name in /proc/PID/maps; the rest is the id of the process that created it."""
 ALIGNMENT = 64
 HEADER = struct.Struct("!QQQ")
 """Number of the shared memory (0: the arrays follow here), bytes of the pickle, number of arrays; then their bytes."""
@@ -38,10 +38,10 @@ WRITE_BYTES = 1 << 30
 
 
 class SharedMemory:
-    """Sealed memory that holds arrays one behind the other; closed by `close`, or with the last reference to it."""
+    """Sealed memory with consecutive arrays; closed by `close`, or with the last reference to it."""
 
     def __init__(self, arrays: Sequence[memoryview]) -> None:
-        """Copy the arrays; OSError where the system has no such memory, or no descriptor for it."""
+        """Copy the arrays; OSError if the system lacks memfds, memory or descriptors."""
         self.fd = os.memfd_create(f"{NAME}{os.getpid()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.close = weakref.finalize(self, os.close, self.fd)
         offset = 0
@@ -56,22 +56,22 @@ class Message:
     """A pickled value, and its arrays separately."""
 
     def __init__(self, value: Any) -> None:
-        """The arrays are not copied: they may not change before `frame` was sent for the last time."""
+        """The arrays are not copied, so they must not change before `frame` was sent for the last time."""
         buffers: list[pickle.PickleBuffer] = []
         self._pickle = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         self._arrays = [buffer.raw() for buffer in buffers]
         self.num_bytes = sum(_aligned(array.nbytes) for array in self._arrays)
-        """Of the arrays."""
+        """Total bytes of the arrays, aligned."""
         self.memory: SharedMemory | None = None
         self._closed = False
 
     @property
     def is_large(self) -> bool:
-        """True when `share` is worth its while."""
+        """True if `share` is worthwhile."""
         return self.num_bytes >= MIN_SHARED_BYTES
 
     def share(self) -> None:
-        """Copy the arrays into shared memory, which takes a second per GB or two; where there is none, do nothing."""
+        """Copy the arrays into shared memory, at a second per GB or two; does nothing if it is not available."""
         try:
             self.memory = SharedMemory(self._arrays)
         except (OSError, AttributeError) as problem:  # AttributeError: a system without memfd_create
@@ -80,13 +80,13 @@ class Message:
             self.close()
 
     def close(self) -> None:
-        """The message is not sent any more: those who got it have its shared memory, this process does not need it."""
+        """Release the shared memory after the last send; receivers keep theirs."""
         self._closed = True
         if self.memory is not None:
             self.memory.close()
 
     def frame(self, number: int = 0) -> bytes:
-        """The message for the pipe; without the arrays where `number` names the shared memory that holds them."""
+        """The message for the pipe, without the arrays if `number` names their shared memory."""
         head = HEADER.pack(number, len(self._pickle), len(self._arrays))
         head += struct.pack(f"!{len(self._arrays)}Q", *(array.nbytes for array in self._arrays))
         parts: list[bytes | memoryview] = [head, self._pickle]
@@ -98,7 +98,7 @@ class Message:
 
 
 class ArrayLink:
-    """One end of the socket over which two processes hand each other shared memory, and the messages that go with it.
+    """One end of the socket over which two processes exchange shared memory, and the messages that refer to it.
 
     Shared memory is sent before the message that names it; a message that is never read leaves its memory to be
     discarded with the next one.
@@ -134,7 +134,7 @@ class ArrayLink:
         return message.frame(number)
 
     def loads(self, payload: bytes) -> Any:
-        """The value of a message; WorkerError when its shared memory did not come."""
+        """The value of a message; WorkerError if its shared memory did not arrive."""
         if payload[:1] == b"\x80":  # a plain pickle; a header begins with 0
             return pickle.loads(payload)
         number, pickle_size, num_arrays = HEADER.unpack_from(payload)

@@ -1,4 +1,4 @@
-"""Finds where a process hangs, from what Python's faulthandler prints of its threads."""
+"""Finds where a process hangs, from the output of Python's faulthandler."""
 
 import re
 import sysconfig
@@ -17,11 +17,11 @@ class StackDump:
 
     def __init__(self) -> None:
         self._thread: list[tuple[str, str, str]] = []
-        """Of the thread whose lines are coming in: file, line and function of each frame."""
+        """The thread that is being read: file, line and function of each frame."""
         self._main: list[tuple[str, str, str]] = []
 
     def add(self, line: str) -> None:
-        """One line of what the process printed, of a dump or not."""
+        """Add a line of the process's output, whether of a dump or not."""
         if THREAD.match(line):
             self._thread = []
         elif (frame := FRAME.match(line)) is not None and len(self._thread) < MAX_FRAMES:
@@ -33,7 +33,7 @@ class StackDump:
     def where(self) -> str:
         """The tail of an error, '; now at file.py:3 in f'; empty without a dump.
 
-        The innermost frame that is not of Python's own library, where there is one.
+        Uses the innermost frame outside Python's standard library, if there is one.
         """
         theirs = [frame for frame in self._main if not _of_python(frame[0])]
         frames = [frame for frame in theirs if frame[0] != OURS] or self._main

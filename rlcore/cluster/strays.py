@@ -1,4 +1,4 @@
-"""Processes that have left their group and session, found by a mark in the environment that they inherited."""
+"""Finds processes that have left their group and session, by a mark in their inherited environment."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ def marked(variable: str, mark: str) -> Iterator[Path]:
 
 
 class Strays:
-    """Ends what a child leaves behind when it ends, which may hold the pipes by whose end we notice the child's."""
+    """Ends processes that a child leaves behind, which may keep open the pipes whose end signals the child's."""
 
     def __init__(self, pid: int, mark: str, serving: "asyncio.Task[None]", let_go: Callable[[], None]) -> None:
         """`serving` reads from the child until its pipes end; `let_go` ends that where a stray cannot be found."""
@@ -41,7 +41,7 @@ class Strays:
 
     @property
     def done(self) -> bool:
-        """True when the child has ended, and nothing is looked for any more."""
+        """True when the child has ended and the search is over."""
         return self._ending is not None and self._ending.done()
 
     async def ended(self) -> None:
@@ -60,7 +60,7 @@ class Strays:
 
 
 def end_strays(mark: str) -> None:
-    """Kill what has the mark of a child; blocks until nothing is found any more."""
+    """Kill processes with a child's mark; blocks until none is found."""
     patience = time.monotonic() + PATIENCE_S
     while found := list(marked(VARIABLE, mark)):
         for entry in found:

@@ -1,4 +1,4 @@
-"""Several streams as one, and pipes as streams."""
+"""Merges streams, and reads pipes as streams."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -9,7 +9,7 @@ MAX_REST = 1 << 16
 
 
 async def merged(streams: Sequence[AsyncGenerator[Any, None]]) -> AsyncGenerator[Any, None]:
-    """The items of all streams as they come; the first error ends them all, and so does closing this one."""
+    """The items of all streams as they arrive; the first error ends them all, and so does closing this one."""
     if len(streams) == 1:
         try:
             async for value in streams[0]:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerThread:
-    """A daemon thread with an event loop. What runs on it runs one at a time, except for what awaits."""
+    """A daemon thread with an event loop. Calls run one at a time, except while they await."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,7 +46,8 @@ class WorkerThread:
         await asyncio.gather(*others, return_exceptions=True)
 
     def spawn(self, work: Coroutine[Any, Any, None], ended: Callable[[asyncio.Task[None]], None]) -> Callable[[], None]:
-        """Run a coroutine on the thread, which tells `ended` of its task at the end; returns what cancels it.
+        """Run a coroutine on the thread, which passes its task to `ended` at the end; returns a function that cancels
+        it.
 
         WorkerError after close.
         """
@@ -103,7 +104,7 @@ class WorkerThread:
 class _ThreadCall:
     """A job for a worker's thread; its result is reported to the loop that created it.
 
-    Most of it ends without waiting, and has no task there.
+    Most jobs end without waiting, and do not need a task there.
     """
 
     def __init__(self, work: Callable[[], Any], what: str) -> None:
@@ -114,7 +115,7 @@ class _ThreadCall:
 
     def begin(self) -> None:
         """On the worker's loop."""
-        if self.answer.done():  # given up before its turn came
+        if self.answer.done():  # abandoned before its turn
             return
         try:
             with boundary(self._what, WorkerError, BaseException):
@@ -153,11 +154,11 @@ class _ThreadCall:
 
 
 class Handover:
-    """Items on their way from a worker's loop to the one it was made on: one wake-up for all that have gathered."""
+    """Transfers items from a worker's loop to the loop that created it, with one wake-up for all pending items."""
 
     def __init__(self, limit: int) -> None:
         self.arrived = asyncio.Event()
-        """There may be something to take, or it is over."""
+        """Set when there may be items, or at the end."""
         self.ended: asyncio.Task[None] | None = None
         """The task that put the items, when it has ended."""
         self._limit = limit
@@ -165,7 +166,7 @@ class Handover:
         self._lock = threading.Lock()
         self._items: list[Any] = []
         self._room: asyncio.Future[None] | None = None
-        """The worker waits for it."""
+        """The future that the worker waits for while `limit` items are pending."""
 
     def __bool__(self) -> bool:
         return bool(self._items)
@@ -191,7 +192,7 @@ class Handover:
             self._loop.call_soon_threadsafe(self.arrived.set)
 
     async def wait_for_end(self, timeout_s: float) -> None:
-        """Return when it has ended, or when the time is up."""
+        """Return at the end or after the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.ended is None:

@@ -1,4 +1,4 @@
-"""Workers on threads of this process: a thread with an event loop each, shared by those embedded in one another."""
+"""Runs workers on threads of this process, each with an event loop; embedded workers share their host's."""
 
 import contextlib
 import inspect
@@ -91,7 +91,7 @@ async def _awaited(found: Awaitable[Any], whose: str, context: WorkerContext) ->
 
 
 class ThreadWorkers:
-    """Starts workers on threads, and ends those it started."""
+    """Starts workers on threads, and ends them."""
 
     def __init__(self, context: ClusterContext) -> None:
         self._context = context
@@ -121,7 +121,7 @@ class ThreadWorkers:
         return self._started[-1]
 
     async def close(self) -> None:
-        """Close every worker, the last one first, and end its thread; what goes wrong is logged."""
+        """Close every worker, last one first, and end its thread; errors are logged."""
         close_s = self._context.deadlines.close_s
         for replica in reversed(self._started):
             if replica.thread.closed:

@@ -9,17 +9,17 @@ from rlcore.errors.redaction import clipped
 logger = logging.getLogger(__name__)
 
 MAX_LOG_LINES = 10_000
-"""Lines that a process may print into the log; further ones are dropped, and that is said once."""
+"""Maximum log lines of a process; further ones are dropped, with one note."""
 MAX_LINE = 2000
 NUM_LAST_WORDS = 3
 NUM_RECENT = 100
-"""Lines before the end among which an exception is why it came: some engines print several tracebacks each."""
+"""Last lines in which an exception counts as the cause of the end; some engines print several tracebacks."""
 EXCEPTION = re.compile(r"(^|[\s(])[A-Za-z_.]*(Error|Exception|Interrupt): ")
 STACK = re.compile(
     r"\s+@\s|PC: @|\*\*\* SIG|\[.* logging\.cc:|Stack \(most recent|(Current )?[Tt]hread 0x|Extension modules:"
     r'|  File ".*", line \d+ in '
 )
-"""Lines of a crash that are not last words: native frames, and those of Python's faulthandler."""
+"""Lines of a crash to skip in last words: native frames, and those of Python's faulthandler."""
 
 
 class WorkerOutput:
@@ -29,10 +29,10 @@ class WorkerOutput:
         self._name = name
         self._num_lines = 0
         self._stdout, self._stderr, self._exceptions = (deque[tuple[int, str]](maxlen=NUM_LAST_WORDS) for _ in range(3))
-        """The last of each, numbered; an exception is in its own alone."""
+        """The last lines of each kind, numbered; an exception is only in its own list."""
 
     def add(self, line: str, is_error: bool = False) -> None:
-        """One line, as it came. `is_error`: of stderr, where that comes by itself and in no order with stdout."""
+        """Add a line. `is_error`: it is from stderr, if that is separate from and unordered with stdout."""
         text = clipped(line, MAX_LINE).rstrip()
         self._num_lines += 1
         if text and not STACK.match(text):
@@ -47,7 +47,7 @@ class WorkerOutput:
     def last_words(self) -> str:
         """The tail of an error that says how the process ended; empty when it has printed nothing.
 
-        Its last line, exceptions among those before, and as many of these as there is room for.
+        Contains its last line, earlier exceptions, and as many other lines as fit.
         """
         lines = [*self._stdout, *self._stderr]
         recent = [exception for exception in self._exceptions if exception[0] > self._num_lines - NUM_RECENT]

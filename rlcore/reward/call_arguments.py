@@ -32,7 +32,7 @@ def group_arguments(call: Callable[..., Any], trajectories: Sequence[Trajectory]
 def log_arguments(
     call: Callable[..., Any], trajectory: Trajectory, outcome: Outcome, latency_s: float
 ) -> dict[str, Any]:
-    """The arguments that `log` takes by name. `latency` is in seconds; `score` is None for a call that gave none."""
+    """The arguments that `log` takes by name. `latency` is in seconds; `score` is None if the call gave none."""
     known = {
         **score_arguments(trajectory),
         "query": prompt_of(trajectory.prompt),
@@ -61,7 +61,7 @@ def no_columns(missing: Sequence[str], named: Mapping[str, Any], trajectories: S
 
 
 def column_arguments(trajectories: Sequence[Trajectory], spec: FunctionSpec) -> dict[str, Any]:
-    """Arguments in the style of TRL: a list for each column, None where a row's source has no such column."""
+    """Arguments in the style of TRL: a list per column, with None for rows whose source does not have the column."""
     rows = [_columns(trajectory.prompt, spec.answer_columns) for trajectory in trajectories]
     names = dict.fromkeys(name for row in rows for name in row)
     named: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names if name not in NO_COLUMNS}

@@ -1,4 +1,4 @@
-"""Calls of one reward function: where they run, how long they may take, and what becomes of a failed one."""
+"""Calls one reward function: in a child or on the loop, with deadline, retries and failure policy."""
 
 import asyncio
 import logging
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 LOGGED_TRACES = 3
-"""Tracebacks of a function that the log has, each once."""
+"""Maximum number of distinct tracebacks per function in the log."""
 JITTER = random.Random()
 """A separate generator: the pauses of retries must not change other random numbers."""
 
 
 class FunctionCalls:
-    """A configured function: its calls, with deadline and retries, always end in outcomes."""
+    """A configured function; its calls, with deadline and retries, always end in outcomes."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class FunctionCalls:
 
     @property
     def on_failure(self) -> str:
-        """Empty: `reward.functions` says it."""
+        """Empty: `reward.functions` states it."""
         return ""
 
     @property
     def post_processes(self) -> bool:
-        """True if a group's scores are looked at together; of a class, known after `start`."""
+        """True if a group's scores are processed together; for a class, known after `start`."""
         return self._after is not None or self._looks_at_groups
 
     @property
@@ -80,7 +80,7 @@ class FunctionCalls:
         return getattr(self._caller, "num_restarts", 0)
 
     async def start(self, children: Children, watch: LoopWatch, queued: Stopwatch) -> None:
-        """Look at the function in a child, and get ready where it belongs: there, or on this loop."""
+        """Inspect the function in a child, and set it up where it runs: there, or on this loop."""
         starts = [self._start(children, watch, queued)]
         if self._after is not None:
             starts.append(self._after.start(children, watch, Stopwatch()))
@@ -110,14 +110,14 @@ class FunctionCalls:
         await on_loop.start(self.config.start_s)
 
     async def close(self) -> None:
-        """Release everything, also when `start` failed."""
+        """Release everything, even if `start` failed."""
         if self._after is not None:
             await self._after.close()
         if self._caller is not None:
             await self._caller.close()
 
     async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
-        """An outcome for each trajectory; tried again, under on_failure=retry, while the deadline allows."""
+        """An outcome for each trajectory; with on_failure=retry, retried while the deadline allows."""
         began = time.monotonic()
         outcomes = await self._ask(trajectories, lane)
         self._record(trajectories, outcomes, lane, began)
@@ -126,7 +126,7 @@ class FunctionCalls:
     async def post_process(
         self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
     ) -> list[Outcome]:
-        """The outcomes after the group's scores were looked at together; failed samples are left out of that."""
+        """The outcomes after post-processing the group's scores; failed samples are left out of that."""
         good = scored_indices(outcomes)
         if not good:
             return list(outcomes)

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from rlcore.contracts.tokens import Tokens
 
 NUM_EXAMPLES = 4
-"""Prompts of each source that a canary is made of."""
+"""Prompts of each source that canaries are made from."""
 
 
 async def check_canary(
     manager: RewardManager, prompts: Sequence[Prompt], config: RewardConfig, tokens: "Tokens"
 ) -> tuple[float, int]:
-    """The least score of the canaries and their number.
+    """The lowest score of the canaries and their number.
 
     RewardError, naming prompt, response and score, when one fails or scores below `reward.canary_min`.
     """

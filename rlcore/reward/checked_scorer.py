@@ -1,4 +1,4 @@
-"""A plugin's scorer, checked against its contract: what it says of itself once, what it returns when it arrives."""
+"""Checks a plugin's scorer against its contract: properties once, results on arrival."""
 
 import math
 from collections.abc import Awaitable, Sequence
@@ -14,10 +14,10 @@ SCOPES = tuple(scope.value for scope in Scope)
 
 
 class CheckedScorer(Scorer):
-    """The scorer itself, but what is wrong with it is a PluginError that names it."""
+    """Wraps a scorer so that violations of its contract are PluginErrors that name it."""
 
     def __init__(self, scorer: Scorer) -> None:
-        """PluginError for a property that is not what `Scorer` says."""
+        """PluginError for a property that violates `Scorer`."""
         kind = type(scorer).__name__
         with boundary(f"scorer {kind}", PluginError):
             name, scope, weight = scorer.name, scorer.scope, scorer.weight
@@ -54,11 +54,11 @@ class CheckedScorer(Scorer):
 
     @property
     def post_processes(self) -> bool:
-        """Asked each time: it may be known only once the scorer has started."""
+        """Read each time, because it may be known only after the scorer has started."""
         return self._scorer.post_processes
 
     async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
-        """See `Scorer.score`; PluginError for what it raises, and for anything but an outcome for each sample."""
+        """See `Scorer.score`; PluginError for exceptions, and for anything but an outcome per sample."""
         return await self._checked("score()", self._scorer.score(trajectories, lane), trajectories)
 
     async def post_process(

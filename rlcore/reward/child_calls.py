@@ -23,7 +23,7 @@ class Caller(Protocol):
     async def call(
         self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance, scores: Scores = None
     ) -> list[Outcome]:
-        """An outcome for each trajectory; with `scores`, what `post_process_scores` makes of them.
+        """An outcome for each trajectory; with `scores`, the results of `post_process_scores`.
 
         Raises TimeoutError at the end of the allowance, ChildError when the function raised, WorkerError when its
         process died.
@@ -63,7 +63,7 @@ class ChildCaller:
     async def call(
         self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance, scores: Scores = None
     ) -> list[Outcome]:
-        """See `Caller`. A call that was merely in the same child as a bad one is made once more."""
+        """See `Caller`. A call that failed only because it shared a child with a bad one is retried once."""
         message: tuple[Any, ...] = ("score", trajectories) if scores is None else ("post_process", trajectories, scores)
         try:
             return await self._call(message, lane, allowance)
@@ -90,14 +90,14 @@ class ChildCaller:
             allowance.left_s -= time.monotonic() - at
             if is_out_of_memory(cause) and self._config.memory_gib:
                 if slot.child is not None:
-                    await slot.child.close()  # what the function still holds would fail the next call, too
+                    await slot.child.close()  # memory that the function keeps would fail the next call, too
                 raise ChildError(f"{cause}{self._limit_of_memory()}") from cause
             raise
         allowance.left_s -= time.monotonic() - began[0][0]
         return self._checked(outcomes, message[1])
 
     def _checked(self, outcomes: Any, trajectories: Sequence[Trajectory]) -> list[Outcome]:
-        """ChildError for anything but an outcome for each sample: the function's own code may have written it."""
+        """ChildError for anything but an outcome per sample, because user code may have written it."""
         if type(outcomes) is not list or len(outcomes) != len(trajectories):
             needed = f"needs {len(trajectories)} outcomes"
             raise ChildError(f"{self._spec}: its process answered {shown(outcomes)}; {needed}")
@@ -116,7 +116,7 @@ class ChildCaller:
 
 
 async def start_child(spec: FunctionSpec, children: Children, config: RewardFunctionConfig, threads: int) -> Child:
-    """A child in which the function is ready. What its own code did wrong is a PluginError, also that it hangs."""
+    """A child in which the function is ready. Errors and hangs of the function's code are PluginErrors."""
     key, limit = f"reward.functions.{spec.name}", config.memory_gib
     name = f"reward {spec.name}"
     try:

@@ -1,4 +1,4 @@
-"""The outcomes of all functions for one sample become its reward."""
+"""Combines the outcomes of all functions for a sample into its reward."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,13 +15,13 @@ def combine(
     latency_s: float,
     policies: Mapping[str, str] | None = None,
 ) -> Reward:
-    """The weighted sum over the functions that had an opinion.
+    """The weighted sum over the functions that did not skip the sample.
 
-    FAILED when a function failed or all skipped; then `info['failed']` maps each failed function to its error, the
-    score is 0.0, and the parts that did come are kept. `info['skipped']` lists functions without an opinion. With
-    several functions their info is found as '<name>/<key>'; 'answer' is that of the first that extracted one.
-    `policies` are the failure policies of parts that `reward.functions` does not know: a failed reward keeps those of
-    the parts that failed in `info['on_failure']`, and the weighted sum of the others in `info['others_score']`.
+    FAILED if a function failed or all skipped; then `info['failed']` maps each failed function to its error, the score
+    is 0.0, and the other components are kept. `info['skipped']` lists functions that skipped. With several functions
+    their info has keys '<name>/<key>'; 'answer' is from the first that extracted one. `policies` are the failure
+    policies of components outside `reward.functions`: a failed reward keeps those of the failed components in
+    `info['on_failure']`, and the weighted sum of the others in `info['others_score']`.
     """
     parts: dict[str, float] = {}
     errors: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Private copies for foreign code: its changes stay its own.
+"""Makes private copies for foreign code, so that its changes have no effect elsewhere.
 
-Of a value, all that cannot be written to is shared and the rest is copied: lists, dicts and what else a row of data or
-an agent loop brought. What a trajectory is made of is read-only, so that most are shared as they are.
+Read-only parts of a value are shared and the rest is copied: lists, dicts and other mutable objects from rows or agent
+loops. Trajectories consist of read-only parts, so most are shared as they are.
 """
 
 import pickle
@@ -17,19 +17,19 @@ from rlcore.types import FinishReason, FrozenDict, Prompt, Trajectory, Trajector
 T = TypeVar("T")
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, TrajectoryId, FinishReason})
-"""Exactly these types: a subclass may hold something that can be written to."""
+"""Exactly these types, because a subclass may contain something mutable."""
 
 
 def private_copy(value: T) -> T:
-    """The value, with copies in place of all in it that could be written to; those must pickle."""
+    """The value with its mutable parts copied; these must pickle."""
     copied: Any = value if _is_read_only(value) else _copied(value)
     return copied  # type: ignore[no-any-return]
 
 
 def _is_read_only(value: Any) -> bool:
-    """True if nothing in the value can be written to, as in most trajectories; one look costs less than to replace."""
+    """True if nothing in the value is mutable, as in most trajectories; checking costs less than copying."""
     left: list[Iterable[Any]] = [(value,)]
-    # What holds itself does so by way of a list, a dict or an object, so these kinds cannot go round for ever.
+    # Cycles need a list, a dict or an object, so these kinds cannot recurse forever.
     for held in left:
         for part in held:
             kind = type(part)
@@ -50,7 +50,7 @@ def _is_read_only(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """The copy of a value in which something can be written to."""
+    """The copy of a value with mutable parts."""
     kind = type(value)
     if kind is tuple:
         return tuple(private_copy(part) for part in value)

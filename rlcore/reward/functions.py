@@ -32,8 +32,8 @@ def build_function_rewards(context: BuildContext) -> "FunctionRewards":
 class FunctionRewards(RewardManager):
     """Scores each sample the moment it is complete, with every function of `reward.functions`.
 
-    A plugin's manager may hold one and give it `others`: scorers that are weighed and summed with the functions, and
-    whose failures follow the same policies and budget. The plugin starts and closes its scorers itself.
+    A plugin's manager may contain one and pass `others`: scorers that are weighted and summed with the functions, under
+    the same failure policies and budget. The plugin starts and closes its scorers itself.
     """
 
     def __init__(self, context: BuildContext, others: Sequence[Scorer] = ()) -> None:
@@ -107,12 +107,12 @@ class FunctionRewards(RewardManager):
             raise over_budget(failures, num_samples, self._config)
 
     def metrics(self) -> Metrics:
-        """time/service_bound is 1.0 when, for most of the time, calls of a function waited for a place.
+        """time/service_bound is 1.0 if calls of a function waited for a slot most of the time.
 
-        time/bound_by/reward.functions.<x>.children (or .concurrency, of an async function) says of which; for
+        time/bound_by/reward.functions.<x>.children (or .concurrency, of an async function) says which one; for
         functions that wait for I/O, `isolation: threads` helps too. reward/num_restarts counts children that died or
-        were killed; time/loop_blocked_s is the longest time for which an async function kept the event loop, where
-        there is such a function.
+        were killed; time/loop_blocked_s is the longest time that an async function blocked the event loop, if there is
+        one.
         """
         self._log.flush()
         waits = {_places(function): self._queued[function.name].take() for function in self._functions}
@@ -144,7 +144,7 @@ def function_spec(
 def group_function(
     context: BuildContext, name: str, target: str, deadline_s: float, config: RewardFunctionConfig | None = None
 ) -> FunctionCalls:
-    """The function `target` that looks at a group's scores, called like a reward function of scope 'group'.
+    """The function `target` that post-processes a group's scores, called like a reward function of scope 'group'.
 
     `config` is that of the function whose scores they are.
     """
@@ -154,9 +154,9 @@ def group_function(
 
 
 class GroupFunction:
-    """A function that turns a group's scores into others, named by the settings of a plugin's reward.
+    """A function that post-processes a group's scores, named by the settings of a plugin's reward.
 
-    It runs where a reward function of scope 'group' would, with the score of each sample as the column `score`.
+    It runs like a reward function of scope 'group', with the score of each sample as the column `score`.
     """
 
     def __init__(self, context: BuildContext, name: str, target: str, deadline_s: float) -> None:
@@ -169,7 +169,7 @@ class GroupFunction:
         await self._calls.start(self._children, self._watch, Stopwatch())
 
     async def close(self) -> None:
-        """Release everything; also when `start` failed."""
+        """Release everything, even if `start` failed."""
         await self._calls.close()
         self._watch.close()
 
@@ -178,7 +178,7 @@ class GroupFunction:
     ) -> list[Outcome]:
         """The outcomes with the scores that the function gives for those of the group that did not fail.
 
-        The score before is `info['raw_score']`. No opinion leaves it as it is, and a failure fails the sample.
+        The original score is `info['raw_score']`. A skipped sample keeps it, and a failure fails the sample.
         """
         good = scored_indices(outcomes)
         if not good:

@@ -1,4 +1,4 @@
-"""Scores of a group that are looked at together: what each sample's score was, and what it becomes."""
+"""Post-processes the scores of a group: original and new score of each sample."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,11 +7,11 @@ from rlcore.contracts.scorer import Outcome, failed
 from rlcore.types import FrozenDict, RewardStatus, Trajectory
 
 SCORE_COLUMN = "score"
-"""The column in which a post-processing function finds what was said of each sample."""
+"""The column with each sample's score, for post-processing functions."""
 
 
 def scored_indices(outcomes: Sequence[Outcome]) -> list[int]:
-    """Of a group, the samples that have a score: the others are left out."""
+    """Indices of a group's samples that have a score."""
     return [index for index, outcome in enumerate(outcomes) if outcome.status is RewardStatus.OK]
 
 
@@ -23,9 +23,9 @@ def with_score(trajectory: Trajectory, score: float) -> Trajectory:
 
 
 def after_the_group(outcomes: Sequence[Outcome], indices: Sequence[int], processed: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes with the scores that were `processed` of the samples at `indices`.
+    """The outcomes with the `processed` scores of the samples at `indices`.
 
-    The score before is `info['raw_score']`. A failure fails the sample; no opinion leaves the score as it is.
+    The original score is `info['raw_score']`. A failure fails the sample; a skipped sample keeps its score.
     """
     changed = list(outcomes)
     for index, outcome in zip(indices, processed, strict=True):

@@ -8,7 +8,7 @@ from rlcore.contracts.scorer import Outcome, memory_of
 from rlcore.types import FrozenDict, Reward, RewardStatus
 
 SMALL = 1 << 16
-"""Bytes of an info that is not counted."""
+"""Info up to this many bytes is not counted."""
 BUDGET = 256 << 20
 """Bytes that all rewards may hold in addition to their scores at a time."""
 
@@ -18,12 +18,12 @@ _held: WeakKeyDictionary[Reward, int] = WeakKeyDictionary()
 
 
 def within_budget(reward: Reward, outcomes: Mapping[str, Outcome]) -> Reward:
-    """The reward, or a failed one without its info when the rewards that are held would exceed BUDGET with it."""
+    """The reward, or a failed one without its info if the info would exceed BUDGET."""
     size = memory_of(reward.info) if reward.info else 0
     if size <= SMALL:
         return reward
     if sum(_held.values()) + size > BUDGET:
-        error = f"more than {BUDGET >> 20} MiB are beside the scores of this step; functions need to return less"
+        error = f"more than {BUDGET >> 20} MiB are returned besides the scores of a step; functions need to return less"
         info = {"error": error, "failed": FrozenDict(dict.fromkeys(outcomes, error))}
         return replace(reward, score=0.0, status=RewardStatus.FAILED, token_scores=None, info=FrozenDict(info))
     _held[reward] = size

@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S = 1.0
 Scores = Sequence[float] | None
-"""Of a group, for `post_process_scores` of a class; None for a call that scores."""
+"""A group's scores for `post_process_scores` of a class; None for a scoring call."""
 
 
 @dataclass
 class Allowance:
-    """The rest of a call's deadline; time in the queue does not count."""
+    """The remaining time of a call; time in the queue does not count."""
 
     left_s: float
 
@@ -42,7 +42,7 @@ class LoopCaller:
         self._timers = Timers()
 
     async def start(self, start_s: float) -> None:
-        """Make the function ready. PluginError when that takes longer."""
+        """Make the function ready. PluginError after `start_s`."""
         self._watch.start()
         try:
             async with asyncio.timeout(start_s):
@@ -56,9 +56,9 @@ class LoopCaller:
     async def call(
         self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance, scores: Scores = None
     ) -> list[Outcome]:
-        """See `Caller`. The function gets copies: its changes stay its own.
+        """See `Caller`. The function gets private copies.
 
-        Returns at the deadline also when the function swallows its cancellation.
+        Returns at the deadline even if the function swallows its cancellation.
         """
         place = await self._seats.take(lane is Lane.EVAL)
         loop = asyncio.get_running_loop()
@@ -95,7 +95,7 @@ class LoopCaller:
             _tell(over)
 
     def _forget(self, task: "asyncio.Task[list[Outcome]]") -> None:
-        """Of a call that nothing waits for any more."""
+        """Remove a call that nothing waits for any more."""
         del self._calls[task]
         if not task.cancelled():
             task.exception()  # retrieved, or asyncio logs it

@@ -11,11 +11,11 @@ STATUS = Path("/proc/self/status")
 
 
 def limit_memory(name: str, memory_gib: float) -> None:
-    """From now on this process, and each that it starts, may hold so much private memory.
+    """Limit the private memory of this process, and of each process that it starts.
 
-    The kernel counts what the process could write to (RLIMIT_DATA), not the address space that libraries reserve: that
-    of torch on a CPU is about what it uses. A request beyond the limit is a MemoryError. ConfigError when the process
-    has more already, PluginError where the system lacks this limit.
+    The kernel counts writable memory (RLIMIT_DATA), not reserved address space; for torch on a CPU that is about what
+    it uses. An allocation beyond the limit is a MemoryError. ConfigError if the process already has more, PluginError
+    if the system lacks this limit.
     """
     if not sys.platform.startswith("linux"):
         raise PluginError(f"reward.functions.{name}.memory_gib: {sys.platform} cannot limit memory so; leave it out")

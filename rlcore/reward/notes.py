@@ -10,7 +10,7 @@ from rlcore.errors import RewardError
 
 
 class CallNotes:
-    """The notes of one call. A call that notes something wrong fails."""
+    """The notes of one call. Invalid notes fail the call."""
 
     def __init__(self, num_samples: int) -> None:
         self._num_samples = num_samples
@@ -37,7 +37,7 @@ class CallNotes:
         self._metrics[exact_text(name)].append(checked)
 
     def on(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """The outcomes with what was noted of them."""
+        """The outcomes with their notes."""
         if not self._extra and not self._metrics:
             return list(outcomes)
         means = {name: sum(metric) / len(metric) for name, metric in self._metrics.items()}

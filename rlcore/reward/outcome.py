@@ -1,4 +1,4 @@
-"""From what a reward function returned to checked outcomes: anything but a finite number is a named failure."""
+"""Turns the results of reward functions into checked outcomes: anything but a finite number is a named failure."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,15 +17,15 @@ ANSWERS = ("answer", "pred")
 def outcome_of_one(value: Any, num_tokens: int, may_skip: bool) -> Outcome:
     """A function's result for one sample of `num_tokens` tokens, as an Outcome; never raises.
 
-    None is SKIPPED where the signature is a list's, else a failure.
+    None is SKIPPED for a list signature, else a failure.
     """
-    if type(value) is float and -LARGEST <= value <= LARGEST:  # what most return, at a glance
+    if type(value) is float and -LARGEST <= value <= LARGEST:  # fast path for the most common result
         return Outcome(RewardStatus.OK, value)
     if value is None and may_skip:
         return SKIPPED
     try:
         return _read(value, num_tokens)
-    except CALLED as cause:  # of a class whose methods do what they like
+    except CALLED as cause:  # its class may have arbitrary methods
         return failed(f"returned a {type(value).__name__} that cannot be read: {describe(cause)}")
 
 
@@ -39,9 +39,9 @@ def _read(value: Any, num_tokens: int) -> Outcome:
 
 
 def outcome_of_score(value: Any, num_tokens: int) -> Outcome:
-    """`outcome_of_one` of verl's compute_score, which may also return a tuple that begins with the score.
+    """`outcome_of_one` for verl's compute_score, which may also return a tuple that begins with the score.
 
-    What follows is in info: the entries of a dict, the rest as the list `details`.
+    The rest goes to info: the entries of a dict, anything else as the list `details`.
     """
     if not isinstance(value, tuple):
         return outcome_of_one(value, num_tokens, may_skip=False)

@@ -1,4 +1,4 @@
-"""Decides what follows from failed rewards, when the groups of a step are complete. Pure.
+"""Applies failure policies to the complete groups of a step. Pure.
 
 A sample whose reward FAILED carries the errors by function in `info['failed']`; each function's `on_failure` says what
 follows, and the strongest one counts: abort, drop_group, drop_sample (also what `retry` ends in), value. Parts of the
@@ -21,11 +21,11 @@ NUM_CAUSES = 3
 def apply_failures(
     groups: Sequence[Sequence[ScoredTrajectory]], config: RewardConfig
 ) -> tuple[list[list[ScoredTrajectory]], Metrics]:
-    """The groups that are left to train on, and counts.
+    """The remaining groups to train on, and counts.
 
-    Under drop_sample a failure changes nothing but that the sample is absent; a group left with fewer than two samples
-    stays, and is counted in reward/small_groups. RewardError when more samples failed than the error budget allows, or
-    under the policy abort.
+    Under drop_sample only the failed sample is removed; a group with fewer than two remaining samples stays, and is
+    counted in reward/small_groups. RewardError when more samples failed than the error budget allows, or under the
+    policy abort.
     """
     check_budget(groups, config)
     return apply_policies(groups, config)
@@ -74,7 +74,7 @@ def failure_policy(reward: Reward, config: RewardConfig) -> str:
 
 
 def check_budget(groups: Sequence[Sequence[ScoredTrajectory]], config: RewardConfig) -> None:
-    """RewardError when a failure is to abort the run, or more samples failed than `reward.error_budget_frac` allows.
+    """RewardError if a failure has the policy abort, or more samples failed than `reward.error_budget_frac` allows.
 
     The budget is a share of all samples of `groups`, at least one sample unless it is 0.
     """
@@ -90,14 +90,14 @@ def check_budget(groups: Sequence[Sequence[ScoredTrajectory]], config: RewardCon
 
 
 class Budget:
-    """The error budget of a step whose groups come one by one."""
+    """The error budget of a step whose groups arrive one at a time."""
 
     def __init__(self, num_samples: int, config: RewardConfig) -> None:
         self._num_samples, self._config = num_samples, config
         self._failures: list[Reward] = []
 
     def spend(self, group: Sequence[ScoredTrajectory]) -> None:
-        """Count the group's failures; RewardError as `check_budget` has it, with those of earlier groups."""
+        """Count the group's failures; RewardError as in `check_budget`, including those of earlier groups."""
         for unit, reward in {sample.trajectory.id.unit(): sample.reward for sample in group}.items():
             if failure_policy(reward, self._config) == "abort":
                 raise aborted(unit, reward)
@@ -130,7 +130,7 @@ def over_budget(failures: Sequence[Reward], num_samples: int, config: RewardConf
 
 
 def causes(failures: Iterable[Reward]) -> str:
-    """The most frequent errors, each with its function and how often it came."""
+    """The most frequent errors, each with its function and count."""
     counted = Counter(str(reward.info.get("error", "no cause given")) for reward in failures)
     return "; ".join(f"{error} (x{times})" for error, times in counted.most_common(NUM_CAUSES))
 

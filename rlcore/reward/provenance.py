@@ -1,4 +1,4 @@
-"""Keeps the code that judged with the run: the file of every reward function with its hash."""
+"""Records the code of a run's rewards: the file of every reward function with its hash."""
 
 import hashlib
 import shutil
@@ -11,7 +11,7 @@ from rlcore.plan.sources import source_file
 
 
 def reward_provenance(rewards: Iterable[ResolvedReward]) -> dict[str, dict[str, Any]]:
-    """By function: its target, who provided it, the file's path and its sha256 (None where there is no source).
+    """By function: its target, its provider, the file's path and its sha256 (None without source).
 
     Imports nothing.
     """

@@ -1,4 +1,4 @@
-"""Exceptions of a reward function, told with the line of the user's code that raised them."""
+"""Reports exceptions of a reward function with the line of the user's code that raised them."""
 
 import importlib
 import os
@@ -14,20 +14,20 @@ OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 INSTALLED = "site-packages"
 IMPORTER = "<frozen importlib"
 IMPORT_FILES = os.path.dirname(os.path.abspath(importlib.__file__)) + os.sep
-"""Beginnings of file names in the traceback of an import that are neither the user's nor a library's."""
+"""Prefixes of file names in the traceback of an import that are neither the user's nor a library's."""
 MAX_COLUMNS = 12
-"""The most columns that an error names."""
+"""Maximum number of columns that an error names."""
 MESSAGES_HINT = "its prompts and completions are lists of messages: the text is completion[-1]['content']"
 WRONG_KIND = (AttributeError, TypeError)
-"""Errors of a function that takes text and is given messages, or that is given None."""
+"""Errors of a function that expects text and gets messages or None."""
 ABOUT_ROW = (LookupError, *WRONG_KIND)
-"""Errors that may come from what the row has."""
+"""Errors that may be caused by the row's contents."""
 
 
 def raise_with_line(cause: BaseException, trajectories: Sequence[Trajectory]) -> NoReturn:
-    """Raise what a function raised on these samples as a ChildError with file and line; an RlcoreError unchanged.
+    """Raise a function's exception on these samples as a ChildError with file and line; an RlcoreError unchanged.
 
-    Errors that may come from what the row has name its columns. Call it in an `except ANSWERED`, which costs nothing
+    Errors that may be caused by the row's contents name its columns. Call it in an `except ANSWERED`, which is free
     while nothing is raised.
     """
     if isinstance(cause, RlcoreError):
@@ -40,7 +40,7 @@ def raise_with_line(cause: BaseException, trajectories: Sequence[Trajectory]) ->
 
 
 def import_failure(cause: BaseException) -> str:
-    """Words for an exception of the import of the user's file: file and line, the error, and what helps against it.
+    """Describes an exception while importing the user's file: file and line, the error, and a remedy.
 
     A missing library is distinguished from a broken one, which installing would not repair.
     """
@@ -71,7 +71,7 @@ def _way_out(cause: BaseException, inside: str) -> str:
             )
         needed = f"; '{inside}' is installed and needs it: " if inside else "; "
         return f"{needed}install '{root}' into this Python ({sys.executable})" + (
-            "" if inside else f", or put {root}.py beside the file"
+            "" if inside else f", or put {root}.py next to the file"
         )
     if name and isinstance(cause, ImportError) and not inside:
         return f"; '{root}' is there: correct the name, or use another version of it"
@@ -83,8 +83,8 @@ def _way_out(cause: BaseException, inside: str) -> str:
 def line_of(trace: TracebackType | None) -> str:
     """The last line of the user's code in a traceback as 'file.py:7'; empty when there is none.
 
-    The user's code begins with the first frame outside of rlcore. What it calls in its own directory counts, what
-    stands elsewhere or is installed below it does not: of `json.loads(text)` it is that line, not one of json.
+    The user's code begins with the first frame outside rlcore. Code that it calls in its directory counts; code
+    elsewhere or installed below it does not: for `json.loads(text)` it is that line, not one of json.
     """
     own: str | None = None
     found = ""
@@ -100,14 +100,14 @@ def line_of(trace: TracebackType | None) -> str:
 
 
 def _is_below(file: str, directory: str) -> bool:
-    """True for a file in the directory or below, except for what is installed there, such as into its `.venv`."""
+    """True for a file in or below the directory, unless it is installed there, such as in a `.venv`."""
     if not directory:  # of a cell or of `exec`, which has no file
         return not os.path.dirname(file)
     return file.startswith(directory + os.sep) and INSTALLED not in file[len(directory) :]
 
 
 def _short(file: str) -> str:
-    """The file on one line, below the working directory as a user would type it."""
+    """The file name on one line, relative to the working directory where possible."""
     here = os.getcwd() + os.sep
     return " ".join(file.removeprefix(here).split())
 
@@ -118,7 +118,7 @@ def _row_of(trajectories: Sequence[Trajectory], cause: BaseException) -> str:
     if any(prompt.answer is not None for prompt in prompts):
         columns.insert(0, "answer")
     more = ["..."] if len(columns) > MAX_COLUMNS else []
-    text = "the row has " + (", ".join([*columns[:MAX_COLUMNS], *more]) or "no columns beside the prompt")
+    text = "the row has " + (", ".join([*columns[:MAX_COLUMNS], *more]) or "no columns besides the prompt")
     if isinstance(cause, WRONG_KIND) and any(prompt.conversational for prompt in prompts):
         text += f"; {MESSAGES_HINT}"
     return text

@@ -19,7 +19,7 @@ GSM8K_MARK = "####"
 QUANTITY = re.compile(
     r"((?<![\w.)])[-\u2212])?(?:\$\s?([-\u2212])?)?(\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)"
 )
-r"""A number as people write it: -3, $1,234.50, -$5, .5. A hyphen after a digit or a word joins: 10-15 ends in 15."""
+r"""A number as people write it: -3, $1,234.50, -$5, .5. A hyphen after a digit or word joins: 10-15 ends in 15."""
 NO_ANSWER = FrozenDict[str, Any]({"answer": ""})
 """Nothing in the response could be read: a vote for nothing, and what a run counts before it says so."""
 
@@ -90,7 +90,7 @@ def gsm8k(trajectory: Trajectory) -> Reward:
 
 
 def gsm8k_number(text: str) -> Decimal | None:
-    """The number that a response gives as its answer, as `gsm8k` looks for it; None when there is no number."""
+    """The number that a response gives as its answer, as in `gsm8k`; None without a number."""
     if (found := _last_quantity(last_boxed(text) or "")) is not None:
         return found
     marked = text.rpartition(GSM8K_MARK)
@@ -119,7 +119,7 @@ def _plainly(number: Decimal) -> str:
 
 
 def math_verify(trajectory: Trajectory) -> Reward:
-    """1 when math-verify (extra `tasks`) takes the response for the prompt's answer, as mathematics; else 0."""
+    """1 if math-verify (extra `tasks`) finds the response mathematically equal to the prompt's answer, else 0."""
     from math_verify import parse, verify
 
     wanted = parse(f"${_wanted(trajectory)}$")

@@ -1,7 +1,7 @@
-"""A reward function where it runs: loaded by name, called in its own style, its results checked.
+"""Serves a reward function where it runs: loads it by name, calls it in its style, checks its results.
 
-Sync functions are served like this in a child process, async ones on the run's loop. Only what a child may import is
-imported here.
+Sync functions are served in a child process, async ones on the run's loop. This module imports only what a child may
+import.
 """
 
 import inspect
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def _load(spec: FunctionSpec) -> Any:
-    """The object that the target names; PluginError that says whose target it is."""
+    """The object that the target names; PluginError naming the target's provider."""
     try:
         return import_target(spec.target)
     except PluginError as error:
@@ -37,7 +37,7 @@ def _load(spec: FunctionSpec) -> Any:
 
 
 def serve_in_child(spec: FunctionSpec, memory_gib: float) -> "ServedReward":
-    """The function in a separate child process, which may hold that much memory (0: any)."""
+    """The function in a separate child process with that memory limit (0: none)."""
     if memory_gib:
         limit_memory(spec.name, memory_gib)
     return ServedReward(spec)
@@ -96,7 +96,7 @@ class ServedReward:
         return outcomes
 
     def post_process(self, trajectories: Sequence[Trajectory], scores: Sequence[float]) -> list[Outcome]:
-        """The outcomes of a group that the class makes of its scores."""
+        """The group's outcomes after the class post-processed its scores."""
         call = self._object.post_process_scores
         named = group_arguments(call, trajectories, self.spec)
         try:
@@ -106,7 +106,7 @@ class ServedReward:
         return outcomes_of_many(value, [0] * len(trajectories), may_skip=False)
 
     async def setup_here(self) -> None:
-        """Make an async function ready."""
+        """Set up an async function."""
         self._construct()
         pending = self._life_cycle("setup")
         if inspect.isawaitable(pending):
@@ -154,7 +154,7 @@ class ServedReward:
                 await pending
 
     def close(self) -> None:
-        """Let a class release its resources."""
+        """Release the resources of a class."""
         self._life_cycle("close")
 
     def _made(self, factory: Any) -> Any:
@@ -223,7 +223,7 @@ class ServedReward:
         return [outcome_of_one(value, lengths[0], may_skip=False)]
 
     def _unlogged(self, outcomes: Sequence[Outcome], error: RewardError) -> list[Outcome]:
-        """A `log` that fails takes no score away: it is said in the log, once, and in each sample's info."""
+        """A failing `log` does not affect scores: it is logged once, and noted in each sample's info."""
         if not self._log_failed:
             self._log_failed = True
             logger.warning("%s: %s; scores stand", self.spec, error)

@@ -1,4 +1,4 @@
-"""Recognises the signature of a reward function, once, when it is loaded."""
+"""Recognises the signature of a reward function when it is loaded."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -38,28 +38,28 @@ class Signature:
 
     style: Style
     method: str
-    """Of a class: the method that scores; empty for a function."""
+    """The method that scores, for a class; empty for a function."""
     is_async: bool
     names: frozenset[str]
     """Parameters that can be given by name."""
     required: frozenset[str]
     open: bool
-    """Has **kwargs: takes any further name."""
+    """True if it has **kwargs, which takes any further name."""
 
     @property
     def takes_many(self) -> bool:
-        """Scores a list of samples in one call."""
+        """True if it scores a list of samples in one call."""
         return self.style in (Style.COLUMNS, Style.TRAJECTORIES)
 
     def takes(self, name: str) -> bool:
-        """True if the function can be given an argument of this name."""
+        """True if the function accepts an argument with this name."""
         return self.open or name in self.names
 
 
 def is_factory(target: Any, kwargs: Mapping[str, Any]) -> bool:
-    """True if a call of `target` with `kwargs` is to return the reward function, as TRL's `get_...` functions do.
+    """True if calling `target` with `kwargs` should return the reward function, like TRL's `get_...` functions.
 
-    It is a function that takes nothing of a sample and no further names, and `kwargs` are all that it needs.
+    It is a function without parameters for a sample or further names, and `kwargs` are all that it needs.
     """
     if not inspect.isroutine(target) or _unnamed(target):
         return False
@@ -194,7 +194,7 @@ def _check_constructor(name: str, target: type, kwargs: Mapping[str, Any]) -> No
     except TypeError as cause:
         raise ConfigError(f"reward.functions.{name}.kwargs: {target.__name__}(...): {cause}") from cause
     except ValueError:
-        return  # a class of C code that does not tell its signature: the call itself will
+        return  # a C class without a signature: the call itself reports the error
 
 
 def _without(name: str, parameters: list[inspect.Parameter], kwargs: Mapping[str, Any]) -> list[inspect.Parameter]:

@@ -8,7 +8,7 @@ from typing import Any
 from rlcore.imports import import_target
 
 FILE_PLUGIN = "rlcore_file_"
-"""Begins the names of modules that are plugins in plain files."""
+"""Prefix of the names of modules that are plugins in plain files."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class FunctionSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     scope: str = "sample"
     answer_columns: Mapping[str, str] = field(default_factory=dict)
-    """By source, what the user calls the answer's column."""
+    """The user's name for the answer's column, by source."""
     max_steps: int = 0
     settings: Any = None
     """The settings section of the plugin that offers the function."""
@@ -31,14 +31,14 @@ class FunctionSpec:
 
 @dataclass(frozen=True)
 class SentSection:
-    """A settings section whose class is in a plain file, which another process can import by its path only."""
+    """A settings section whose class is in a plain file, which another process can import only by its path."""
 
     target: str
     values: Mapping[str, Any]
 
 
 def sent(section: Any) -> Any:
-    """The section as another process can unpickle it."""
+    """The section in a form that another process can unpickle."""
     if isinstance(section, dict):
         return {key: sent(value) for key, value in section.items()}
     if not is_dataclass(section) or isinstance(section, type):
@@ -52,7 +52,7 @@ def sent(section: Any) -> Any:
 
 
 def received(section: Any) -> Any:
-    """The object that `sent` was given, as an instance of the class in the function's file."""
+    """The argument of `sent`, as an instance of the class in the function's file."""
     if isinstance(section, dict):
         return {key: received(value) for key, value in section.items()}
     if not isinstance(section, SentSection):

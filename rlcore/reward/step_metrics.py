@@ -12,11 +12,11 @@ from rlcore.types import Metrics, RewardStatus, ScoredTrajectory
 def reward_metrics(scored: Sequence[ScoredTrajectory]) -> Metrics:
     """Statistics over samples (a sample's parts count once).
 
-    reward/mean and reward/std (population) are over the samples that did not fail; reward/<function>/mean over those of
-    which the function had an opinion; reward/zero_std_frac is the share of groups, of those with at least two samples
-    that did not fail, in which all rewards are equal: they teach nothing. reward/failed counts samples, reward/skipped
-    those of which some function had no opinion; the latency percentiles are seconds from the end of generation to the
-    reward, waiting included. A number over nothing is left out.
+    reward/mean and reward/std (population) are over the samples that did not fail; reward/<function>/mean over those
+    that the function did not skip; reward/zero_std_frac is the share of groups, of those with at least two samples that
+    did not fail, in which all rewards are equal: they teach nothing. reward/failed counts samples, reward/skipped those
+    that some function skipped; the latency percentiles are seconds from the end of generation to the reward, waiting
+    included. A number over nothing is left out.
     """
     units = [(sample.trajectory.id, sample.reward) for sample in scored]
     rewards = {(unit.prompt, unit.epoch, unit.sample): reward for unit, reward in units}
@@ -48,12 +48,12 @@ def reward_metrics(scored: Sequence[ScoredTrajectory]) -> Metrics:
 
 
 def _all_equal(scores: Sequence[float]) -> bool:
-    """True for one finite number, however often it comes; the order of NaN among others says nothing."""
+    """True if all are the same finite number; NaN is never equal."""
     return max(scores) == min(scores) and math.isfinite(sum(scores))
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
-    """Of sorted numbers, interpolated between neighbours; numpy's takes longer than all else here for a step's."""
+    """Percentile of sorted numbers, interpolated between neighbours; numpy's function would dominate the time here."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

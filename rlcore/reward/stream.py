@@ -15,10 +15,10 @@ from rlcore.types import Lane, Reward, ScoredTrajectory, Trajectory, TrajectoryI
 
 
 class SampleAssembler:
-    """Puts the parts of each sample together: they are one unit, and are scored once, on the last of them.
+    """Assembles the segments of each sample, which are scored once, on the last segment.
 
-    A sample is complete when as many parts have come as each of them says (`Trajectory.num_segments`); with 0 it is
-    complete when the stream ends.
+    A sample is complete when the number of segments that each of them states (`Trajectory.num_segments`) has arrived;
+    with 0, when the stream ends.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class SampleAssembler:
         self._complete: set[TrajectoryId] = set()
 
     def add(self, trajectory: Trajectory) -> list[Trajectory] | None:
-        """The parts of the sample, in order, when this one completes it. PluginError for one part too many."""
+        """The segments of the sample, in order, if this one completes it. PluginError for a surplus segment."""
         unit, part = trajectory.id.unit(), trajectory.id.segment
         if trajectory.num_segments == 1 and not self._waiting:
             known = len(self._complete)
@@ -43,7 +43,7 @@ class SampleAssembler:
         return self._finish(unit) if len(parts) == trajectory.num_segments else None
 
     def rest(self) -> list[list[Trajectory]]:
-        """The samples that are complete because the stream has ended."""
+        """The samples that are complete at the end of the stream."""
         for parts in self._waiting.values():
             for part in parts.values():
                 if part.num_segments > 0:
@@ -63,22 +63,22 @@ class _Gathering:
     trajectories: list[Trajectory] = field(default_factory=list)
     opinions: list["asyncio.Future[Outcome]"] = field(default_factory=list)
     first: list["asyncio.Task[Outcome]"] = field(default_factory=list)
-    """Outcome of each sample alone, for a scorer that looks at the whole group afterwards."""
+    """Outcome of each sample alone, for a scorer that post-processes the whole group."""
 
 
 class RewardStream:
-    """Scores each sample of a stream as it completes; what has the scope of a group when the group has."""
+    """Scores each sample of a stream when it is complete; scorers of scope group, when the group is."""
 
     def __init__(self, scorers: Sequence[Scorer], lane: Lane, group_size: int) -> None:
         self._scorers, self._lane, self._group_size = scorers, lane, group_size
-        # A sample that one scorer scores alone needs no second task, which costs as much as a quick score.
+        # A sample with a single scorer does not need a second task, which costs as much as a quick score.
         alone = [scorer for scorer in scorers if scorer.scope == "sample" and not scorer.post_processes]
         self._alone = alone[0] if len(scorers) == len(alone) == 1 else None
         self._alone_name = "" if self._alone is None else self._alone.name
         self._weights = {scorer.name: scorer.weight for scorer in scorers}
         self._policies = {scorer.name: scorer.on_failure for scorer in scorers if scorer.on_failure}
         self._scored: Inbox[tuple[list[Trajectory], dict[str, Outcome], float] | None] = Inbox()
-        """Parts, what was said of them, and the seconds that took; None when nothing will follow."""
+        """Segments, outcomes, and seconds; None at the end."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         """Set when the last of the tasks has ended."""
@@ -87,7 +87,7 @@ class RewardStream:
         self._activity = current_activity()
 
     async def results(self, stream: AsyncIterator[Trajectory]) -> AsyncIterator[tuple[list[Trajectory], Reward]]:
-        """Each sample's parts with its reward, in the order rewards arrive; what the stream raises passes."""
+        """Each sample's segments with its reward, in order of arrival; exceptions of the stream pass through."""
         reading = asyncio.create_task(self._read(stream), name="trajectories to their rewards")
         reading.add_done_callback(self._end)
         try:
@@ -96,7 +96,7 @@ class RewardStream:
                 reward = combine(outcomes, self._weights, took_s, self._policies)
                 yield parts, within_budget(reward, outcomes)
         finally:
-            # A task that never ran cannot cancel what it was to wait for, so every task is ended here.
+            # A task that never ran cannot cancel the tasks it should have awaited, so every task is ended here.
             everything = (reading, *self._tasks, *self._asking)
             for task in everything:
                 task.cancel()
@@ -148,7 +148,7 @@ class RewardStream:
             self._scored.put(None)
 
     async def _score_alone(self, scorer: Scorer, parts: list[Trajectory]) -> None:
-        """Forgets its task, unless that fails: a callback takes a turn of the loop, and hardly any is needed."""
+        """Removes its own task unless it fails, which avoids a callback with another iteration of the loop."""
         began, task = time.monotonic(), asyncio.current_task()
         outcome: Outcome | None = None
         key = self._activity.begin(REWARD, self._alone_name, "", parts[-1].id)
@@ -218,7 +218,7 @@ class RewardStream:
 
 
 def rows(parts: Sequence[Trajectory], reward: Reward) -> list[ScoredTrajectory]:
-    """Every part with the sample's reward; scores per token belong to the part that was judged, the last."""
+    """Every segment with the sample's reward; token scores belong to the judged segment, the last."""
     if len(parts) == 1:
         return [ScoredTrajectory(parts[0], reward)]
     others = replace(reward, token_scores=None)

@@ -1,4 +1,4 @@
-"""Finds the async reward function that blocks the run's event loop, and says its name."""
+"""Finds and names the async reward function that blocks the run's event loop."""
 
 import logging
 import sys
@@ -12,17 +12,17 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 BLOCKED_S = 0.5
-"""A function that keeps the loop for longer between two awaits is named in a warning."""
+"""A function that blocks the loop for longer than this between two awaits gets a warning."""
 
 
 class LoopWatch:
-    """Times every step of the watched coroutines; a thread sees a step that does not even end."""
+    """Times every step of the watched coroutines; a thread detects steps that do not end."""
 
     def __init__(self, blocked_s: float = BLOCKED_S) -> None:
         self.blocked_s = blocked_s
         self._longest_s = 0.0
         self._step: tuple[str, float] | None = None
-        """Function and start of the step that has the loop now."""
+        """Function and start of the current step."""
         self._warned: set[str] = set()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -52,11 +52,11 @@ class LoopWatch:
         return _Timed(self, name, coroutine)
 
     def begin(self, name: str) -> None:
-        """A step of this function has the loop."""
+        """Record the start of a step of this function."""
         self._step = (name, time.monotonic())
 
     def end(self) -> None:
-        """The step gave the loop back."""
+        """Record the end of the step."""
         if self._step is not None:
             name, began = self._step
             self._step = None
@@ -85,7 +85,7 @@ class LoopWatch:
 
 
 class _Timed(Generator[Any, Any, T]):
-    """Awaits a coroutine, and tells the watch of each of its steps."""
+    """Awaits a coroutine, and reports each of its steps to the watch."""
 
     def __init__(self, watch: LoopWatch, name: str, coroutine: Coroutine[Any, Any, T]) -> None:
         self._watch, self._name, self._coroutine = watch, name, coroutine
@@ -93,7 +93,7 @@ class _Timed(Generator[Any, Any, T]):
     def __await__(self) -> "Generator[Any, Any, T]":
         return self
 
-    def __next__(self) -> Any:  # Generator's takes one more call, and most coroutines have this step alone
+    def __next__(self) -> Any:  # Generator's takes one more call, and most coroutines have only this step
         return self._step(self._coroutine.send, None)
 
     def send(self, value: Any, /) -> Any:

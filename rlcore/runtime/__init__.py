@@ -1,1 +1,1 @@
-"""A plan, started: launch, rollout service, weight sync, shared devices, utilization."""
+"""Runs a started plan: launch, rollout service, weight sync, shared devices, utilization."""

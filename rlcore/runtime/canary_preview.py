@@ -1,4 +1,4 @@
-"""Calls the canary of a run before the run, in children that are killed after a few seconds. No service is asked."""
+"""Calls a run's canary while planning, in children that are killed after a few seconds. Services are never called."""
 
 import ast
 import asyncio
@@ -29,13 +29,13 @@ CLIENTS = (
     "aiohttp", "anthropic", "boto3", "google", "grpc", "http", "httpx", "litellm", "openai", "requests", "socket",
     "urllib", "urllib3", "websockets",
 )  # fmt: skip
-"""Packages that a file imports to ask a service."""
+"""Packages that a file imports to call a service."""
 
 
 def preview_canary(plan: RunPlan, prompts: Sequence[Prompt]) -> str:
-    """A sentence on what the canary scored, or on why it is called only when training starts; empty without a canary.
+    """A sentence on the canary's score, or on why it is called only when training starts; empty without a canary.
 
-    `prompts`: the first of each training source. RewardError, as in training, where the canary scores too little.
+    `prompts`: the first of each training source. RewardError, as in training, if the canary scores too low.
     """
     canary = plan.config.reward.canary
     if not canary:
@@ -73,7 +73,7 @@ def _is_async(node: ast.AST) -> bool:
 
 
 def _client(target: str) -> str:
-    """The first package for asking services that the function's file imports, anywhere in it."""
+    """The first package for calling services that the function's file imports, anywhere in it."""
     path = source_file(target)
     if path is None:
         return ""
@@ -88,7 +88,7 @@ def _client(target: str) -> str:
 
 
 async def _called(plan: RunPlan, prompts: Sequence[Prompt], directory: Path) -> tuple[float, int]:
-    """The least score of the canaries, and their number."""
+    """The lowest score of the canaries, and their number."""
     config = plan.config
     functions = {name: replace(settings, children=1) for name, settings in config.reward.functions.items()}
     children = ChildProcesses()
@@ -122,7 +122,7 @@ def _no_workers(role: Role[Any]) -> WorkerGroup[Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the lines that a run's log would have: the error says what happened."""
+    """Context that suppresses log lines; the error says what happened."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,8 +1,8 @@
-"""The components of the three slots, behind the checks of what they hand over.
+"""Wraps the components of the three slots in checks of their results.
 
-The core calls them through these objects, which have the methods of the slot's interface; all else is the component's
-own. What a component raises in one of them becomes a PluginError that names it and the method; an RlcoreError stays
-what it is.
+The core calls them through these objects, which have the methods of the slot's interface and pass everything else
+through. An exception of a component becomes a PluginError that names component and method; an RlcoreError stays as it
+is.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -41,19 +41,19 @@ _Row = tuple[str, int, int, int]
 
 
 class _Checked:
-    """A component with its name; what is not checked here is reached as if this object were the component."""
+    """A component with its name; unchecked attributes pass through."""
 
     _component: Any
     _who: str
     _watch: HangWatch | None
 
     def __init__(self, component: Any, who: str, watch: HangWatch | None = None) -> None:
-        """`watch` tells of calls that do not come back, and of streams that stop; None: none does."""
+        """`watch` reports calls that hang and streams that stall; None: not reported."""
         vars(self).update(_component=component, _who=who, _watch=watch)
 
     @property
     def __class__(self) -> type[Any]:
-        """The component's: `isinstance` sees through this object."""
+        """The component's class, so that `isinstance` sees through this object."""
         return type(self._component)
 
     @__class__.setter
@@ -68,14 +68,14 @@ class _Checked:
 
     @contextmanager
     def _boundary(self, what: str) -> Iterator[None]:
-        """Around a call of the component: what it raises names component and method, and so does a hang."""
+        """Wraps a call of the component: errors and reports of hangs name component and method."""
         who = f"{self._who}: {what}"
         with boundary(who, PluginError, CALLED), self._watch.watching(who) if self._watch else nullcontext():
             yield
 
     @contextmanager
     def _streaming(self, who: str) -> Iterator[WatchedCall]:
-        """Around a stream of the component: as `_boundary`; what it waits for is said through the call."""
+        """Wraps a stream of the component like `_boundary`; the yielded call is paused while it waits for its input."""
         owes = "has yielded nothing"
         with boundary(who, PluginError), self._watch.watching(who, owes) if self._watch else nullcontext() as call:
             yield call or WatchedCall(who, owes)
@@ -93,7 +93,7 @@ class _Checked:
 
 
 class CheckedAgent(_Checked):
-    """An agent loop of which every trajectory of every task comes, once."""
+    """An agent loop that is checked to yield every trajectory of every task exactly once."""
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """See `AgentLoop.check`."""
@@ -136,7 +136,8 @@ class CheckedAgent(_Checked):
 
 
 class CheckedRewards(_Checked):
-    """A reward manager that scores every trajectory that it is given, once. What could not be sampled has failed."""
+    """A reward manager that is checked to score every given trajectory exactly once. Samples that failed get a failed
+    reward."""
 
     @property
     def scope(self) -> Scope:
@@ -186,14 +187,14 @@ class _Unscored:
     """The trajectories that a reward manager was given."""
 
     def __init__(self, call: WatchedCall) -> None:
-        """`call` does not count the time in which the next trajectory is awaited."""
+        """`call` does not count the time spent waiting for the next trajectory."""
         self._call = call
         self.rows: dict[_Row, Trajectory | None] = {}
-        """None for those whose reward is in."""
+        """None for trajectories whose reward has arrived."""
         self._ended = False
 
     async def noted(self, trajectories: AsyncIterator[Trajectory]) -> AsyncGenerator[Trajectory, None]:
-        """The trajectories, each noted before it is handed on."""
+        """Yields the trajectories, recording each one first."""
         async with aclosing(trajectories) as rows:  # type: ignore[type-var]
             self._call.pause()
             async for row in rows:
@@ -216,7 +217,7 @@ class _Unscored:
 
 
 class CheckedCritic(_Checked):
-    """A critic engine whose values are numbers."""
+    """A critic engine whose values are checked to be numbers."""
 
     def __init__(self, component: Any, who: str, watch: HangWatch | None = None, *, needed: bool) -> None:
         """`needed`: an algorithm of the run reads values."""
@@ -294,14 +295,14 @@ class CheckedCritic(_Checked):
 
 
 def _not_sampled(row: ScoredTrajectory) -> ScoredTrajectory:
-    """The row with a failed reward, whatever its sample was scored: it was cut off by the engine, not by the policy."""
+    """The row with a failed reward, whatever its score: the engine cut the sample off, not the policy."""
     error = str(row.trajectory.info[ROLLOUT_ERROR])
     info = FrozenDict({"error": error, "failed": FrozenDict({"rollout": error})})
     return replace(row, reward=Reward(0.0, status=RewardStatus.FAILED, latency_s=row.reward.latency_s, info=info))
 
 
 def _same_tokens(one: Trajectory, other: Trajectory) -> bool:
-    """True for one trajectory, also where one of the two has been to another process."""
+    """True if both are the same trajectory, even if one was sent to another process and back."""
     pairs = [(one.token_ids, other.token_ids), (one.loss_mask, other.loss_mask), (one.logprobs, other.logprobs)]
     return one is other or all(mine is theirs or np.array_equal(mine, theirs) for mine, theirs in pairs)
 

@@ -1,8 +1,8 @@
-"""Turns on devices that several roles share: servers sleep while the roles that train have theirs.
+"""Coordinates devices that several roles share: servers sleep while training roles use them.
 
-A pool that is the union of others lends the training roles the devices of servers (rollout and reward replicas).
-Servers are awake while no role trains; they sleep from `train` to `serve`, and the caller of `train` calls `serve`
-under try/finally.
+A pool that is a union of others lends the devices of servers (rollout and reward replicas) to the training roles.
+Servers are awake while no role trains and sleep from `train` to `serve`. The caller of `train` must call `serve` under
+try/finally.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from rlcore.errors import WorkerError, worker_call
 logger = logging.getLogger(__name__)
 
 TURN_S = 600.0
-"""Seconds that servers may take to finish what they are at and fall asleep, or to wake up."""
+"""Seconds that servers may take to finish their requests and fall asleep, or to wake up."""
 
 
 class DeviceLease:
@@ -31,10 +31,10 @@ class DeviceLease:
         on_cpu: bool = False,
         deadline_s: float = TURN_S,
     ) -> None:
-        """`servers`: role, group and the interface whose `sleep` and `wake` it has; `record` takes metrics.
+        """`servers`: role, group and the interface that defines `sleep` and `wake`; `record` receives metrics.
 
-        On a CPU a server that sleeps holds what it held: it has finished its requests and admits none, and the metrics
-        say so (`time/drain_s`, `time/admit_s` instead of `time/sleep_s`, `time/wake_s`).
+        On a CPU a sleeping server keeps its memory: it only finishes its requests and admits no others, and the metrics
+        are named accordingly (`time/drain_s`, `time/admit_s` instead of `time/sleep_s`, `time/wake_s`).
         """
         self._servers, self._record, self._deadline_s = tuple(servers), record, deadline_s
         self._names = ("time/drain_s", "time/admit_s") if on_cpu else ("time/sleep_s", "time/wake_s")
@@ -49,7 +49,7 @@ class DeviceLease:
         return bool(self._servers)
 
     async def train(self) -> None:
-        """The training roles have the devices when this returns: every server sleeps.
+        """Put every server to sleep; the training roles have the devices when this returns.
 
         WorkerError names one that cannot. A server that is being restarted falls asleep before it serves.
         """
@@ -61,8 +61,8 @@ class DeviceLease:
             self._record(self._names[0], time.monotonic() - began)
 
     async def serve(self) -> None:
-        """The servers are awake when this returns, also those of which `train` never heard; WorkerError names one that
-        is not, which is not called a second time. Does nothing when no server had to sleep.
+        """Wake the servers, including those that `train` did not call; WorkerError names one that fails, which is not
+        called again. Does nothing if no server had to sleep.
         """
         async with self._turning:
             if not self._training:
@@ -77,7 +77,7 @@ class DeviceLease:
             self._record(self._names[1], time.monotonic() - began)
 
     async def _tell(self, method: str) -> None:
-        """Call it on every server that runs; all have answered before the first error is raised."""
+        """Call the method on every running server; raises the first error after all have answered."""
         calls = [
             self._call(role, replica, getattr(interface, method))
             for role, group, interface in self._servers
@@ -98,10 +98,10 @@ class DeviceLease:
         except WorkerError as error:
             if replica.alive:
                 raise
-            logger.warning("%s; it does what is its turn when it is back", error)
+            logger.warning("%s; it follows the current phase when it is back", error)
 
     async def _welcome(self, interface: type[Any], replica: ReplicaHandle[Any]) -> None:
-        """Before a restarted server serves: it begins awake."""
+        """Called before a restarted server serves; it starts awake."""
         async with self._turning:
             if self._training:
                 await replica.call(interface.sleep)

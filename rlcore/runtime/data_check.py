@@ -1,7 +1,7 @@
-"""Holds the data against the rewards before anything starts: columns that functions need, answers, endings of prompts.
+"""Checks data against rewards before anything starts: required columns, answers, endings of prompts.
 
-The signatures are read from the sources of the functions, none of which is imported. What cannot be read, such as a
-decorated function, is checked when its child has started.
+Signatures are read from the functions' source without importing it. Functions that cannot be read this way, such as
+decorated ones, are checked when their child has started.
 """
 
 import ast
@@ -26,15 +26,15 @@ COMPARING = ("exact_match", "boxed", "gsm8k", "math_verify")
 
 @dataclass(frozen=True)
 class _Needs:
-    """Columns that a function takes of a row, by the names of columns; all of them must exist."""
+    """Columns that a function takes, all of which must exist."""
 
     columns: frozenset[str]
     answer: bool
-    """It compares with the answer, whatever its column."""
+    """True if it compares with the answer, whatever its column."""
 
 
 def check_data(plan: RunPlan, prompts: Prompts, heldout: Prompts) -> list[str]:
-    """Notes on data that can be trained on but is rarely meant; ConfigError for data that every reward call fails on.
+    """Notes on data that works but is rarely intended; ConfigError for data that every reward call fails on.
 
     `prompts` and `heldout` are those of `data.sources` and `eval.sources`.
     """
@@ -72,7 +72,7 @@ def _endings(who: str, rows: Sequence[Prompt]) -> list[str]:
 
 
 def _missing(reward: ResolvedReward, needs: _Needs, prompts: Prompts, heldout: Prompts) -> list[str]:
-    """Notes on sources that lack what the function needs; ConfigError when every training source does."""
+    """Notes on sources that lack columns of the function; ConfigError if every training source does."""
     lacking = {name: lack for name, rows in prompts.items() if (lack := _lack(needs, rows))}
     if lacking and len(lacking) == len(prompts):
         name, lack = next(iter(lacking.items()))
@@ -85,7 +85,7 @@ def _missing(reward: ResolvedReward, needs: _Needs, prompts: Prompts, heldout: P
 
 
 def _lack(needs: _Needs, rows: Sequence[Prompt]) -> list[str]:
-    """Columns that are needed and in none of the rows; 'an answer' stands for the answer's column."""
+    """Required columns that no row has; 'an answer' stands for the answer's column."""
     columns = {name for row in rows for name in row.columns} | {"source"}
     answered = any(_is_answered(row) for row in rows)
     lack = sorted(name for name in needs.columns - columns if name not in ANSWER_COLUMNS)
@@ -93,7 +93,7 @@ def _lack(needs: _Needs, rows: Sequence[Prompt]) -> list[str]:
 
 
 def _partly_answered(reward: ResolvedReward, needs: _Needs, section: str, sources: Prompts) -> list[str]:
-    """Notes on sources some of whose rows have an answer, which the function takes, and others do not."""
+    """Notes on sources where only some rows have the answer that the function takes."""
     notes = []
     for name, rows in sources.items():
         without = [row for row in rows if not _is_answered(row)]
@@ -122,7 +122,7 @@ def _is_answered(row: Prompt) -> bool:
 
 
 def _worded(name: str, lack: Sequence[str], rows: Sequence[Prompt]) -> str:
-    columns = ", ".join(sorted({name for row in rows for name in row.columns})) or "none beside prompt and answer"
+    columns = ", ".join(sorted({name for row in rows for name in row.columns})) or "none besides prompt and answer"
     needed = ", ".join(lack)
     if lack == ["an answer"]:
         way_out = f"name its column in data.sources.{name}.answer_column, or {', '.join(ANSWER_COLUMNS)} in the data"
@@ -132,7 +132,7 @@ def _worded(name: str, lack: Sequence[str], rows: Sequence[Prompt]) -> str:
 
 
 def _needs_of(reward: ResolvedReward) -> _Needs | None:
-    """Needs that the function's source shows; None where that cannot be known. ConfigError: a class cannot score."""
+    """Needs according to the function's source; None if unknown. ConfigError for a class that cannot score."""
     if reward.target.startswith(SCORERS):
         return _Needs(frozenset(), reward.target.removeprefix(SCORERS) in COMPARING)
     node, is_method = definition(reward.target), False
@@ -144,7 +144,7 @@ def _needs_of(reward: ResolvedReward) -> _Needs | None:
 
 
 def _method(reward: ResolvedReward, node: ast.ClassDef) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The method that scores; None where a class above may have it."""
+    """The method that scores; None if a base class may define it."""
     for name in METHODS:
         for member in node.body:
             if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)) and member.name == name:

@@ -1,4 +1,4 @@
-"""Reads the data of a plan, as far as that takes a moment: rows, columns, steps per epoch, the longest prompt."""
+"""Reads the data of a plan, if that is quick: rows, columns, steps per epoch, the longest prompt."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +21,11 @@ from rlcore.runtime.reward_imports import missing_imports
 from rlcore.types import Prompt
 
 MAX_BYTES = 1 << 26
-"""Files that are larger, together, are read when training starts."""
+"""Files that exceed this together are read only when training starts."""
 NUM_LONGEST = 8
-"""Prompts, those with the most characters, whose tokens are counted in any case."""
+"""Number of prompts, longest in characters, whose tokens are always counted."""
 MAX_COUNTED = 1 << 22
-"""Bytes of prompts that may be too long whose tokens are counted: about a second."""
+"""Bytes of possibly too long prompts whose tokens are counted; takes about a second."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class SourcePreview:
     answered: int
     """Rows that have an answer."""
     columns: tuple[str, ...]
-    """All but those of prompt and answer."""
+    """Columns other than prompt and answer."""
     longest_tokens: int | None
-    """Tokens of the longest prompt's text, without the chat template; None where no tokenizer is at hand."""
+    """Tokens of the longest prompt's text, without the chat template; None if no tokenizer is available."""
     too_long: int = 0
     """Prompts whose text alone exceeds `data.max_prompt_tokens`: training leaves them out."""
 
@@ -51,9 +51,9 @@ class DataPreview:
 
     sources: tuple[SourcePreview, ...] = ()
     unread: tuple[str, ...] = ()
-    """Keys of sources that are read when training starts: the Hub's, tables, tasks, large files."""
+    """Keys of sources that are read only when training starts: the Hub's, tables, tasks, large files."""
     steps_per_epoch: int | None = None
-    """None where a training source is unread."""
+    """None if a training source is unread."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -64,10 +64,10 @@ class DataPreview:
 
 
 def preview_data(plan: RunPlan) -> DataPreview:
-    """Reads what is quick to read, and checks it as training does.
+    """Reads the data that is quick to read, and checks it as training does.
 
     ConfigError for a file, column or model directory that does not exist, for held-out questions that occur in
-    training, and for data that a reward function cannot take. RewardError where the canary scores too little.
+    training, and for data that a reward function cannot take. RewardError if the canary scores too low.
     """
     config = plan.config
     if config.model.tokenizer != BYTES:
@@ -146,9 +146,9 @@ def _left_out(key: str, prompts: Sequence[Prompt], lengths: Mapping[str, int], m
 
 
 def _lengths(plan: RunPlan, prompts: Sequence[Prompt]) -> dict[str, int]:
-    """Tokens of the texts of the prompts that may be the longest or too long, by id, without the chat template.
+    """Text tokens, by id, of prompts that may be the longest or too long, without the chat template.
 
-    Empty where no tokenizer is at hand.
+    Empty if no tokenizer is available.
     """
     texts = {prompt.id: "\n".join(text_of(message) for message in prompt.messages) for prompt in prompts}
     chosen, num_bytes = list[str](), 0

@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, as NVIDIA's driver tells of them; torch is not imported.
+"""Finds the GPUs that this process may use through NVIDIA's driver, without importing torch.
 
 `CUDA_VISIBLE_DEVICES` is read as CUDA reads it: a list of indices, of UUIDs (`GPU-...`, also their beginnings), or of
 one MIG instance (`MIG-...`). The first entry that names no device ends the list.
@@ -15,7 +15,7 @@ from typing import Any
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 NVML = "libnvidia-ml.so.1"
-"""The library of NVIDIA's driver that tells of devices."""
+"""The library of NVIDIA's driver that reports devices."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 UUID_BYTES = 96
 
@@ -25,10 +25,10 @@ class Gpu:
     """A device, or a MIG instance of one. Sizes in bytes; None is unknown."""
 
     uuid: str
-    """Its place in the list where the driver does not tell."""
+    """The UUID, or its index in the list if the driver does not report one."""
     total: int | None = None
     free: int | None = None
-    """The rest is taken by other processes and the driver."""
+    """Free memory; other processes and the driver use the rest."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Gpus:
 
     visible: tuple[Gpu, ...] = ()
     problem: str = ""
-    """Reason why this process cannot compute on a device, the end of a sentence; empty: none is known."""
+    """Reason why this process cannot compute on a device, worded as the end of a sentence; empty: none is known."""
 
 
 def find_gpus(nvml: Any = None) -> Gpus:
-    """The visible devices of this machine. `nvml` stands for the driver's library."""
+    """The visible devices of this machine. `nvml` replaces the driver's library."""
     try:
         library = ctypes.CDLL(NVML) if nvml is None else nvml
         listed = _listed(library)
     except (OSError, AttributeError):
         library, listed = None, ()
-    if not listed:  # what the driver lists in the file system is believed
+    if not listed:  # trust the driver's list in the file system
         library, listed = None, tuple(Gpu(str(index)) for index in range(_num_listed()))
     if not listed:
         return Gpus((), "this machine has no NVIDIA GPU")
@@ -62,7 +62,7 @@ def find_gpus(nvml: Any = None) -> Gpus:
 def torch_problem() -> str:
     """Reason why the installed torch cannot compute on a GPU, by its version file; empty if that says it can.
 
-    Whether its build has code for the very card is seen where torch is imported.
+    Whether its build has code for the actual card is checked after importing torch.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -105,7 +105,7 @@ def _named(named: str, listed: Sequence[Gpu], library: Any) -> tuple[Gpu, ...]:
 def _device(word: str, listed: Sequence[Gpu]) -> Gpu | None:
     """The device that a word names: a number, or the beginning of exactly one UUID.
 
-    Where the driver tells no UUIDs any is believed.
+    If the driver reports no UUIDs, any UUID is accepted.
     """
     if word.isdecimal():
         return listed[int(word)] if int(word) < len(listed) else None

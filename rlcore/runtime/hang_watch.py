@@ -1,4 +1,4 @@
-"""Tells of calls of components that do not come back: who, for how long, and the line where each waits."""
+"""Reports hanging calls of components: who, for how long, and the line where each waits."""
 
 import asyncio
 import gc
@@ -38,16 +38,16 @@ class WatchedCall:
     pauses: int = 0
 
     def pause(self) -> None:
-        """From now on the call waits for its caller, or for its input."""
+        """Pause the clock: the call waits for its caller or its input."""
         self.pauses += 1
 
     def resume(self) -> None:
-        """The call continues, and its time restarts; a call that ends while it is paused need not be resumed."""
+        """Restart the clock; a call that ends while paused need not be resumed."""
         self.pauses -= 1
         self.began, self.num_warnings = time.monotonic(), 0
 
     def resume_stream(self) -> None:
-        """Resumes like `resume`, behind a `yield` of the stream: the next item may be asked for by another task."""
+        """Resumes like `resume`, after a `yield` of the stream: another task may request the next item."""
         self.pauses -= 1
         self.began, self.num_warnings = time.monotonic(), 0
         self.thread, self.task = threading.get_ident(), asyncio.current_task()
@@ -56,8 +56,9 @@ class WatchedCall:
 class HangWatch:
     """Warns of calls in flight, after some seconds and again after each such period; calls continue.
 
-    A thread checks them, so a call that blocks the event loop is reported, too. It runs from the first call on.
-    The time of a stream counts from its last item, and not while the caller uses that or owes the stream its input.
+    A thread checks them, so a call that blocks the event loop is reported, too. It starts with the first call. The time
+    of a stream counts from its last item, excluding the time in which the caller processes that item or the stream
+    waits for input.
     """
 
     def __init__(self, after_s: float) -> None:
@@ -100,7 +101,7 @@ def _standing(call: WatchedCall) -> str:
     frames = _awaited_frames(call.task) if call.task else []
     running = sys._current_frames().get(call.thread)
     stack = list(_stack(running))
-    if not frames or frames[-1] in stack:  # the task is the one that runs
+    if not frames or frames[-1] in stack:  # this is the running task
         frames = stack[::-1]
     return where_in(frames)
 
@@ -112,7 +113,7 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _awaited_frames(task: "asyncio.Task[Any]") -> list[FrameType]:
-    """The frames of a task, the outermost first, through what they await."""
+    """The frames of a task, outermost first, followed through the awaited objects."""
     frames: list[FrameType] = []
     waiting: Any = task.get_coro()
     while waiting is not None:
@@ -120,7 +121,7 @@ def _awaited_frames(task: "asyncio.Task[Any]") -> list[FrameType]:
             frame, after = waiting.cr_frame, waiting.cr_await
         elif inspect.isasyncgen(waiting):
             frame, after = waiting.ag_frame, waiting.ag_await
-        else:  # what `async for` awaits refers to the generator, and to nothing else that waits
+        else:  # the awaitable of `async for` refers to the generator, and to nothing else that waits
             inside = [generator for generator in gc.get_referents(waiting) if inspect.isasyncgen(generator)]
             frame, after = None, inside[0] if inside else None
         frames += [frame] if frame else []

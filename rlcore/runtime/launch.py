@@ -1,4 +1,4 @@
-"""Starts exactly what a plan says, and closes what it started, also after a crash."""
+"""Starts exactly what a plan says, and closes everything it started, even after a crash."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ SLOT_INTERFACES: Mapping[str, type[Any]] = {"agent": AgentLoop, "reward": Reward
 
 
 CLOSE_S = 10.0
-"""Seconds for a component's close() where nothing cuts the run short: children may end slowly on a busy machine."""
+"""Seconds for a component's close() if the run is not cut short; children may end slowly on a busy machine."""
 
 
 class _LifeCycle(Protocol):
@@ -51,7 +51,7 @@ class _LifeCycle(Protocol):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Runtime(Sampler):
-    """A live run: what the plan named, started."""
+    """A live run: the started parts of a plan."""
 
     reference: WorkerGroup[ReferenceWorker] | None
     """None without a KL term."""
@@ -63,12 +63,12 @@ class Runtime(Sampler):
     advantage_algorithm: Algorithm
     """The estimator's declaration."""
     selection: Callable[..., Any] | None = None
-    """The selection that the policy loss names: `rlcore.algo.covariance`; None for one that has none."""
+    """The selection that the policy loss names (`rlcore.algo.covariance`); None if it names none."""
 
     def take_metrics(self, beside: Collection[str] = ()) -> Metrics:
         """Metrics that components recorded or counted since the last call.
 
-        PluginError for a name that is 'step' or one of `beside`, the core's own metrics of the step.
+        PluginError for a name that is 'step' or in `beside`, the core's metrics of the step.
         """
         taken = self.sink.take() | self.utilization.take()
         _check_free("BuildContext.metrics()", taken, beside)
@@ -90,7 +90,7 @@ def _check_free(who: str, found: Metrics, beside: Collection[str]) -> None:
 async def launch(
     plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = None, warn: Callable[[str], None] | None = None
 ) -> AsyncIterator[Runtime]:
-    """The run, started; on leaving, also by an error during the start, everything is closed in reverse order.
+    """Start the run; on exit, including errors during the start, everything is closed in reverse order.
 
     The algorithms are probed before the first worker starts. WorkerError naming the worker, or PluginError naming the
     component or algorithm, that did not start. A component that closes too slowly is a warning in the log, which
@@ -107,7 +107,7 @@ async def launch(
         stack.callback(watch.close)
         start = partial(_start_component, plan, context, sampler.groups, limits, stack, watch, warn)
         built = {slot: await start(slot) for slot in SLOT_INTERFACES}
-        sampler.utilization.take()  # the time of starting is not work
+        sampler.utilization.take()  # starting does not count as work
         yield Runtime(
             **{part.name: getattr(sampler, part.name) for part in fields(sampler)},
             reference=sampler.groups.get(REFERENCE.name),
@@ -121,7 +121,7 @@ async def launch(
 
 
 async def _build_context(sampler: Sampler, children: ChildProcesses) -> BuildContext:
-    """The context that components share; each gets its section and workers in it."""
+    """The context that components share; each gets a copy with its section and workers."""
     plan = sampler.plan
     return BuildContext(
         config=plan.config,
@@ -139,7 +139,7 @@ async def _build_context(sampler: Sampler, children: ChildProcesses) -> BuildCon
 
 
 def _probed(plan: RunPlan) -> "dict[str, Probed]":
-    """The functions of the run's algorithms by purpose; PluginError for one that does not do what its offer says."""
+    """The functions of the run's algorithms by purpose; PluginError for one that does not match its offer."""
     from rlcore.algo.probe import probe  # torch
 
     algo = plan.config.algo
@@ -186,7 +186,7 @@ async def _start_component(
 
 
 def _checked(plan: RunPlan, slot: str, component: Any, who: str, watch: HangWatch) -> Any:
-    """The component, behind the checks of its results during the run."""
+    """The component, wrapped in checks of its results."""
     if slot == "agent":
         return CheckedAgent(component, who, watch)
     if slot == "reward":

@@ -1,4 +1,4 @@
-"""The facts about this machine that the planner is given: cores, memory, devices; found without torch."""
+"""Finds the facts about this machine for the planner, without torch: cores, memory, devices."""
 
 import os
 from dataclasses import replace
@@ -13,7 +13,7 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def gather_facts(config: RunConfig, machine: Facts | None = None) -> Facts:
-    """The facts of `machine` (None: this one) with the parameters of `model.path`; unknown is None."""
+    """The facts of `machine` (None: this one) with the parameters of `model.path`; unknown facts are None."""
     directory = model_directory(config.model.path, config.model.revision)
     return replace(
         machine or machine_facts(),

@@ -17,7 +17,7 @@ class MachineShare:
 
     @contextmanager
     def confined(self) -> Iterator[None]:
-        """Within the block this process sees the share only; processes that are started there keep to it."""
+        """Context in which this process sees only the share; processes started inside inherit it."""
         before, visible = _cores(), os.environ.get(VISIBLE)
         if self.cores is not None:
             os.sched_setaffinity(0, self.cores)
@@ -37,7 +37,7 @@ class MachineShare:
 def shares_of_machine(num_shares: int) -> tuple[MachineShare, ...]:
     """Equal parts of the machine, the first ones larger by one; with fewer cores than parts, some share a core.
 
-    With fewer GPUs than parts the last parts have none. One part is the machine as it is.
+    With fewer GPUs than parts the last parts have none. A single part is the whole machine.
     """
     if num_shares == 1:
         return (MachineShare(),)
@@ -58,5 +58,5 @@ def _part(num_items: int, place: int, num_parts: int) -> slice:
 
 
 def _cores() -> tuple[int, ...] | None:
-    """Cores this process may run on; None where the system cannot say, and cannot divide them."""
+    """Cores this process may run on; None if the system cannot report or restrict them."""
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None

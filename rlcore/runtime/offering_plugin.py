@@ -1,4 +1,4 @@
-"""Errors of workers name who offered their class, whatever raised them."""
+"""Adds the plugin that offered a worker's class to the worker's errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,8 @@ from rlcore.plan import CORE, RunPlan
 
 @contextmanager
 def naming_offers(plan: RunPlan) -> Iterator[None]:
-    """An error of a worker's call, or caused by one, also says whose class that is, unless it is the core's own."""
+    """Context in which errors of worker calls, or caused by them, also name the class's plugin, unless it is the
+    core."""
     try:
         yield
     except RlcoreError as error:

@@ -1,4 +1,4 @@
-"""Imports of reward files that will fail, found without importing the files."""
+"""Finds imports of reward files that will fail, without importing the files."""
 
 import ast
 import sys
@@ -13,7 +13,7 @@ from rlcore.plan.sources import source_file
 def missing_imports(plan: RunPlan) -> Iterator[str]:
     """Notes on modules that a reward's file imports at its top level, and that this Python does not have.
 
-    Imports below `try` or `if` are optional, and a file that changes `sys.path` finds what cannot be seen here.
+    Imports below `try` or `if` are optional, and files that change `sys.path` are skipped.
     """
     if plan.cluster.abilities.elsewhere:
         return
@@ -28,7 +28,7 @@ def missing_imports(plan: RunPlan) -> Iterator[str]:
             if not _is_there(name, path.parent):
                 yield (
                     f"reward.functions.{reward.name}: {path}:{line} imports '{name}', which this Python does not have; "
-                    f"install it into {sys.executable}, or put {name}.py beside the file"
+                    f"install it into {sys.executable}, or put {name}.py next to the file"
                 )
 
 
@@ -46,5 +46,5 @@ def _is_there(name: str, beside: Path) -> bool:
         return True
     try:
         return find_spec(name) is not None
-    except (ImportError, ValueError):  # a finder that cannot say
+    except (ImportError, ValueError):  # a finder that fails
         return True

@@ -1,4 +1,4 @@
-"""The rollout service: what agent loops ask, answered by the replicas of the role `rollout`."""
+"""The rollout service: distributes requests of agent loops to the replicas of the role `rollout`."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ from rlcore.types import Completion, FinishReason, GenerateRequest, Lane
 logger = logging.getLogger(__name__)
 
 _Finished = Inbox[Completion | None]
-"""Completions, and None from each replica that has no more."""
+"""Completions, and None from each replica that has finished."""
 
 
 class RolloutService:
-    """Spreads requests over replicas and checks that every completion comes, once."""
+    """Distributes requests over replicas and checks that every completion arrives exactly once."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class RolloutService:
         deadline_s: float,
         vocabulary: int | None = None,
     ) -> None:
-        """`vocabulary`: ids are below it, None: not known."""
+        """`vocabulary`: upper bound of token ids; None: unknown."""
         self._replicas = replicas
         self._deadline_s = deadline_s
         self._vocabulary = vocabulary
@@ -47,13 +47,13 @@ class RolloutService:
     async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes.
 
-        A request goes where its conversation has been before, else to the replica with the fewest samples outstanding;
-        requests are dealt out in canonical order, so that what one call alone sends to each replica does not depend on
-        timing. If a replica dies, its unfinished requests are asked again, of the others or of its successor: once per
-        death, while a replica serves or will be restarted. Every sample of such a request is asked for, and those that
-        had come are ignored. A request that replicas die of (`Suspects`) ends in completions with an error. WorkerError
-        when a replica fails, answers wrongly, or the deadline passes. However the call ends, also by `aclose`, the
-        replicas are requested to stop the rest of it.
+        A request goes to the replica that served its conversation before, else to the one with the fewest outstanding
+        samples. Requests are distributed in canonical order, so the shares of a single call do not depend on timing. If
+        a replica dies, its unfinished requests are retried on the others or on its replacement, once per death, while a
+        replica serves or will be restarted. All samples of a retried request are generated again, and those that had
+        already arrived are ignored. A request that kills replicas (`Suspects`) ends in completions with an error.
+        WorkerError if a replica fails, gives a wrong answer, or the deadline passes. However the call ends, including
+        by `aclose`, replicas are told to abort the rest of it.
         """
         ordered = sorted(requests, key=lambda request: request.id)
         missing = _Missing(ordered)
@@ -63,7 +63,7 @@ class RolloutService:
             asyncio.create_task(self._feed(index, share, places, missing, finished))
             for index, share in _shares(ordered, places)
         ]
-        # one timer for all: what has come by then is still handed out
+        # one timer for all: completions that arrived by then are still yielded
         timer = asyncio.get_running_loop().call_later(self._deadline_s, finished.fail, TimeoutError())
         running = len(tasks)
         try:
@@ -86,7 +86,7 @@ class RolloutService:
                     for task in tasks:
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
-            finally:  # a task counts what arrives until it ends
+            finally:  # a task counts arrivals until it ends
                 for name, _ in missing.left:
                     self._dispatcher.finish(places[name], 1)
 
@@ -114,7 +114,8 @@ class RolloutService:
         finished: "_Finished",
         alone: bool = False,
     ) -> None:
-        """Put the completions of a replica's share; what it owes when it dies is served by those that are left."""
+        """Put the completions of a replica's share; if it dies, the remaining replicas serve its unfinished
+        requests."""
         replica = self._replicas.replicas[index]
         async with self._suspects.serving(index, alone):
             life, was_alive = self._dispatcher.losses(index), replica.alive
@@ -148,7 +149,7 @@ class RolloutService:
         missing: "_Missing",
         finished: "_Finished",
     ) -> None:
-        """Serve requests whose replica has died, each with the number of its missing samples; suspects apart."""
+        """Serve requests of a dead replica, each with the number of its missing samples; suspects separately."""
         for request, num in unfinished:
             self._dispatcher.finish(places[request.id], num)
             places[request.id] = self._assign(request)
@@ -172,7 +173,7 @@ class RolloutService:
         missing: "_Missing",
         finished: "_Finished",
     ) -> None:
-        """Put a completion with the reason for each sample that has not come."""
+        """Put a completion with the reason for each missing sample."""
         num_deaths = len(missing.records[request.id].deaths)
         reason = f"rollout: request '{request.id}': replicas died {num_deaths} times while it was served: {error}"
         logger.warning("%s; its samples have failed", reason)
@@ -213,7 +214,7 @@ class RolloutService:
 
 
 def _shares(requests: Sequence[GenerateRequest], places: Mapping[str, int]) -> list[tuple[int, list[GenerateRequest]]]:
-    """The requests of each replica that gets any."""
+    """The share of each replica that gets any requests."""
     shares: dict[int, list[GenerateRequest]] = {}
     for request in requests:
         shares.setdefault(places[request.id], []).append(request)
@@ -221,17 +222,17 @@ def _shares(requests: Sequence[GenerateRequest], places: Mapping[str, int]) -> l
 
 
 class _Missing:
-    """The completions that have not come yet."""
+    """Tracks the completions that have not arrived yet."""
 
     def __init__(self, requests: Sequence[GenerateRequest]) -> None:
         self.left = {(request.id, sample) for request in requests for sample in range(request.n)}
         self.repeated: set[str] = set()
-        """Requests that were asked again: of their samples some may come twice."""
+        """Retried requests, some of whose samples may arrive twice."""
         self.records = {request.id: RequestRecord(request) for request in requests}
         self._issued = frozenset(self.left)
 
     def repeat(self, requests: Sequence[GenerateRequest]) -> list[tuple[GenerateRequest, int]]:
-        """Those of the requests that are to be asked again, each with how many of its samples are missing."""
+        """The requests to retry, each with the number of its missing samples."""
         left: dict[str, int] = {}
         for name, _ in self.left:
             left[name] = left.get(name, 0) + 1
@@ -240,13 +241,14 @@ class _Missing:
         return unfinished
 
     def give_up(self, request: GenerateRequest) -> list[int]:
-        """Cross off the samples of the request that have not come; which they are."""
+        """Remove the missing samples of the request, and return them."""
         samples = [sample for sample in range(request.n) if (request.id, sample) in self.left]
         self.left -= {(request.id, sample) for sample in samples}
         return samples
 
     def arrived(self, completion: Completion) -> bool:
-        """Cross it off; True if it is new. WorkerError for one not requested, or that came before without a retry."""
+        """Record an arrival; True if it is new. WorkerError if it was not requested, or arrived before without a
+        retry."""
         key = (completion.request_id, completion.sample)
         if key in self.left:
             self.left.remove(key)

@@ -1,4 +1,4 @@
-"""The part of a run that samples with the actor's weights: its workers, its tokenizer and the way of the weights."""
+"""The part of a run that samples with the actor's weights: workers, tokenizer and weight sync."""
 
 import asyncio
 import time
@@ -36,18 +36,18 @@ class MetricsSink:
         self._values: dict[str, list[float]] = {}
 
     def record(self, name: str, value: float) -> None:
-        """One value of the current step."""
+        """Record a value of the current step."""
         self._values.setdefault(name, []).append(float(value))
 
     def take(self) -> Metrics:
-        """The means, after which the next step begins."""
+        """The means of the step; clears them for the next one."""
         taken, self._values = self._values, {}
         return {name: sum(values) / len(values) for name, values in taken.items()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sampler:
-    """The actor and the rollout, started, with what a request to them needs."""
+    """The started actor and rollout, with everything that requests to them need."""
 
     plan: RunPlan
     run_dir: Path
@@ -61,19 +61,19 @@ class Sampler:
     utilization: BusyMeter
     sink: MetricsSink
     weights: WeightsSync | None
-    """None where the rollout samples from the actor's own weights."""
+    """None if the rollout samples from the actor's own weights."""
     check: WeightsCheck | None
-    """Says whether replicas sample with the weights that they were handed; None where they need none."""
+    """Checks that replicas sample with the weights that were handed to them; None if there is no weight sync."""
     context_length: int | None
-    """Tokens of a prompt and its response together, at most, as the rollout says; None when it does not."""
+    """Maximum tokens of a prompt and its response together, as reported by the rollout; None if unknown."""
     vocabulary: int | None
-    """Token ids are below it; None when neither the actor nor its model's configuration says."""
+    """Upper bound of token ids; None if neither the actor nor its model's configuration states it."""
 
     async def sync_weights(self, version: int) -> None:
-        """Rollout replicas sample with the actor's weights, published as `version`, when this returns.
+        """Publish the actor's weights as `version`; rollout replicas sample with them when this returns.
 
-        Servers that share the actor's devices sleep until then: gathered weights and a cache of keys and values are
-        never there at the same time.
+        Servers that share the actor's devices sleep until then, so gathered weights and a key-value cache never exist
+        at the same time.
         """
         await self.lease.train()
         if self.weights is not None:
@@ -87,7 +87,7 @@ class Sampler:
 
 @asynccontextmanager
 async def launch_sampler(plan: RunPlan, run_dir: Path) -> AsyncIterator[Sampler]:
-    """The plan's actor and rollout, started, and nothing else of it; on leaving, everything is closed.
+    """Start only the plan's actor and rollout; on exit, everything is closed.
 
     WorkerError naming the worker that did not start.
     """
@@ -125,14 +125,14 @@ async def start_sampler(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: 
 
 
 async def _vocabulary(plan: RunPlan, groups: Groups) -> int | None:
-    """The number of token ids, as the actor says, else as its model's configuration does."""
+    """The number of token ids, from the actor, else from its model's configuration."""
     facts = await groups[ACTOR.name].replicas[0].call(ActorWorker.facts)
     size = facts.get("vocabulary", plan.facts.shape.vocabulary if plan.facts.shape else None)
     return None if size is None else int(size)
 
 
 def _tokens(plan: RunPlan) -> Tokens:
-    """The run's tokenizer and template; ConfigError for a stop string that they could never show."""
+    """The run's tokenizer and template; ConfigError for a stop string that they can never produce."""
     tokens = load_tokens(plan.config.model, plan.config.data.system_prompt)
     tokens.check_stop(plan.config.rollout.stop)
     return tokens
@@ -159,7 +159,7 @@ def _weights_check(plan: RunPlan, groups: Groups, tokens: Tokens) -> WeightsChec
 
 
 def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> DeviceLease:
-    """After the weight sync: a restarted server loads its weights before it may have to sleep."""
+    """Created after the weight sync, so that a restarted server loads its weights before it may have to sleep."""
     interfaces = {worker.request.role.name: worker.request.role.interface for worker in plan.workers}
     servers = [(role, groups[role], interfaces[role]) for role in plan.colocated_roles]
     return DeviceLease(servers, sink.record, on_cpu=plan.config.cluster.device != "cuda")

@@ -1,4 +1,4 @@
-"""Requests that were being served when their replica died: which of them is at fault, and what it may cost."""
+"""Finds out which of the requests that a dying replica was serving is at fault, at bounded cost."""
 
 import asyncio
 from collections import deque
@@ -10,13 +10,13 @@ from rlcore.contracts.dispatch import ReplicaDispatcher
 from rlcore.types import GenerateRequest
 
 TOGETHER = 2
-"""Deaths after which a request is a suspect, which is not asked again together with others."""
+"""Deaths after which a request is a suspect, which is no longer retried together with others."""
 ALONE = 2
 """Deaths during which a request was served alone, after which it is failed."""
 SHARE = 16
-"""Suspects that are asked one by one; of more, shares of this size are asked first."""
+"""Number of suspects up to which each is retried alone; more are first retried in shares of this size."""
 BLAMED_IN_A_ROW = 4
-"""Deaths that may be blamed on suspects while no replica survives a call; further ones are the replicas'."""
+"""Deaths that may be blamed on suspects while no replica survives a call; further ones count against the replicas."""
 
 
 @dataclass(eq=False)
@@ -34,41 +34,40 @@ class RequestRecord:
     request: GenerateRequest
     deaths: list[Death] = field(default_factory=list)
     is_single: bool = False
-    """A suspect is asked by itself, and not with a share of others."""
+    """True if a suspect is retried alone, not in a share."""
     num_alone: int = 0
     """Deaths during which nothing else was being served."""
 
     @property
     def is_at_fault(self) -> bool:
-        """True when it is not asked again at all."""
+        """True if it is not retried at all."""
         return self.num_alone >= ALONE
 
     @property
     def is_suspect(self) -> bool:
-        """True when it is not asked again together with others."""
+        """True if it is not retried together with others."""
         return len(self.deaths) >= TOGETHER
 
 
 class Suspects:
     """Finds requests that kill their replica.
 
-    A request that was being served at two deaths is asked again while its replica serves nothing else: alone, or, where
-    there are many suspects, in a share of 16 whose members are asked alone when the replica dies of it. A request of
-    which a replica dies twice while serving it alone is failed. A death while only suspects were served is theirs: it,
-    and the earlier ones that they have in common, do not count toward `cluster.max_restarts`. A replica that dies
-    whatever it is asked is bounded all the same: after four such deaths without a call that a replica survives,
-    further ones count.
+    A request that was being served at two deaths is retried while its replica serves nothing else: alone or, if there
+    are many suspects, in a share of 16, whose members are retried alone if the replica dies again. A request fails if a
+    replica dies twice while serving it alone. A death while only suspects were served is blamed on them: it, and the
+    earlier ones that they have in common, do not count toward `cluster.max_restarts`. Replicas that always die are
+    still bounded: after four blamed deaths without a call that a replica survives, further ones count.
     """
 
     def __init__(self, dispatcher: ReplicaDispatcher, num_replicas: int) -> None:
         self._dispatcher = dispatcher
         self._gates = [_Gate() for _ in range(num_replicas)]
         self._deaths: dict[tuple[int, int], Death] = {}
-        """The latest of each replica, by its number of losses."""
+        """The latest death of each replica, by its number of losses."""
         self._in_a_row = 0
 
     def record_end(self) -> None:
-        """A replica has served all that it was asked, and lives."""
+        """Record that a replica survived a call."""
         self._in_a_row = 0
 
     def serving(self, replica: int, alone: bool) -> AbstractAsyncContextManager[None]:
@@ -76,7 +75,7 @@ class Suspects:
         return self._gates[replica].turn(alone)
 
     def record_death(self, replica: int, life: int, unfinished: Sequence[RequestRecord], alone: bool) -> None:
-        """The replica has died in its `life`-th life while these were being served, and nothing else where `alone`."""
+        """Record that the replica died in its `life`-th life while serving these, and nothing else if `alone`."""
         death = self._deaths.get((replica, life))
         if death is None:
             self._deaths = {place: other for place, other in self._deaths.items() if place[0] != replica}
@@ -88,7 +87,7 @@ class Suspects:
             self._blame(unfinished)
 
     def _blame(self, unfinished: Sequence[RequestRecord]) -> None:
-        """Excuse the deaths that all of these suspects saw."""
+        """Excuse the deaths that all of these suspects have in common."""
         if len(unfinished) == 1:
             unfinished[0].num_alone += 1
         self._in_a_row += 1
@@ -101,14 +100,14 @@ class Suspects:
 
     @staticmethod
     def shares(suspects: Sequence[RequestRecord]) -> list[list[RequestRecord]]:
-        """The suspects that are asked at a time."""
+        """Divides the suspects into shares that are retried one at a time."""
         many = [record for record in suspects if not record.is_single]
         shares = [many[start : start + SHARE] for start in range(0, len(many), SHARE)]
         return [*shares, *([record] for record in suspects if record.is_single)]
 
 
 class _Gate:
-    """One replica: many calls share it, or one has it alone, in the order in which they come."""
+    """Access to one replica: shared by many calls or exclusive to one, in order of arrival."""
 
     def __init__(self) -> None:
         self._num_inside = 0
@@ -148,7 +147,7 @@ class _Gate:
         self._is_alone = False
 
     def _admit(self) -> None:
-        """Let in those who came first, as many as there is room for."""
+        """Admit waiting calls in order, as many as possible."""
         while self._waiting:
             alone, place = self._waiting[0]
             if not place.done() and not self._has_room(alone):

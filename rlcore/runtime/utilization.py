@@ -1,4 +1,4 @@
-"""Measures the share of time that a pool's workers are busy: calls are counted where the controller makes them."""
+"""Measures the share of time that a pool's workers are busy, by counting the controller's calls."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
@@ -15,8 +15,8 @@ from rlcore.types import Metrics
 class BusyMeter:
     """Integrates, for each pool, how much of it is busy.
 
-    At any moment that is the share of a role's replicas that have a call under way, of the busiest of the roles that
-    take turns on the pool; a role in a union of pools counts in each of its members.
+    At any moment that is the share of replicas with a call in flight, for the busiest of the roles that take turns on
+    the pool. A role in a union of pools counts in each member.
     """
 
     def __init__(self, pools: Mapping[str, Sequence[str]], clock: Callable[[], float] = monotonic) -> None:
@@ -29,19 +29,19 @@ class BusyMeter:
         self.activity = current_activity()
 
     def metered(self, role: str, group: WorkerGroup[Any], offered_by: str = "") -> "MeteredGroup":
-        """The group, whose calls are counted from now on; their errors say role, method and `offered_by`."""
+        """The group with its calls counted; errors name role, method and `offered_by`."""
         self._num_replicas[role], self._num_busy[role] = len(group.replicas), 0
         metered = MeteredGroup(group, [MeteredReplica(replica, role, self, offered_by) for replica in group.replicas])
         self.activity.groups[role] = metered
         return metered
 
     def change(self, role: str, by: int) -> None:
-        """So many more of the role's replicas are busy from now on."""
+        """Change the number of the role's busy replicas."""
         self._advance()
         self._num_busy[role] += by
 
     def take(self) -> Metrics:
-        """time/pool/<name>/busy_frac of the time since the last call."""
+        """time/pool/<name>/busy_frac since the last call."""
         self._advance()
         seconds = max(self._seen - self._began, 1e-9)
         taken = {f"time/pool/{name}/busy_frac": busy_s / seconds for name, busy_s in self._busy_s.items()}
@@ -108,7 +108,7 @@ class MeteredReplica:
         return getattr(self.replica, name)
 
     def naming(self, method: Callable[..., Any]) -> AbstractContextManager[None]:
-        """Around a call of the worker: errors say role, method and who offers the class."""
+        """Wraps a call of the worker: errors name role, method and the plugin of the class."""
         return worker_call(self._role, method.__name__, self._offered_by)
 
     def begin(self, method: Callable[..., Any]) -> int:

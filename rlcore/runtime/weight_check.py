@@ -1,4 +1,4 @@
-"""Checks that rollout replicas sample with the weights that they were handed, on one sentence."""
+"""Checks, on a fixed sentence, that rollout replicas sample with the weights that were handed to them."""
 
 import asyncio
 import logging
@@ -34,20 +34,20 @@ logger = logging.getLogger(__name__)
 
 SENTENCE: FrozenDict[str, object] = FrozenDict({"role": "user", "content": "Tell me of the sea."})
 NUM_TOKENS = 16
-"""Sampled behind the sentence, at most."""
+"""Maximum number of tokens sampled after the sentence."""
 ANSWER_S = 30.0
-"""Seconds for which a hand-over waits for a replica that is busy with other rows."""
+"""Seconds that a weight sync waits for a replica that is busy with other rows."""
 TIMES_FIRST, LEAST, TIMES_WARNED = 10.0, 0.01, 5.0
-"""The bound of the difference, per token: so many times the first one, at least LEAST, and at most so many times
-`rollout.warn_logprob_diff`. Formats of both engines show in the first difference, which is 1e-6 where both have float32
-and 0.04 in bfloat16."""
+"""Bound of the difference per token: TIMES_FIRST times the first one, at least LEAST, and at most TIMES_WARNED times
+`rollout.warn_logprob_diff`. The first difference reflects the engines' number formats: 1e-6 if both use float32, 0.04
+in bfloat16."""
 MOVED = 1e-5
 """Nats per token by which the actor's log-probs must move before a replica's must move, too."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Sampled:
-    """The sentence's ids, and what a replica sampled behind them with a version of the weights."""
+    """The sentence's ids, and a replica's continuation with a version of the weights."""
 
     version: int
     sentence: tuple[int, ...]
@@ -56,7 +56,7 @@ class _Sampled:
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
-    """The tokens that a replica sampled behind the sentence, and what both engines say of them."""
+    """A replica's continuation of the sentence, and both engines' log-probs of it."""
 
     version: int
     token_ids: tuple[int, ...]
@@ -67,9 +67,9 @@ class _Answer:
 class WeightsCheck:
     """Ends a run whose replicas do not follow the actor.
 
-    Replicas sample when they have got a version, and have nothing else to do in a synchronous run: the same weights
-    give the same numbers again. The actor computes before the first update that would learn from that version, when
-    shared devices are lent to it.
+    Replicas sample after they received a version; in a synchronous run they are otherwise idle, so the same weights
+    give the same numbers. The actor computes before the first update that learns from that version, when it has the
+    shared devices.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class WeightsCheck:
     ) -> None:
         self._actor, self._rollout, self._tokens, self._config = actor, rollout, tokens, config
         self._versions: list[int] = []
-        """The first two that were sampled with in this process."""
+        """The first two versions that were sampled with in this process."""
         self._pending: list[tuple[str, _Sampled]] = []
-        """Samples of the current version by name of the replica, which the actor has not computed."""
+        """Samples of the current version by replica name, not yet computed by the actor."""
         self._first: dict[str, float] = {}
         """The first difference of each replica."""
         self._before: dict[str, _Answer] = {}
@@ -101,10 +101,10 @@ class WeightsCheck:
                     self._pending.append((replica.name, sampled))
 
     async def confirm(self) -> None:
-        """Compare log-probs of what was sampled with those of the actor, whose weights are still of that version.
+        """Compare the samples' log-probs with those of the actor, whose weights are still of that version.
 
-        WorkerError for a replica whose log-probs are too far from those of the actor, or stand still while the actor's
-        move. The last is found in any number format.
+        WorkerError for a replica whose log-probs differ too much from the actor's, or stay the same while the actor's
+        change. The latter is detected in any number format.
         """
         pending, self._pending = self._pending, []
         for name, sampled in pending:
@@ -112,7 +112,7 @@ class WeightsCheck:
                 await self._compare(name, sampled)
 
     async def _sampled(self, replica: ReplicaHandle[RolloutWorker], version: int) -> _Sampled | None:
-        """The tokens behind the sentence; None of a replica that is being restarted, or too busy to answer soon."""
+        """The sampled continuation; None if the replica is being restarted or too busy."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 request = self._request(await replica.call(RolloutWorker.context_length))
@@ -136,7 +136,7 @@ class WeightsCheck:
         return _Sampled(version, request.token_ids, completions[0])
 
     def _request(self, window: int | None) -> GenerateRequest:
-        """Asks for a few tokens behind the sentence, or behind its end where the window does not hold all of it."""
+        """Requests a few tokens after the sentence, or after its end if the window does not fit all of it."""
         num = min(NUM_TOKENS, self._config.max_tokens)
         ids = self._tokens.encode_prompt((SENTENCE,))
         sampling = Sampling(temperature=self._config.temperature, max_tokens=num)
@@ -175,7 +175,7 @@ class WeightsCheck:
         )
 
     async def _logprobs(self, row: ScoredTrajectory) -> Float32s:
-        """(N,) those of the actor: always of one row, so that the same weights give the same numbers."""
+        """(N,) log-probs of the actor, always for one row, so that the same weights give the same numbers."""
         replica = self._actor.replicas[0]
         batch: Batch = collate([[row]], self._tokens.pad_id)
         with worker_call(ACTOR.name, ActorWorker.logprobs.__name__):
@@ -187,7 +187,7 @@ class WeightsCheck:
 
 
 def _stands_still(before: _Answer, now: _Answer) -> bool:
-    """True if a replica repeats its log-probs bit by bit, of tokens whose log-probs have changed in the actor."""
+    """True if a replica repeats its log-probs bit for bit, for tokens whose log-probs have changed in the actor."""
     return (
         before.version != now.version
         and before.token_ids == now.token_ids
@@ -202,7 +202,7 @@ def _difference(one_N: Float32s, other_N: Float32s) -> float:
 
 
 def _row(sentence: Sequence[int], completion: Completion) -> ScoredTrajectory:
-    """The sentence with its continuation, as a row that an actor takes."""
+    """The sentence with its continuation, as a row for the actor."""
     num_prompt, num_sampled = len(sentence), len(completion.token_ids)
     name = completion.request_id
     trajectory = Trajectory(

@@ -1,4 +1,4 @@
-"""Carries the actor's weights to rollout replicas that hold a copy."""
+"""Syncs the actor's weights to rollout replicas that have a copy."""
 
 import asyncio
 import logging
@@ -26,8 +26,8 @@ class WeightsSync:
         directory: Path,
         deadline_s: float = 600.0,
     ) -> None:
-        """`directory` is seen by the actor and by all replicas, unless weights go over a link; what is in it belongs to
-        this object. A replica that takes longer than `deadline_s` to load weights is restarted.
+        """`directory` is visible to the actor and all replicas, unless weights go over a connection; this object owns
+        its contents. A replica that takes longer than `deadline_s` to load weights is restarted.
         """
         self._actor, self._rollout, self._directory = actor, rollout, directory
         self._deadline_s = deadline_s
@@ -36,17 +36,17 @@ class WeightsSync:
         rollout.before_return(self._welcome)
 
     async def publish(self, version: int) -> None:
-        """The replicas sample with the actor's weights, named `version`, when this returns.
+        """Publish the actor's weights as `version`; the replicas sample with them when this returns.
 
-        A replica that is being restarted gets them before it serves again, as does one that took too long and is
-        restarted for it. WorkerError when one refuses them.
+        A replica that is being restarted, or is restarted because it took too long, gets them before it serves again.
+        WorkerError if one refuses them.
         """
         async with self._turn:
             path = self._directory / f"version_{version}"
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
             handle = await self._actor.replicas[0].call(ActorWorker.weights, version, path)
             before, self._latest = self._latest, handle
-            # All have taken or refused them before an error is raised: none is left in the middle of reading.
+            # Wait for all replicas before an error is raised, so that none is left in the middle of reading.
             living = [replica for replica in self._rollout.replicas if replica.alive]
             together = replace(handle, members=len(living)) if handle.kind == "nccl" else handle
             calls = [
@@ -86,7 +86,7 @@ class WeightsSync:
                 )
 
     async def _welcome(self, replica: ReplicaHandle[Any]) -> None:
-        """Before a restarted replica serves; without a sync so far it has read the weights that the run began with."""
+        """Called before a restarted replica serves; without an earlier sync it has read the run's initial weights."""
         async with self._turn:
             if self._latest is not None:
                 await replica.call(RolloutWorker.load_weights, self._latest)

@@ -1,6 +1,6 @@
 """Training from Python and from the command line.
 
-`train` is the story: a configuration and its plugins become a plan, the plan a run, the run takes steps
+`train` is the entry point: configuration and plugins become a plan, the plan becomes a run, and the run takes steps
 (`rlcore.train.trainer.Trainer.step`).
 """
 
@@ -61,8 +61,8 @@ def train(
       `rlcore.train.callbacks`.
 
     Rows, and functions that other processes cannot import, are written to `<run>/inputs/`, so that the run resumes
-    without these objects. Works in scripts, without a main guard, and in notebooks. RlcoreError, in one line, when
-    something is wrong; Stopped when a signal ended the run.
+    without these objects. Works in scripts, without a main guard, and in notebooks. One-line RlcoreError if something
+    is wrong; Stopped if a signal ended the run.
     """
     callbacks = Callbacks(on_step, stop_when)
     request = request_of(config, plugins, model, rewards, data, eval, settings)
@@ -79,8 +79,8 @@ def run_training(
 ) -> TrainResult:
     """Train as planned; Stopped when a signal ended the run.
 
-    Without a name, a run that is resumed is the newest one of this configuration. CheckpointError when there is no
-    checkpoint where `start` says.
+    Without a name, a run that is resumed is the newest one of this configuration. CheckpointError if there is no
+    checkpoint at the place that `start` names.
     """
     if start.checkpoint is not None:
         start = replace(start, checkpoint=find_checkpoint(start.checkpoint))
@@ -104,7 +104,7 @@ def run_evaluation(plan: RunPlan, from_checkpoint: Path | None = None, samples: 
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint at `path`, which may also be a run directory (its newest one that verifies), or checkpoints/best.
 
-    CheckpointError when there is none, or when a newer one is damaged: then the user chooses by naming one.
+    CheckpointError if there is none, or if a newer one is damaged: then the user has to name one.
     """
     if path.name in (checkpoint.BEST, checkpoint.POINTER) and path.is_file():
         path = path.with_name(path.read_text("utf-8", "replace").strip()[:100])
@@ -125,7 +125,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result; where this thread runs an event loop already (a notebook), in a separate thread."""
+    """The coroutine's result; runs in a separate thread if this one already has an event loop (a notebook)."""
     if not _loop_is_running():
         return run_to_end(work)
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[T]]] = []

@@ -42,7 +42,7 @@ def plan(
 ) -> RunPlan:
     """The plan of the run that `rlcore.train` would start with these arguments; starts and keeps nothing.
 
-    Rows and functions that would go to files of the run are in a temporary directory while it is made.
+    Rows and functions that would become files of the run are in a temporary directory during planning.
     """
     with request_of(config, plugins, model, rewards, data, eval, settings).planned_briefly() as made:
         return made
@@ -61,10 +61,9 @@ def evaluate(
 ) -> Evaluation:
     """Sample and score the held-out prompts (`eval`), and keep the samples.
 
-    The model is the configured one, or has the weights of `checkpoint`, a run or one of its checkpoints. Where there is
-    only a checkpoint, the configuration is that of its run. `samples` is the file for the samples; without it they
-    are in the run's `evaluations/`, or below `train.dir`. The other arguments are those of `rlcore.train`; held-out
-    rows are evaluated alone where `data` is missing.
+    The model is the configured one, or has the weights of `checkpoint`, a run or one of its checkpoints. With only a
+    checkpoint, the configuration is that of its run. `samples` is the file for the samples; the default is in the run's
+    `evaluations/`, or below `train.dir`. The other arguments are those of `rlcore.train`; `data` is optional.
     """
     if checkpoint is not None and not config and model is None:
         run = open_run(Path(checkpoint))

@@ -46,7 +46,7 @@ class StopRule:
     last_step: int = 0
 
     def add(self, step: int, metrics: Metrics) -> None:
-        """Take the step's value, where it has one; NaN counts as one that is not better."""
+        """Add the step's value, if there is one; NaN counts as not better."""
         if not self.config.metric or self.config.metric not in metrics:
             return
         self.last_step = step
@@ -57,7 +57,7 @@ class StopRule:
             self.since_best += 1
 
     def add_all(self, records: Sequence[Metrics]) -> None:
-        """The values of a run that is continued, from its records."""
+        """Add the values of a continued run from its records."""
         for record in records:
             self.add(int(record["step"]), record)
 

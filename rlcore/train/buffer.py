@@ -1,9 +1,9 @@
-"""The rollout buffer: every prompt that is issued and not retired, with its samples and scores so far.
+"""The rollout buffer: all issued prompts that are not yet retired, with their samples and scores so far.
 
-The one place that knows who is due when. Prompts are issued in passes: one call of the agent loop, whose trajectories
-go to the reward manager the moment they are finished. Several passes may be in flight at a time. A prompt is *sampled*
-when all its trajectories are finished, *ready* when all of them are scored, and *retired* when it was trained on, left
-out, or discarded. Everything is matched by id; the order of arrival matters for readiness only.
+It alone decides which prompt is due at which step. Prompts are issued in passes: one call of the agent loop, whose
+trajectories go to the reward manager as soon as they are finished. Several passes may be in flight at a time. A prompt
+is *sampled* when all its trajectories are finished, *ready* when all of them are scored, and *retired* when it was
+trained on, left out, or discarded. Everything is matched by id; the order of arrival affects only readiness.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ class Issuing:
     sampling: Sampling
     max_staleness: int = 0
     drop: bool = False
-    """Steps take what is ready first, and prompts that became too old are discarded."""
+    """True if steps take the first ready prompts, and prompts that became too old are discarded."""
     in_turn: bool = True
-    """A pass begins to sample when the one before it has finished: they share a device."""
+    """True if a pass starts to sample only when the one before it has finished, because they share a device."""
     keep_partial: bool = True
-    """Rewards of an incomplete group are worth keeping: none was given for the sake of the whole group."""
+    """True if rewards of an incomplete group can be kept, because none depends on the whole group."""
 
 
 def issuing(run: Runtime) -> Issuing:
@@ -79,7 +79,7 @@ class RolloutBuffer:
         self._passes: set[asyncio.Task[None]] = set()
         self._last_sampled: asyncio.Event | None = None
         self._resting: list[PendingGroup] = []
-        """Restored from a checkpoint and not ready: issued again with the next `refill`."""
+        """Prompts restored from a checkpoint and not ready; issued again with the next `refill`."""
         self._num_unsampled = 0
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -89,15 +89,16 @@ class RolloutBuffer:
         return len(self._issued)
 
     def tidy(self) -> None:
-        """Collect Python's young garbage, once per second at most: it costs a little for every object in flight."""
+        """Collect Python's young garbage, at most once per second, because it costs time for every object in flight."""
         if (now := time.monotonic()) >= self._tidy_from:
             gc.collect(1)
             self._tidy_from = now + TIDY_S
 
     def refill(self, step: int, last_step: int) -> list[PendingGroup]:
-        """Issue what `step` and the staleness bound allow, and no prompt that no step up to `last_step` will train on.
+        """Issue the prompts that `step` and the staleness bound allow, but none that no step up to `last_step` will
+        train on.
 
-        Returns the prompts that `step` must train on; none where steps take what is ready first.
+        Returns the prompts that `step` must train on; none if steps take the first ready prompts.
         """
         self._reissue()
         per_step, ahead = self._issuing.prompts_per_step, self._issuing.max_staleness
@@ -143,7 +144,7 @@ class RolloutBuffer:
         return ready.popleft()
 
     def published(self, version: int, taken: Iterable[PendingGroup]) -> None:
-        """The weights are `version` now, trained on `taken`; what has become too old for them is discarded."""
+        """Record that the weights are now `version`, trained on `taken`; discard prompts that have become too old."""
         self.version = version
         used = sorted(taken, key=lambda member: member.number)
         self.order.record((member.group(), member.version) for member in used)
@@ -151,7 +152,7 @@ class RolloutBuffer:
         self.num_given_up += self._give_up_stale()
 
     def retire(self, members: Iterable[PendingGroup]) -> None:
-        """Take them out of the ledger."""
+        """Remove them from the buffer."""
         for member in members:
             if not member.retired:
                 member.retired = True
@@ -161,7 +162,7 @@ class RolloutBuffer:
                     self._note_sampled(member)
 
     def _give_up_stale(self) -> int:
-        """Retire the prompts that are too old to be trained on, where steps do not wait for them; how many."""
+        """Retire prompts that are too old to train on, if steps do not wait for them; returns their number."""
         if not self._issuing.drop:
             return 0
         oldest = self.version - self._issuing.max_staleness
@@ -172,16 +173,16 @@ class RolloutBuffer:
         return len(stale)
 
     def counts(self, step: int) -> SampleCounts:
-        """Samples that are due at the step (where steps take what is ready first: all in flight); for any thread."""
+        """Counts of samples due at the step, or of all in flight if steps take the first ready prompts; thread-safe."""
         issued = list(self._issued.values())
         return sample_counts([member for member in issued if self._issuing.drop or member.due == step])
 
     def watch(self, task: "asyncio.Task[None]") -> None:
-        """Watch a task: an error that ends it is raised where prompts are awaited, as an error of a pass is."""
+        """Watch a task: like an error of a pass, its error is raised where prompts are awaited."""
         task.add_done_callback(self._pass_ended)
 
     async def close(self) -> None:
-        """End the passes; the ledger is kept for a checkpoint."""
+        """End the passes; the buffer is kept for a checkpoint."""
         passes = list(self._passes)
         for task in passes:
             task.cancel()
@@ -200,7 +201,7 @@ class RolloutBuffer:
         ]
 
     def scored(self) -> list[ScoredTrajectory]:
-        """Every trajectory in flight whose reward is in."""
+        """Every trajectory in flight whose reward has arrived."""
         return [row for pending in self._issued.values() for row in pending.group()]
 
     def restore(self, version: int, state: Sequence[dict[str, Any]], scored: Iterable[ScoredTrajectory]) -> None:
@@ -269,7 +270,8 @@ class RolloutBuffer:
             self._changed.set()
 
     async def _until(self, holds: Callable[[], bool]) -> None:
-        """Wait for it; what ended a pass is raised. The deadlines are those of agent loop and reward manager."""
+        """Wait for the condition; errors of passes are raised. The deadlines are those of agent loop and reward
+        manager."""
         while True:
             if self._failure is not None:
                 raise self._failure

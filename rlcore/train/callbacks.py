@@ -1,4 +1,4 @@
-"""Functions of the caller that see each step: they watch a run, and can end it, but cannot change what it computes."""
+"""Callbacks after each step: they watch a run and can end it, but cannot change its computations."""
 
 import logging
 import traceback
@@ -12,9 +12,9 @@ from rlcore.types import FrozenDict, Metrics
 logger = logging.getLogger(__name__)
 
 OnStep = Callable[[int, Metrics], object]
-"""Called with a step and its metrics, a copy; the result does not count."""
+"""Called with a step and a copy of its metrics; the result is ignored."""
 StopWhen = Callable[[int, Metrics], object]
-"""Called in the same way; the run ends cleanly after the step for which the result is true."""
+"""Called in the same way; the run ends cleanly after a step with a true result."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Callbacks:
     """The functions that a caller of `rlcore.train` passed."""
 
     on_step: OnStep | None = None
-    """An exception of it is a warning, and it is not called again: a plot that fails ends no run."""
+    """An exception is logged as a warning and disables it, so a failing plot does not end the run."""
     stop_when: StopWhen | None = None
-    """An exception of it ends the run after a checkpoint: nothing else knows when to end."""
+    """An exception ends the run after a checkpoint, because only this function knows when to stop."""
 
     def __post_init__(self) -> None:
         for name in ("on_step", "stop_when"):

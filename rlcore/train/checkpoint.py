@@ -1,16 +1,16 @@
 """Checkpoints: written whole or not at all, checked before they are used.
 
-`<run>/checkpoints/step_N/` appears by one rename, after everything in it is on the disk, so that whatever happens while
-saving, the newest complete checkpoint is the one before or the one after. `manifest.json` has the size and SHA-256 of
-every file; a checkpoint with a file missing, changed, added, linked or pickled is refused.
+`<run>/checkpoints/step_N/` appears by one rename, after everything in it is on the disk, so whatever happens during a
+save, the newest complete checkpoint is the previous or the new one. `manifest.json` has the size and SHA-256 of every
+file; a checkpoint with a missing, changed, added, linked or pickled file is rejected.
 
     directory = staging(run_dir, step)              # engines write into it
     publish(directory, run_dir, step, state, keep)
     loaded = load(latest(run_dir))                  # loaded.path, loaded.step, loaded.state
 
 `<run>/checkpoints/latest` names the newest one for people and shell scripts; `latest()` trusts only what verifies.
-`<run>/checkpoints/best` names the one with the best evaluation, where `checkpoint.best` says what that is.
-All functions block. One process at a time may write the checkpoints of a run.
+`<run>/checkpoints/best` names the one with the best evaluation, by the metric of `checkpoint.best`. All functions
+block. One process at a time may write the checkpoints of a run.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ _LEFTOVER = re.compile(r"\.step_(\d+)\.(staging|replaced|pruned)")
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint whose files were found to be what was saved."""
+    """A verified checkpoint."""
 
     path: Path
     step: int
@@ -59,7 +59,7 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class Survey:
-    """The checkpoints of a run, as far as one that can be used."""
+    """The checkpoints of a run, down to the newest usable one."""
 
     newest: Path | None
     """The newest one that verifies."""
@@ -100,7 +100,7 @@ def publish(
     """Make the staged directory the run's checkpoint of `step`, and prune to the newest `keep` (0: all) and `best`.
 
     `state` is JSON and comes back from `load` unchanged. An earlier checkpoint of the same step is replaced; one of a
-    later step is left alone. CheckpointError when it cannot be saved; what was published before then stands.
+    later step is left alone. CheckpointError if it cannot be saved; earlier checkpoints stay valid.
     """
     directory = run_dir / "checkpoints"
     target, aside = directory / f"step_{step}", directory / f".step_{step}.replaced"
@@ -129,7 +129,7 @@ def latest(run_dir: Path) -> Path | None:
 
 
 def survey(run_dir: Path) -> Survey:
-    """The newest checkpoint that verifies, and why each newer one does not. Reads every file of those it looks at."""
+    """The newest checkpoint that verifies, and why each newer one does not. Reads every file of these checkpoints."""
     # a replaced one counts while its successor is missing: a crash fell between two renames
     found = [(step, "~", path) for path, step in _published(run_dir)]
     found += [(step, "", path) for path, step, kind in _leftovers(run_dir) if kind == "replaced"]
@@ -143,7 +143,7 @@ def survey(run_dir: Path) -> Survey:
 
 
 def step_of(path: Path) -> int:
-    """The step that a checkpoint's name says; CheckpointError when it says none."""
+    """The step in a checkpoint's name; CheckpointError if there is none."""
     match = _NAME.fullmatch(path.name) or _LEFTOVER.fullmatch(path.name)
     if match is None:
         raise CheckpointError(f"'{path}': a checkpoint's directory is named step_N")
@@ -176,7 +176,7 @@ def load(path: Path) -> LoadedCheckpoint:
 
 @contextmanager
 def reported(what: str, staging: Path | None = None, files: FileOperations = FILES) -> Iterator[None]:
-    """OSError becomes CheckpointError that begins with `what`; a failed save gives the space of `staging` back."""
+    """Turns OSError into a CheckpointError that begins with `what`; a failed save releases the space of `staging`."""
     try:
         yield
     except (OSError, RlcoreError) as error:
@@ -189,7 +189,7 @@ def reported(what: str, staging: Path | None = None, files: FileOperations = FIL
 
 
 def _published(run_dir: Path) -> Iterator[tuple[Path, int]]:
-    """(path, step) of what is under a checkpoint's name, complete or not."""
+    """(path, step) of everything with a checkpoint's name, complete or not."""
     for path in _entries(run_dir):
         match = _NAME.fullmatch(path.name)
         if match is not None and path.is_dir() and not path.is_symlink():
@@ -233,7 +233,7 @@ def _prune(run_dir: Path, step: int, keep: int, files: FileOperations, best: int
     for version, path in older[: len(older) - keep + 1] if keep > 0 else []:
         if version == best:
             continue
-        # renamed first: half a checkpoint never is under a checkpoint's name
+        # renamed first, so a partial checkpoint never has a checkpoint's name
         doomed = path.with_name(f".step_{version}.pruned")
         files.rename(path, doomed)
         _remove_tree(doomed, files)
@@ -250,7 +250,7 @@ def _encode_state(state: Mapping[str, Any], step: int) -> bytes:
 
 
 def _refuse_odd_keys(value: Any, where: str) -> None:
-    """JSON would silently turn a key that is not a string into one."""
+    """CheckpointError for keys that are not strings, which JSON would silently convert."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):
@@ -338,7 +338,7 @@ def _read_object(path: Path, root: Path) -> dict[str, Any]:
 
 
 def _refuse_pickle(path: Path, root: Path) -> None:
-    """CheckpointError when the file's name or content is that of a pickle: reading one runs what is in it."""
+    """CheckpointError if the file's name or content is that of a pickle, because reading one can run code."""
     if path.suffix.lower() in PICKLE_SUFFIXES or _looks_pickled(path):
         name = path.relative_to(root).as_posix()
         raise CheckpointError(

@@ -17,7 +17,7 @@ RESET, EXIT = "/reset", "/exit"
 
 @dataclass
 class Chat:
-    """Messages so far, and who answers them."""
+    """The messages so far, and the sampler that answers them."""
 
     generator: Generator
     tokens: Tokens
@@ -32,7 +32,7 @@ class Chat:
         self.reset()
 
     def reset(self) -> None:
-        """Begin again: its messages are forgotten."""
+        """Start over with an empty conversation."""
         first = FrozenDict({"role": "system", "content": self.system})
         self._messages: list[Message] = [first] if self.system else []
 
@@ -61,7 +61,7 @@ async def converse(
 ) -> None:
     """Answer each line that `read` returns, until it is empty (without its line break: a blank line) or EXIT.
 
-    `say` gets the answers, and in one line what cannot be answered.
+    `say` gets the answers, or a one-line error.
     """
     async with loaded_sampler(plan, weights) as sampler:
         talk = Chat(sampler.generator, sampler.tokens, sampling, plan.config.train.seed, sampler.context_length, system)

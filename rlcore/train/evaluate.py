@@ -1,4 +1,4 @@
-"""Evaluation: held-out prompts are sampled and scored with the current weights, without an effect on training."""
+"""Evaluation: samples and scores held-out prompts with the current weights, without affecting training."""
 
 import dataclasses
 import math
@@ -44,10 +44,10 @@ class EvalResult:
 
 
 async def evaluate(run: EvaluatedRun, prompts: Mapping[str, Sequence[Prompt]], seed: int) -> EvalResult:
-    """Sample each prompt `eval.samples_per_prompt` times and score the samples; `source_metrics` says what is reported.
+    """Sample each prompt `eval.samples_per_prompt` times and score the samples; see `source_metrics` for the result.
 
-    Prompts are issued under separate ids ('eval/...'): names in `data.sources` and `eval.sources` may be the same.
-    A sample's seed follows from `seed` and its prompt's id, so that evaluations differ by the weights alone.
+    Prompts are issued under separate ids ('eval/...'): names in `data.sources` and `eval.sources` may be the same. A
+    sample's seed depends on `seed` and its prompt's id, so evaluations differ only by the weights.
     """
     config = run.plan.config
     issued = [
@@ -65,14 +65,14 @@ async def evaluate(run: EvaluatedRun, prompts: Mapping[str, Sequence[Prompt]], s
 
 
 def source_metrics(groups: Sequence[Group], k: int, pass_threshold: float) -> Metrics:
-    """The metrics of one source; a group holds the rows of a prompt's `k` samples, those of a sample side by side.
+    """The metrics of one source; a group has the rows of a prompt's `k` samples, those of a sample being adjacent.
 
     * `num`: prompts; `failed`: samples without a usable reward, which count nowhere else but in `length_mean`.
     * `mean`: mean score over the samples.
     * `pass@j` for j = 1, 2, 4 .. and `k`: `pass_at_k`, mean over the prompts with at least j samples. A sample passes
       when its score is at least `pass_threshold`.
     * `maj@k`, where every sample's reward has info['answer']: share of the prompts whose most frequent answer passes.
-    * `length_mean`: sampled tokens of a sample, its parts together.
+    * * `length_mean`: sampled tokens of a sample, summed over its segments.
 
     A metric over nothing is left out.
     """
@@ -119,7 +119,7 @@ def majority(answers: Sequence[Any]) -> int:
 
 
 def _samples(group: Group) -> list[ScoredTrajectory]:
-    """One row of each sample: all its parts have the sample's reward."""
+    """One row per sample; all its segments have the sample's reward."""
     first: dict[int, ScoredTrajectory] = {}
     for scored in group:
         first.setdefault(scored.trajectory.id.sample, scored)

@@ -1,4 +1,4 @@
-"""The event loop of a run, in which foreign async functions run too: what they do to it does not lose the run."""
+"""The event loop of a run, protected from foreign async functions that run on it."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
             except RuntimeError:
                 if task.done():
                     raise
-                logger.warning("code that runs in this process has stopped the event loop, which goes on")
+                logger.warning("code that runs in this process has stopped the event loop, which continues")
             except asyncio.CancelledError as cause:
                 raise WorkerError(
                     "train: found the run cancelled by code in this process, such as an async reward function; needs "

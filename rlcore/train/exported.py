@@ -1,4 +1,4 @@
-"""A model for others, from a run or a checkpoint: a directory, and a repository on the Hub."""
+"""Exports the model of a run or checkpoint to a directory, and to a repository on the Hub."""
 
 import re
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Greedy baselines: one more sample of each prompt, decoded greedily, for estimators (ReMax) that compare with it.
 
-It is sampled and scored like any other and is not trained on. Its epoch is below 0, which no training sample's is, so
-that nothing that matches by id can take one for the other.
+It is sampled and scored like any other and is not trained on. Its epoch is negative, unlike a training sample's, so ids
+never match.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ async def with_greedy_baselines(
 ) -> list[Group]:
     """The groups with the score of a greedy sample of their prompt as `ScoredTrajectory.baseline`.
 
-    A group whose greedy sample failed is dropped: it has nothing to compare with. Rewards that failed follow the same
-    policies and the same error budget as any. Adds to `metrics`: reward/greedy_mean, data/greedy_failed and the time.
+    A group whose greedy sample failed is dropped, because it has no baseline. Failed rewards follow the usual policies
+    and error budget. Adds to `metrics`: reward/greedy_mean, data/greedy_failed and the time.
     """
     config = run.plan.config
     wanted = {_prompt_of(group) for group in groups}

@@ -12,7 +12,7 @@ from rlcore.types import Batch, FinishReason, Metrics, ScoredTrajectory
 
 
 async def one_ahead(items: AsyncGenerator[Batch, None]) -> AsyncGenerator[Batch, None]:
-    """The items; while one is used, the next is made."""
+    """Yields the items; the next one is computed while one is used."""
     following = asyncio.create_task(anext(items, None))
     try:
         while (batch := await following) is not None:
@@ -25,7 +25,7 @@ async def one_ahead(items: AsyncGenerator[Batch, None]) -> AsyncGenerator[Batch,
 
 
 def epoch_minibatches(run: Runtime, batch: Batch, step: int, epoch: int) -> list[Batch]:
-    """The mini-batches of one pass over the batch, weighed; their order depends on (run seed, step, epoch) alone."""
+    """The weighted mini-batches of one pass over the batch; their order depends only on (run seed, step, epoch)."""
     config = run.plan.config
     order = np.random.default_rng((config.train.seed, step, epoch))
     parts = minibatches(batch, config.actor.minibatch_prompts, order)
@@ -52,7 +52,7 @@ def row_advantages(batch: Batch) -> list[float]:
 
 
 def completion_metrics(scored: Sequence[ScoredTrajectory]) -> Metrics:
-    """Lengths, in sampled tokens, and how many completions were cut off by the token budget."""
+    """Lengths in sampled tokens, and the number of completions truncated by the token budget."""
     if not scored:
         return {}
     lengths = [sample.trajectory.num_sampled for sample in scored]

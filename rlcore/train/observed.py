@@ -1,4 +1,4 @@
-"""A run that can be asked where it is: it keeps status.json, and answers SIGUSR1 in log.txt and on the terminal."""
+"""Reports a run's status: keeps status.json up to date, and answers SIGUSR1 in log.txt and on the terminal."""
 
 import logging
 import signal
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def observed(run_dir: Path, activity: Activity, terminal: Terminal) -> Iterator[None]:
-    """Inside, the activity is the current one, and can be asked for; how the block ends is the run's last status."""
+    """Context in which the activity is the current one and is reported; the way it ends is the run's last status."""
     writer = StatusWriter(run_dir, activity, terminal.standing)
 
     def answer(status: Status) -> None:
@@ -49,7 +49,8 @@ def _problem(error: BaseException) -> str:
 
 @contextmanager
 def _answering(writer: StatusWriter, answer: Callable[[Status], None]) -> Iterator[None]:
-    """Inside, SIGUSR1 asks the writer; only the main thread can handle signals, in any other none is."""
+    """Context in which SIGUSR1 triggers a report; without effect outside the main thread, which alone handles
+    signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

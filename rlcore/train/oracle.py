@@ -1,8 +1,8 @@
-"""Estimates how fast steps could have been: a replay under a scheduler that loses no time.
+"""Estimates the ideal speed of steps by replaying them under a scheduler that wastes no time.
 
-One device works on one thing at a time, on what was released earliest; rewards are served first come, first served, by
-a number of slots. `step_ideal_s` replays one step from when its groups were ready, `replay` a whole run from when its
-samples were finished and how long each reward took.
+One device does one job at a time, the earliest released first; a number of slots serve rewards first come, first
+served. `step_ideal_s` replays one step from when its groups were ready, `replay` a whole run from when its samples were
+finished and how long each reward took.
 """
 
 import heapq
@@ -15,9 +15,9 @@ class StepTimes:
     """The parts of a step in seconds; moments count from its beginning and may be negative."""
 
     sampled_s: float
-    """Time when the sampling that must come before the first update had ended."""
+    """Time when the sampling that must precede the first update ended."""
     prepare_s: float
-    """Duration of the forward passes that need no reward."""
+    """Duration of the forward passes that do not need rewards."""
     ready_s: Sequence[float]
     """Time when each group that was trained on had all its rewards, in any order."""
     update_s: Sequence[float]
@@ -69,7 +69,7 @@ class ReplayService:
 
 @dataclass(frozen=True)
 class Draws:
-    """The durations that chance and the machine gave a step."""
+    """The observed durations of a step."""
 
     finished_s: Sequence[float]
     """Time when each sample was finished, counted from when the generation of its step's prompts began."""
@@ -84,7 +84,7 @@ class Draws:
 
 @dataclass
 class Replay:
-    """A run as the oracle would have had it."""
+    """A run under the oracle's schedule."""
 
     published_s: list[float] = field(default_factory=list)
     """Time when each step had ended, counted from the beginning of the run."""

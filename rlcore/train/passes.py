@@ -1,7 +1,7 @@
-"""Computes what the update needs per trajectory besides its reward: log-probs of the reference and of pi_old, values.
+"""Computes the inputs of an update per trajectory, except for rewards: log-probs of the reference and pi_old, values.
 
-They need no reward, so they are computed while rewards are pending, with the weights before the first
-update of the step; and they are kept by trajectory, so that it does not matter which rows become which mini-batch.
+They do not depend on rewards, so they are computed while rewards are pending, with the weights before the first update
+of the step. They are stored by trajectory, independently of the division into mini-batches.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,7 @@ class ForwardPasses:
         """The pass and the row of each trajectory."""
 
     async def ensure(self, trajectories: Iterable[Trajectory]) -> None:
-        """Compute what the plan needs for the trajectories that have it not yet, in one pass of each model."""
+        """Compute what the plan needs for the trajectories that do not have it yet, in one pass per model."""
         if not self._run.plan.schedule.passes:
             return
         trajectories = list(trajectories)
@@ -53,12 +53,12 @@ class ForwardPasses:
         rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
         batch = self._collate(rows, list(groups.values()))
         self._where |= {row: (len(self._passes), index) for index, row in enumerate(rows)}
-        self._passes.append(begun := _Pass(rows, batch))  # known before anything is awaited: rewards may be in already
+        self._passes.append(begun := _Pass(rows, batch))  # before any await: rewards may already be in
         with self._timeline.passing():
             begun.found = await self._pass(batch)
 
     def collated(self, groups: Sequence[Sequence[ScoredTrajectory]]) -> tuple[list[TrajectoryId], Batch]:
-        """The rows of the groups, which stand by sample and part, and their batch.
+        """The rows of the groups, ordered by sample and segment, and their batch.
 
         A pass may have collated them, even one in flight.
         """
@@ -89,7 +89,7 @@ class ForwardPasses:
         return found
 
     async def _old_policy(self, batch: Batch) -> dict[str, Float32s]:
-        """Log-probs of pi_old; with them the entropy, where the run records tokens and the engine computes it."""
+        """Log-probs of pi_old, and the entropy if the run records tokens and the engine computes it."""
         actor = self._run.actor.replicas[0]
         if self._run.plan.config.train.record_tokens == "none":
             return {"old_logprobs_BT": await _logprobs(ACTOR.name, actor, ActorWorker.logprobs, batch)}

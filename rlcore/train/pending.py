@@ -1,7 +1,7 @@
 """A prompt in flight, and the pass that carries it from the agent loop to the reward manager.
 
-Training, evaluation and greedy baselines run the same pass. That every sample comes, and comes once, is checked where
-a component hands it over (`rlcore.runtime.checked_components`).
+Training, evaluation and greedy baselines run the same pass. `rlcore.runtime.checked_components` checks that every
+sample arrives exactly once.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ SegmentKey = tuple[int, int]
 
 
 class Samples:
-    """Tracks the complete samples of a group, by the segments that have come."""
+    """Tracks the complete samples of a group by their arrived segments."""
 
     def __init__(self) -> None:
         self.complete: dict[int, float] = {}
@@ -31,8 +31,7 @@ class Samples:
         self._num_parts: dict[int, int] = {}
 
     def add(self, row: Trajectory, now: float) -> None:
-        """Count a part; a sample that does not know how many it has (`num_segments=0`) is complete when `end` says
-        so."""
+        """Count a segment; a sample of unknown length (`num_segments=0`) is complete at `end`."""
         sample = row.id.sample
         if row.num_segments != 1:
             num = self._num_parts[sample] = self._num_parts.get(sample, 0) + 1
@@ -41,7 +40,7 @@ class Samples:
         self.complete[sample] = now
 
     def end(self, now: float) -> None:
-        """No further part will come."""
+        """Record that no further segment will arrive."""
         for sample in self._num_parts:
             self.complete.setdefault(sample, now)
 
@@ -52,9 +51,9 @@ class PendingGroup:
 
     task: RolloutTask
     number: int
-    """Its place in the order of issue."""
+    """Its index in the order of issue."""
     due: int
-    """The step that trains on it; where steps take what is ready first, the last one that may."""
+    """The step that trains on it, or the last one that may if steps take the first ready prompts."""
     version: int
     """Version of the weights when its sampling began: no token is older."""
     trajectories: dict[SegmentKey, Trajectory] = field(default_factory=dict)
@@ -62,7 +61,7 @@ class PendingGroup:
     finished: Samples = field(default_factory=Samples)
     judged: Samples = field(default_factory=Samples)
     already_scored: frozenset[int] = frozenset()
-    """Samples whose rewards came with a checkpoint: they are not asked for again."""
+    """Samples whose rewards are from a checkpoint; they are not requested again."""
     began: float = 0.0
     """Time when its sampling began, on the loop's clock."""
     sampled: bool = False
@@ -81,17 +80,17 @@ class PendingGroup:
         return [self.scored[place] for place in sorted(self.scored)]
 
     def record_trajectory(self, row: Trajectory, now: float) -> None:
-        """Take note of a finished trajectory."""
+        """Record a finished trajectory."""
         self.trajectories[row.id.sample, row.id.segment] = row
         self.finished.add(row, now)
 
     def record_reward(self, row: ScoredTrajectory, now: float) -> None:
-        """Take note of a reward."""
+        """Record a reward."""
         self.scored[row.trajectory.id.sample, row.trajectory.id.segment] = row
         self.judged.add(row.trajectory, now)
 
     def restore(self, rows: Sequence[ScoredTrajectory], keep_partial: bool) -> None:
-        """Restore scored trajectories of a checkpoint: all samples, or those there are if each counts."""
+        """Restore scored trajectories of a checkpoint: those of complete groups, or all if partial groups are kept."""
         samples: dict[int, list[ScoredTrajectory]] = {}
         for row in rows:
             samples.setdefault(row.trajectory.id.sample, []).append(row)
@@ -110,7 +109,7 @@ class PendingGroup:
 
 @dataclass(frozen=True)
 class PassCallbacks:
-    """Whom a pass tells."""
+    """The callbacks of a pass."""
 
     sampled: Callable[[PendingGroup], None]
     ready: Callable[[PendingGroup], None]
@@ -130,14 +129,14 @@ async def run_pass(
 ) -> None:
     """Issue the members together, and see each become sampled and ready.
 
-    Each trajectory goes to its reward the moment it is finished. Sampling begins after `begin`; `done` is set when it
-    has ended. All is matched by id, nothing by position.
+    Each trajectory goes to its reward as soon as it is finished. Sampling starts after `begin`; `done` is set when it
+    has ended. Everything is matched by id, never by position.
     """
     clock = asyncio.get_running_loop().time
     by_key = {member.key: member for member in members}
 
     async def trajectories() -> AsyncIterator[Trajectory]:
-        """Those whose reward is still needed, each as it finishes."""
+        """Yields trajectories whose reward is still needed, each as it finishes."""
         async with aclosing(agent.rollout([member.task for member in members], sampling, lane)) as rows:  # type: ignore[type-var]
             async for row in rows:
                 member = by_key[row.id.prompt, row.id.epoch]
@@ -200,7 +199,7 @@ def _whole(member: PendingGroup, samples: Samples) -> bool:
 
 
 def sample_counts(members: Sequence[PendingGroup]) -> SampleCounts:
-    """Samples of the members by how far they are; another thread may ask."""
+    """Counts of the members' samples by progress; thread-safe."""
     known = sum(len(member.already_scored) for member in members)
     return SampleCounts(
         sum(member.task.n for member in members),

@@ -1,4 +1,4 @@
-"""The directory of a run: chosen, refused if it holds a run, locked during the run, removed if no run began."""
+"""The directory of a run: chooses it, rejects one with a run in it, locks it, and removes it if no run began."""
 
 import asyncio
 import fcntl
@@ -28,7 +28,7 @@ from rlcore.train.signals import Stopped
 
 LOG = "log.txt"
 READ_WHOLE = ("config.yaml", "plan.json", "rewards.json", STATUS, TRACE, OLDER_TRACE, f"{TOKENS}/{VOCABULARY}")
-"""Files that a run writes, and reads as a whole when it resumes."""
+"""Files that a run writes and, on resume, reads as a whole."""
 WRITTEN = (LOCK, LOG, METRICS, "reward_calls.jsonl", *READ_WHOLE)
 """Files that a run writes, apart from those of its steps; the target of a link would be overwritten."""
 OF_STEPS = (TRAJECTORIES, TOKENS, "rewards")
@@ -63,7 +63,7 @@ def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
 
 
 def _claimed(directory: Path) -> Path:
-    """A directory of that name that did not exist, made; of a name that is taken the next one: NAME-2, NAME-3."""
+    """Creates a directory with that name, or with the next free one: NAME-2, NAME-3."""
     with _making(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):
@@ -143,7 +143,7 @@ def has_results(directory: Path) -> bool:
 
 
 def is_unused(directory: Path) -> bool:
-    """True if nothing is at the path, or a directory in which nothing is."""
+    """True if the path does not exist or is an empty directory."""
     return not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
 
 
@@ -174,7 +174,8 @@ def _log_has_causes(directory: Path) -> bool:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the run directory: a second process on it gets a ConfigError. The kernel lets go when the holder dies."""
+    """Hold the run directory: a second process on it gets a ConfigError. The kernel releases it when the holder
+    dies."""
     with writing_records(directory / LOCK):
         file = (directory / LOCK).open("w")
     with file as lock:
@@ -188,7 +189,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 class LogFile(logging.FileHandler):
-    """Discards what a full disk does not take: a message ends no run, and is not worth a traceback."""
+    """Discards messages on a full disk: they neither end the run nor cause a traceback."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.handleError`."""

@@ -1,4 +1,4 @@
-"""Scored trajectories on disk: rewards that were given and not trained on yet outlive the run that paid for them.
+"""Scored trajectories on disk, so rewards that were not trained on yet survive the run.
 
 Plain arrays and JSON, no pickle. Values that JSON lacks (in `info`, and in messages) come back as text, tuples
 as lists.

@@ -1,4 +1,4 @@
-"""A run's checkpoints: saved between two steps, restored, and saved in a hurry when a signal comes."""
+"""A run's checkpoints: saved between steps, restored, and saved quickly on a signal."""
 
 import asyncio
 import copy
@@ -23,7 +23,7 @@ from rlcore.train.saved_samples import read_scored, write_scored
 from rlcore.train.trainer import Trainer
 
 CRITIC = "critic"
-"""Directory of the critic engine, which writes what it likes there; missing when it wrote nothing."""
+"""Directory of the critic engine, with arbitrary contents; missing if it wrote nothing."""
 UNFINISHED_CRITIC = ".critic"
 """Its name while it is written, so that an actor's directory of that name is noticed."""
 IN_FLIGHT = "in_flight"
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 class Saver:
     """Writes and restores the checkpoints of one run.
 
-    Training waits while workers copy their state, and goes on while the copies are written. At most one checkpoint is
+    Training waits while workers copy their state, and continues while the copies are written. At most one checkpoint is
     being written: the next one waits for it.
     """
 
@@ -55,7 +55,7 @@ class Saver:
         self._num_kept = 0
         """Scored trajectories in flight of the newest checkpoint."""
         self.ready = False
-        """True when what the run continues from has been restored: before that there is nothing of it to save."""
+        """True after the state to continue from was restored; before that there is nothing to save."""
         self.last: Path | None = None
         """The newest checkpoint of the run that verifies."""
 
@@ -79,7 +79,7 @@ class Saver:
         return None if self.last is None else checkpoint.step_of(self.last)
 
     async def save(self) -> None:
-        """Begin to save the published step; returns when training may go on.
+        """Begin to save the published step; returns when training may continue.
 
         Waits for the checkpoint before; an error of either is raised. A call that is cancelled leaves its save running,
         for `finish`.
@@ -109,7 +109,7 @@ class Saver:
             self.check()
 
     async def saved(self) -> Path | None:
-        """The checkpoint of the published step, which is written now unless it was."""
+        """The checkpoint of the published step, written now if necessary."""
         if self.saved_step != self._trainer.progress.step:
             await self.save()
         await self.finish()
@@ -120,7 +120,7 @@ class Saver:
     ) -> None:
         """Behind an error of the run: wait for a checkpoint that is being written; its error is logged.
 
-        A signal waits on its own terms: `save_on_signal`.
+        Signals are handled by `save_on_signal`.
         """
         if error is None or isinstance(error, Exception):
             try:
@@ -129,7 +129,7 @@ class Saver:
                 logger.warning("%s", problem)
 
     async def _save(self, copied: asyncio.Event) -> None:
-        """Save the step that is published now; `copied` is set when training may go on."""
+        """Save the published step; `copied` is set when training may continue."""
         began, trainer = time.monotonic(), self._trainer
         step, (state, in_flight) = trainer.progress.step, trainer.snapshot()
         state, best = copy.deepcopy(state), self.best_step

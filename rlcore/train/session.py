@@ -1,4 +1,4 @@
-"""A whole run: directory, data, launch, resume, steps, evaluations, checkpoints, last words."""
+"""A whole run: directory, data, launch, resume, steps, evaluations, checkpoints, final messages."""
 
 import asyncio
 import logging
@@ -125,7 +125,7 @@ def load_data(config: RunConfig) -> tuple[dict[str, list[Prompt]], dict[str, lis
 def fitting(
     prompts: Prompts, tokens: Tokens, config: RunConfig, check: CheckPrompt, terminal: Terminal
 ) -> dict[str, list[Prompt]]:
-    """The prompts that are short enough, by source, each of them checked; says how many are not."""
+    """The prompts that are short enough, by source, after checks; logs the number of the others."""
     fit: dict[str, list[Prompt]] = {}
     for source, prompt in prompts.items():
         fit[source], num_long = filter_long(prompt, tokens, config.data.max_prompt_tokens, check)
@@ -194,7 +194,7 @@ class Session:
         self._stopped = ""
 
     async def train(self, origin: Origin) -> TrainResult:
-        """Take the steps that are left."""
+        """Take the remaining steps."""
         trainer = self._trainer
         self.saver.last = origin.checkpoint if origin.resumed else None
         async with AsyncExitStack() as stack:
@@ -281,9 +281,9 @@ class Session:
         await self.saver.finish()
 
     async def _continue(self, origin: Origin) -> None:
-        """Restore what there is to continue from.
+        """Restore the state to continue from.
 
-        The plan that the run had is replaced only when all is restored: a resume that fails changes nothing.
+        The saved plan is replaced only after everything is restored, so a failing resume changes nothing.
         """
         plan, path = self._run.plan, origin.checkpoint
         for problem in origin.passed_over:

@@ -1,7 +1,7 @@
-"""A step's share of what is in flight: sampled, prepared while rewards are pending, and handed out as mini-batches.
+"""A step's share of the prompts in flight: sampled, prepared while rewards are pending, and turned into mini-batches.
 
 The four schedules differ here and in `RolloutBuffer.refill` only: how far ahead prompts are issued, and whether
-mini-batches are cut from a whole step in canonical order or formed of the groups whose rewards are in first.
+mini-batches are cut from a whole step in canonical order or formed from the first groups whose rewards arrive.
 """
 
 import asyncio
@@ -39,12 +39,13 @@ class StepBatcher:
     """The work of one step, from the prompts that it needs to the mini-batches that it trains on."""
 
     def __init__(self, run: Runtime, flight: RolloutBuffer, kl: FixedKl, step: int, last_step: int) -> None:
-        """`step` will publish the version of that number; no prompt is issued that no step up to `last_step` needs."""
+        """`step` publishes the version with that number; only prompts that a step up to `last_step` needs are
+        issued."""
         self._run, self._flight, self._kl, self._step, self._last_step = run, flight, kl, step, last_step
         self._config, self._schedule = run.plan.config, run.plan.schedule
         self.timeline = StepTimeline()
         self._members: list[PendingGroup] = []
-        """Prompts that this step must train on; none where steps take what is ready first."""
+        """Prompts that this step must train on; none if steps take the first ready prompts."""
         self._arrays = ForwardPasses(run, self.timeline)
         self.taken: list[PendingGroup] = []
         """Prompts that this step uses up, dropped ones included."""
@@ -70,19 +71,19 @@ class StepBatcher:
         return self._members
 
     async def sampled_trajectories(self, prompts: Sequence[PendingGroup]) -> list[Trajectory]:
-        """The trajectories of the prompts, once nothing is sampled any more that no update may overlap.
+        """The trajectories of the prompts, after all sampling that must not overlap with updates has ended.
 
-        Each of them goes to its reward the moment it is finished.
+        Each of them goes to its reward as soon as it is finished.
         """
         await self._flight.sampled(None if self._schedule.sample_before_update else prompts)
         self.timeline.sample_end()
         return [trajectory for prompt in prompts for trajectory in prompt.trajectories.values()]
 
     def begin_passes(self, trajectories: Sequence[Trajectory]) -> None:
-        """Start the forward passes that need no reward; they run while rewards are pending.
+        """Start the forward passes that do not need rewards; they run while rewards are pending.
 
-        Not under dynamic sampling, where most of what is replaced would be computed for nothing, nor where servers
-        that rewards are pending at would have to sleep for it.
+        Does nothing with dynamic sampling, where replaced prompts would be computed in vain, and if it would put
+        servers to sleep that compute pending rewards.
         """
         if not self._config.algo.dynamic_sampling and not self._run.lease.shared:
             self._preparing = asyncio.create_task(self._arrays.ensure(trajectories), name="forward passes")
@@ -94,7 +95,7 @@ class StepBatcher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End what was begun, and give shared devices back to the servers, however the step ended.
+        """Cancel pending work, and return shared devices to the servers, however the step ended.
 
         A server that does not wake after an error is logged: the error is the cause.
         """
@@ -119,7 +120,7 @@ class StepBatcher:
         return self._first_ready() if self._schedule.stream else self._whole_step()
 
     def minibatches(self, groups: AsyncGenerator[list[Group], None]) -> AsyncGenerator[Batch, None]:
-        """Every mini-batch of every epoch, weighed: as soon as it may be trained on."""
+        """Yields every weighted mini-batch of every epoch as soon as it may be trained on."""
         return one_ahead(self._minibatches(groups))
 
     async def _minibatches(self, groups: AsyncGenerator[list[Group], None]) -> AsyncGenerator[Batch, None]:
@@ -154,7 +155,7 @@ class StepBatcher:
         return self._writing
 
     def end(self) -> Metrics:
-        """The step has been taken: what was sampled, and how the schedule did."""
+        """End the step; returns metrics of samples and schedule."""
         self._ended = True
         self.timeline.end()
         self._measure()
@@ -165,7 +166,7 @@ class StepBatcher:
         return self._metrics | measured | average(self._prepared) | schedule
 
     def _settle(self) -> None:
-        """Everything is sampled and scored: do what can be done while the device is busy with an update."""
+        """After everything is sampled and scored: do the work that can overlap with an update."""
         if self._measured is None:
             self._measure()
             self.records()
@@ -220,7 +221,7 @@ class StepBatcher:
         return kept
 
     async def _first_ready(self) -> AsyncGenerator[list[Group], None]:
-        """The groups of one mini-batch after another, those first whose rewards are in first."""
+        """Yields the groups of each mini-batch, in the order in which their rewards arrive."""
         prompts = self._num_prompts()
         size = self._config.actor.minibatch_prompts or prompts
         budget = Budget(prompts * self._config.rollout.samples_per_prompt, self._config.reward)
@@ -237,7 +238,7 @@ class StepBatcher:
                 waiting.clear()
 
     async def _next(self) -> PendingGroup:
-        """The next prompt that is ready; refuses one that was sampled with weights that are too old."""
+        """The next ready prompt; an error if it was sampled with weights that are too old."""
         with self.timeline.waiting():
             issued = await self._flight.next_ready(self._step)
         self.taken.append(issued)

@@ -1,4 +1,4 @@
-"""Runs over seeds and values of keys, each a process, some at a time, with one table of their results.
+"""Runs over seeds and values of keys, each in a process, several at a time, with one table of results.
 
 `<train.dir>/<name>/` has a directory per run, its output as `<run>.out`, and `sweep.json` with the state of each. The
 same sweep started again continues: finished runs are kept, others are resumed or started, and new cells are added.
@@ -130,7 +130,7 @@ class Sweep:
     def run(self, say: Callable[[str], None], shares: Sequence[MachineShare] = (MachineShare(),)) -> int:
         """Take the runs that are not done, one at a time on each share of the machine.
 
-        Returns the exit code of a signal that came, or that ended a run, once all that had begun have ended; else 0.
+        Returns the exit code of a signal that arrived or ended a run, after all started runs have ended; else 0.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         total, ended, code = len(self.cells), 0, 0

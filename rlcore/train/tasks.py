@@ -14,7 +14,7 @@ def tasks_for(prompts: Sequence[tuple[Prompt, int]], n: int, seed: int) -> list[
 
 
 def task_seed(seed: int, prompt_id: str, epoch: int) -> int:
-    """The seed of a group, a function of its names alone: no order of generation and no restart can change it."""
+    """The seed of a group, a function of its names only: neither the order of generation nor a restart changes it."""
     digest = hashlib.sha256(f"{seed}\0{prompt_id}\0{epoch}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 

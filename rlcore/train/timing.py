@@ -12,7 +12,7 @@ from rlcore.train.pending import PendingGroup
 from rlcore.types import Metrics
 
 Span = tuple[float, float]
-"""From when to when."""
+"""(start, end)."""
 
 
 def now() -> float:
@@ -26,7 +26,7 @@ class StepTimeline:
 
     began: float = field(default_factory=now)
     sampled_at: float = 0.0
-    """The sampling that must come before the first update had ended."""
+    """Time when the sampling that must precede the first update ended."""
     first_update_at: float = 0.0
     ended_at: float = 0.0
     _waits: list[Span] = field(default_factory=list)
@@ -35,21 +35,21 @@ class StepTimeline:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Rewards are waited for."""
+        """Context for waiting for rewards."""
         begin = now()
         yield
         self._waits.append((begin, now()))
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Forward passes run."""
+        """Context for forward passes."""
         begin = now()
         yield
         self._passes.append((begin, now()))
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """An update runs."""
+        """Context for an update."""
         begin = now()
         if not self._updates:
             self.first_update_at = begin
@@ -57,11 +57,11 @@ class StepTimeline:
         self._updates.append((begin, now()))
 
     def sample_end(self) -> None:
-        """The sampling that must come before the first update has ended."""
+        """Record the end of the sampling that must precede the first update."""
         self.sampled_at = now()
 
     def end(self) -> None:
-        """The step has been taken."""
+        """Record the end of the step."""
         self.ended_at = now()
         self.first_update_at = self.first_update_at or self.ended_at
 
@@ -109,7 +109,7 @@ def length_correlation(minibatch: Sequence[int], lengths: Sequence[int]) -> floa
 
 
 def _pending(issued: PendingGroup) -> list[Span]:
-    """From when to when each sample waited for its reward."""
+    """The span in which each sample waited for its reward."""
     scored, finished = issued.judged.complete, issued.finished.complete
     return [(finished[sample], end) for sample, end in scored.items() if sample in finished]
 

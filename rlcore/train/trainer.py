@@ -74,7 +74,7 @@ class Progress:
 
 
 class Trainer:
-    """Takes training steps and keeps where the run stands."""
+    """Takes training steps and keeps the run's progress."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class Trainer:
         self.actor = run.actor.replicas[0]
         self.flight = RolloutBuffer(run.agent, run.reward, progress.order, issuing(run))
         self.updating = False
-        """True from a step's first update until its weights are published: the weights belong to no step."""
+        """True from a step's first update until its weights are published, while they do not belong to any step."""
         self.history: deque[Metrics] = deque(maxlen=1000)
         """The metrics of the last steps of this process, for the advice on the schedule at the end."""
         self.watch = Watch(plain(run.plan.loaded.saved))
-        """Says why nothing is learned."""
+        """Finds reasons why nothing is learned."""
         self.evaluations: list[tuple[int, Metrics]] = []
         self._writing: asyncio.Task[None] | None = None
         self._activity = current_activity()
@@ -103,7 +103,7 @@ class Trainer:
         """Thresholds of the garbage collector before `start`."""
 
     def start(self) -> None:
-        """Make ready for the first step; `close` undoes it."""
+        """Prepare for the first step; `close` undoes it."""
         self.published = self.state()
         self._activity.counts = lambda: self.flight.counts(self.progress.step + 1)
         # A step makes hundreds of small objects per sample, hardly any of them cyclic: looking through them, and
@@ -141,7 +141,7 @@ class Trainer:
         return metrics
 
     async def publish_weights(self, work: StepBatcher) -> Metrics:
-        """Name the new weights: from here on the step has been taken. Returns the metrics of what was sampled."""
+        """Publish the new weights, which completes the step. Returns the metrics of its samples."""
         progress = self.progress
         self._activity.enter("handing over weights")
         if self.run.plan.schedule.sample_before_publish:
@@ -192,7 +192,7 @@ class Trainer:
         self.published |= {"watch": self.watch.state()}
 
     async def written(self) -> None:
-        """Wait until the trajectories of every step taken are on disk; what went wrong is raised."""
+        """Wait until the trajectories of every step taken are on disk; raises the error of a failed write."""
         writing, self._writing = self._writing, None
         if writing is not None:
             await asyncio.shield(writing)

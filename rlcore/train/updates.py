@@ -17,7 +17,7 @@ Notice = Callable[[], Awaitable[None]]
 
 
 class Updates:
-    """Updates actor and critic on mini-batches; as a context manager it stands around all updates of a step.
+    """Updates actor and critic on mini-batches; a context manager for all updates of a step.
 
     Each is notified before its first update of the step, so an actor that waits for its critic loads nothing, and
     to end after the step's last update or an error. A cancelled step tells neither: a signal waits for no update.
@@ -26,7 +26,7 @@ class Updates:
     def __init__(self, run: Runtime) -> None:
         self._critic, self._actor, self._check = run.critic, run.actor.replicas[0], run.check
         self._begun: dict[str, Notice] = {}
-        """Functions that end what has begun, by who it is."""
+        """Functions that notify begun models of the end, by name."""
 
     async def __aenter__(self) -> "Updates":
         return self

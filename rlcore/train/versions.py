@@ -10,7 +10,7 @@ from rlcore.types import Bools, Trajectory
 def sampled_with(trajectories: Sequence[Trajectory], version: int, *, alone: bool = False) -> Bools:
     """(B, T) loss tokens that weights of `version` sampled (`Trajectory.versions`), T those of the longest row.
 
-    `alone`: only those of rows that no other version had a part in.
+    `alone`: only those of rows that were sampled with this version only.
     """
     longest = max((len(trajectory.token_ids) for trajectory in trajectories), default=0)
     sampled_BT = np.zeros((len(trajectories), longest), dtype=np.bool_)

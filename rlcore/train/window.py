@@ -15,13 +15,13 @@ CheckPrompt = Callable[[Prompt, int], None]
 def window_of(run: Runtime) -> int | None:
     """Tokens of a prompt and its response together, at most.
 
-    None when the rollout does not say, and for an agent that gives each request the room there is.
+    None if the rollout does not report it, and for an agent that fits each request into the window.
     """
     return run.context_length if isinstance(run.agent, SingleTurn) else None
 
 
 def fits(window: int | None, max_tokens: int, knob: str) -> CheckPrompt:
-    """A check that refuses prompts which leave a response less than `max_tokens` (from `knob`) of the window."""
+    """A check that rejects prompts that leave less than `max_tokens` (from `knob`) of the window for a response."""
 
     def check(prompt: Prompt, num_tokens: int) -> None:
         if window is not None and num_tokens + max_tokens > window:

@@ -52,7 +52,7 @@ def test_a_call_that_exhausts_the_device_names_estimate_peak_others_and_knob() -
         raise torch.OutOfMemoryError(TEXT)
     assert str(caught.value) == (
         "actor[0.0].update(): memory of cuda:0 is exhausted: the plan estimated 30.0 GiB, the peak was 68.5 of the "
-        "device's 80.0 GiB, 9.0 GiB are held by other processes and contexts, 2.50 GiB more were asked for; "
+        "device's 80.0 GiB, 9.0 GiB are used by other processes and contexts, 2.50 GiB more were asked for; "
         "lower actor.micro_batch_tokens or rollout.max_tokens"
     )
 
@@ -61,7 +61,7 @@ def test_memory_of_others_is_named_only_where_there_is_some(device: dict[str, fl
     device["free"] = 9.5
     assert "other processes" not in in_words(torch.OutOfMemoryError(TEXT), context(memory=PLANNED))
     device["free"] = 1.0
-    assert "9.0 GiB are held by other" in in_words(torch.OutOfMemoryError(TEXT), context(memory=PLANNED))
+    assert "9.0 GiB are used by other" in in_words(torch.OutOfMemoryError(TEXT), context(memory=PLANNED))
 
 
 def test_memory_in_pieces_is_named_with_the_setting_that_joins_them(

@@ -32,7 +32,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("line", "found", "helps"),
     [
         ("import rl_absent", "rew.py:2: ModuleNotFoundError: No module named 'rl_absent';", "install 'rl_absent' into"),
-        ("import rl_helper", "rl_helper.py:2: ModuleNotFoundError: No module", "or put rl_absent.py beside the file"),
+        ("import rl_helper", "rl_helper.py:2: ModuleNotFoundError: No module", "or put rl_absent.py next to the file"),
         (
             "import json.absent",
             "rew.py:2: ModuleNotFound",

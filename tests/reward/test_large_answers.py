@@ -75,7 +75,7 @@ def test_rewards_beyond_the_budget_of_a_step_fail_and_memory_stays_bounded(monke
     failed = [reward for reward in held if reward.status is RewardStatus.FAILED]
     assert len(ok) == 15
     assert len(failed) == 185
-    message = "more than 32 MiB are beside the scores of this step; functions need to return less"
+    message = "more than 32 MiB are returned besides the scores of a step; functions need to return less"
     assert failed[0].info == {"error": message, "failed": {"judge": message}}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
     del held, ok, failed

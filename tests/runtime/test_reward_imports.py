@@ -21,7 +21,7 @@ def notes(directory: Path, text: str) -> list[str]:
 def test_a_module_that_is_not_there_is_named_with_file_and_line(tmp_path: Path, line: str) -> None:
     (note,) = notes(tmp_path, f"import json\n{line}")
     assert f"reward.functions.letters: {tmp_path}/rew.py:2 imports 'no_such_thing', which this Python does not" in note
-    assert "put no_such_thing.py beside the file" in note
+    assert "put no_such_thing.py next to the file" in note
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_a_loop_that_is_stopped_goes_on(caplog: pytest.LogCaptureFixture) -> Non
         return await steps()
 
     assert run_to_end(work()) == 3
-    assert "has stopped the event loop, which goes on" in caplog.text
+    assert "has stopped the event loop, which continues" in caplog.text
 
 
 def test_tasks_that_ignore_their_cancellation_are_left_behind_by_name(
