@@ -100,7 +100,7 @@ def test_groups_share_nothing_and_rows_that_predict_nothing_have_no_token() -> N
     assert tree_tokens(batch_of_rows([[[1], [1, 2, 3]]])).tolist() == [0, 2]
 
 
-def test_segments_that_each_go_on_from_the_one_before_need_no_recursion() -> None:
+def test_segments_that_each_continue_the_previous_one_need_no_recursion() -> None:
     prompt, rows = [1], []
     for segment in range(1500):
         rows.append([*prompt, 2, 2, 0])

@@ -131,7 +131,7 @@ def test_a_cancelled_call_leaves_nothing_behind(model: PolicyModel) -> None:
     assert (len(sampler.rows), sampler.num_waiting) == (0, 0)
 
 
-def test_a_row_goes_on_with_new_weights_and_says_where(path: Path) -> None:
+def test_a_row_continues_with_new_weights_and_records_where(path: Path) -> None:
     model = model_of(path)
     version = 5
     sampler = sampler_of(model, version=lambda: version)
@@ -216,7 +216,7 @@ def test_rows_wait_while_they_may_not_be_sampled(model: PolicyModel) -> None:
     assert asyncio.run(story()) == expected
 
 
-def test_logits_that_are_no_numbers_end_each_call_with_its_own_request(path: Path) -> None:
+def test_logits_that_are_not_numbers_end_each_call_with_its_own_request(path: Path) -> None:
     model = model_of(path, "float32")
     sampler = sampler_of(model, max_rows=8)
     with torch.no_grad():

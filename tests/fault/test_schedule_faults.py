@@ -322,7 +322,7 @@ PHASES = {
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_signal_ends_a_run_with_trajectories_in_flight_and_it_goes_on(config: Path, phase: str) -> None:
+def test_a_signal_ends_a_run_with_trajectories_in_flight_and_it_can_be_resumed(config: Path, phase: str) -> None:
     setting, text = PHASES[phase]
     process, run = start(config, phase, setting), config.parent / "runs" / phase
     until = time.monotonic() + 60

@@ -164,7 +164,7 @@ def test_after_any_change_what_is_remembered_is_what_a_fresh_look_finds(
     assert read(run, memory).notes == fresh.notes
 
 
-def test_a_line_that_is_damaged_is_told_of_again_and_read_when_it_is_mended(run: Path) -> None:
+def test_a_damaged_line_is_reported_again_and_read_once_it_is_fixed(run: Path) -> None:
     memory, path = FileMemory(), run / "metrics.jsonl"
     read(run, memory)
     good = path.read_text()

@@ -109,7 +109,7 @@ def test_a_critic_on_the_actors_trunk_has_its_slices_and_its_way(models: Path) -
         planned(models, *sliced, trunk, "plugins.critic_engine.shared_prefix=none")
 
 
-def test_a_critic_with_separate_ranks_has_slices_of_its_own(models: Path) -> None:
+def test_a_critic_with_separate_ranks_has_separate_slices(models: Path) -> None:
     ranks = ("plugins.critic_engine.data_parallel=2", "plugins.critic_engine.context_parallel=2")
     found = planned(models, *ranks)[1]
     assert (found.request.ranks, found.request.engine and found.request.engine.context_parallel) == (2, 2)

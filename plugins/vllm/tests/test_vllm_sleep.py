@@ -258,7 +258,7 @@ def test_what_fails_is_one_line_and_leaves_nothing_asleep(fault: str, handle: We
 
 
 @pytest.mark.parametrize("fault", ["", "pause keep False", "load", "finish 1", "resume"])
-def test_requests_that_are_kept_are_paused_and_go_on_or_are_called_off(fault: str, handle: WeightsHandle) -> None:
+def test_kept_requests_are_paused_and_then_resumed_or_aborted(fault: str, handle: WeightsHandle) -> None:
     engine = Engine(fault)
 
     async def main() -> str:
