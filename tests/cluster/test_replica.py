@@ -15,7 +15,7 @@ DEADLINES = Deadlines(setup_s=5.0, call_s=5.0, close_s=1.0)
 
 
 class Body:
-    """A body that ends when it is told."""
+    """A body that ends on command."""
 
     rendezvous = ""
 

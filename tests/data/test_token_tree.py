@@ -55,7 +55,7 @@ def test_under_any_rule_the_runs_of_a_row_are_the_row(seed: int, ratio: float, m
 
 
 def branches(shared: int, alone: int, rows: int = 2) -> Rows:
-    """Rows that begin with `shared` tokens and go on with `alone` others, of which a prediction needs all."""
+    """Rows that begin with `shared` common tokens and continue with `alone` others; a prediction needs all of them."""
     return [[7] * shared + [row + 10] * alone + [0] for row in range(rows)]
 
 

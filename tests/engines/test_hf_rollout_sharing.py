@@ -1,4 +1,4 @@
-"""Calls that overlap share one table of rows: joins, early ends, failures, and weights that change under way."""
+"""Calls that overlap share one table of rows: joins, early ends, failures, and weights that change meanwhile."""
 
 import asyncio
 from collections.abc import Sequence
@@ -261,7 +261,7 @@ def test_what_was_sampled_before_decides_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("prompts", "min_p"), [((5, 5), 0.0), ((3, 7), 0.9)])
 def test_fused_decoding_gives_what_the_modules_give(tmp_path: Path, prompts: tuple[int, ...], min_p: float) -> None:
-    """With weights that are packed under way, rows that end early, prompts that are padded and uneven groups."""
+    """With weights packed meanwhile, rows that end early, padded prompts and uneven groups."""
     model = model_of(
         write_tiny_model(tmp_path, "Qwen3", hidden_size=256, num_hidden_layers=1, num_key_value_heads=2, head_dim=64),
         "float32",

@@ -1,4 +1,4 @@
-"""Every kind of change that a run makes on the disk is refused once: it ends in one line or goes on, and is resumed."""
+"""Each kind of disk write of a run is refused once: the run ends in one line or continues, and can be resumed."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Services that answer anything, and agents that send anything: samples fail, and the run goes on."""
+"""Services that answer anything, and agents that send anything: samples fail, and the run continues."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Copies for checkpoints: made where the host holds them, counted, and said where it does not."""
+"""Copies for checkpoints: made if they fit the host's memory, counted, and noted otherwise."""
 
 from dataclasses import replace
 

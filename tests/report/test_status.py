@@ -1,4 +1,4 @@
-"""status.json and the sentence of `rlcore where`: what a run under way does, and how one has ended."""
+"""status.json and the sentence of `rlcore where`: what a current run is doing, and how a run ended."""
 
 import json
 import os

@@ -22,7 +22,7 @@ RUN_CONFIG = "actor: {lr: 1.0e-05, backend: hf}\nrollout: {stop: []}\nkey: ${oc.
 
 
 class FakeTracker(Tracker):
-    """Keeps what it is told; calls `trouble` with the name of each call first."""
+    """Records its calls; calls `trouble` with the name of each call first."""
 
     trouble: Callable[[str], None] = staticmethod(lambda call: None)
 

@@ -1,4 +1,4 @@
-"""Values that functions return beside their scores are bounded per sample and per step, and of plain types."""
+"""Values that functions return with their scores are of plain types, and limited per sample and per step."""
 
 import gc
 import os

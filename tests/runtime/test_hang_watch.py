@@ -1,4 +1,4 @@
-"""Calls of components that do not come back are told of, with the line where they wait; others are not."""
+"""Component calls that do not return are reported with the line where they wait; others are not."""
 
 import asyncio
 import logging

@@ -29,7 +29,7 @@ class Replica:
         self.served: list[list[str]] = []
         """The requests of each call."""
         self.inside: list[list[str]] = []
-        """Those of calls under way, and of each poison's death what else was being served."""
+        """Requests in flight, and for each death by poison, the other requests being served."""
         self.beside: list[str] = []
         self.group: Group
 
@@ -78,7 +78,7 @@ class Replica:
 
 
 class Group:
-    """Replicas whose events are told as a supervisor tells them."""
+    """Replicas whose events arrive as from a supervisor."""
 
     before_return: Any = None
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on: the state of their step, one at a time, errors told."""
+"""Checkpoints written during training: the state of their step, one at a time, with errors reported."""
 
 import asyncio
 import json

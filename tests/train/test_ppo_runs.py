@@ -62,7 +62,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 
 def halves(config: dict[str, Any], *overrides: str) -> Path:
-    """A run that ends after two steps and goes on to four."""
+    """A run that ends after two steps and is resumed to four."""
     train(config, "train.name=halves", "train.max_steps=2", *overrides)
     return train(config, "train.name=halves", *overrides, resume=True).run_dir
 

@@ -1,4 +1,4 @@
-"""Claims of each schedule about what begins before what, by causes: samples and rewards are held back."""
+"""Claims of each schedule about the order of events, tested by delaying samples and rewards."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Actor and critic are told when the updates of a step begin and end, once each, however the step ends."""
+"""Actor and critic are notified when the updates of a step begin and end, once each, however the step ends."""
 
 import sys
 from itertools import groupby
@@ -16,7 +16,7 @@ from rlcore.train.signals import Stopped
 pytestmark = pytest.mark.usefixtures("rewards_in_process")
 
 PLUGIN = '''
-"""An actor and a critic that say what they are told, in order."""
+"""An actor and a critic that record their notifications in order."""
 import os
 import signal
 

@@ -1,4 +1,4 @@
-"""Whole runs on the null model: what a run writes, how it goes on, and what its settings do."""
+"""Whole runs on the null model: what a run writes, how it resumes, and what its settings do."""
 
 import asyncio
 import json

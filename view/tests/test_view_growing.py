@@ -14,7 +14,7 @@ from rlcore_view.write_page import parts
 
 STEPS = 16
 OVERHEAD = 8000
-"""Bytes that a poll may read beside those that are new: ends of known files, and /proc itself."""
+"""Bytes that a poll may read in addition to new ones: ends of known files, and /proc itself."""
 
 
 def event(step: int) -> str:

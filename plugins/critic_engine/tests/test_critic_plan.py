@@ -92,7 +92,7 @@ def test_the_memory_of_a_critic_is_that_of_its_own_model(sizes: dict[str, Any], 
         (models / "qwen3" / "config.json").write_text(json.dumps({**sizes, **others, "model_type": "qwen3"}))
         return planned(models, path(models, "qwen3"))[0].memory_bytes["critic"]
 
-    # An output layer apart has 100 x 8 weights; a fifth is added to what their training needs beside them.
+    # A separate output layer has 100 x 8 weights; training needs a fifth more in addition.
     more = bytes_of(tie_word_embeddings=False) - bytes_of(tie_word_embeddings=True)
     assert more == pytest.approx((4 + 1.2 * 12) * 100 * 8, abs=1)
     assert "critic" not in planned(models, path(models, "nowhere"))[0].memory_bytes

@@ -47,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def critic(models: Path, path: Path, **settings: Any) -> HfCritic:
-    """A critic beside the policy, set up."""
+    """A critic with the policy, set up."""
     worker = HfCritic(
         WorkerContext(
             role="critic",

@@ -34,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def critic(models: Path, **settings: Any) -> HfCritic:
-    """A critic beside the policy `llama`, set up."""
+    """A critic with the policy `llama`, set up."""
     shared_prefix, attention = settings.pop("shared", SharedPrefix.NONE), settings.pop("attention", "sdpa")
     model = ModelConfig(path=str(models / "llama"), tokenizer="bytes", attention=attention)
     worker = HfCritic(

@@ -1,4 +1,4 @@
-"""Reward model replicas: plans, routing over them, and whole runs with a tiny classifier beside a judge."""
+"""Reward model replicas: plans, routing over them, and whole runs with a tiny classifier and a judge."""
 
 import asyncio
 import re

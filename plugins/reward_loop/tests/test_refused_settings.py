@@ -1,4 +1,4 @@
-"""Settings of this plugin that cannot work, said before anything starts."""
+"""Settings of this plugin that cannot work are refused before anything starts."""
 
 from collections.abc import Callable
 from typing import Any

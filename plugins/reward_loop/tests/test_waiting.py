@@ -135,7 +135,7 @@ def test_no_second_at_the_service_sees_more_requests_than_the_rate(
 
 
 def bounds(metrics: Metrics) -> set[str]:
-    """The settings that are said to be the bound."""
+    """The settings reported as the bound."""
     shares = {name: share for name, share in metrics.items() if name.startswith(BOUND_BY)}
     return {name.removeprefix(BOUND_BY) for name, share in shares.items() if share >= 0.5}
 

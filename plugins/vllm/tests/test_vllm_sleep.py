@@ -91,7 +91,7 @@ class Engine:
         self.on_abort()
 
     def on_abort(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ CALLS = {
 def test_an_engine_that_dies_during_a_call_is_an_error_and_not_a_wait(
     call: str, handle: WeightsHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a call that is under way when the engine dies vLLM says nothing."""
+    """vLLM reports nothing about a call in flight when the engine dies."""
     from rlcore_vllm import sampler as module
 
     engine = Engine()
