@@ -1,4 +1,4 @@
-"""Measures the agent loop besides model and tools: whole conversations on the null model, in the production run.
+"""Measures the agent loop without model and tools: whole conversations on the null model, in the production run.
 
     .venv/bin/python benchmarks/agent_loop.py [--smoke]
 
@@ -39,7 +39,7 @@ from rlcore_agent_loop.tools.calls import ToolCall
 
 
 class Wait:
-    """Takes the time that the row says."""
+    """Sleeps as long as the row says."""
 
     def create(self, columns):
         self.pauses = iter(columns["pauses"])

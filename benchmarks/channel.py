@@ -22,7 +22,7 @@ class SideError(RuntimeError):
 
 
 class Channel:
-    """The side's own end."""
+    """The side's end of the channel."""
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -71,7 +71,7 @@ class Side:
         return self.answer(deadline_s)
 
     def answer(self, deadline_s: float) -> dict[str, Any]:
-        """The answer to what was said last, the spec included."""
+        """The answer to the last question, or to the spec."""
         line = self._read_line(time.monotonic() + deadline_s, deadline_s)
         return dict(json.loads(line))
 

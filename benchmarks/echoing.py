@@ -22,10 +22,10 @@ READ = "read.json"
 
 
 class Echo(Worker):
-    """Returns what it is given."""
+    """Returns its argument."""
 
     def setup(self) -> None:
-        """There is nothing to load."""
+        """Does nothing: there is nothing to load."""
 
     def echo(self, value: Any) -> Any:
         """The value."""
@@ -36,7 +36,7 @@ class Reader(RolloutWorker):
     """Reads every weight that it is handed, and samples nothing."""
 
     def setup(self) -> None:
-        """There is nothing to load."""
+        """Does nothing: there is nothing to load."""
         self._receiver = GroupReceiver()
 
     def close(self) -> None:

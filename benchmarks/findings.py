@@ -22,7 +22,7 @@ COMMAND = re.compile(r"^# +rlcore (train .*)$", re.MULTILINE)
 
 
 def findings_of(example: Path, steps: int, directory: Path) -> list[tuple[str, int, int]]:
-    """(finding, steps in which it held, steps) of a run; SystemExit if it fails."""
+    """(finding, steps that showed it, steps) of a run; SystemExit if it fails."""
     [command] = COMMAND.findall(example.read_text("utf-8"))
     settings = [f"train.dir={directory}", f"train.name={example.parent.name}", f"train.max_steps={steps}"]
     arguments = [sys.executable, "-m", "rlcore", *shlex.split(command), *settings]

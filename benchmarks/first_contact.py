@@ -1,4 +1,4 @@
-"""Makes the mistakes of a first day with the real commands, and prints what each is answered, as JSON lines.
+"""Makes a beginner's mistakes with the real commands, and prints the answer to each as JSON lines.
 
 `docs/results/first_contact.md` grades the messages. `plan`, `config`, `init`, `sweep`, `plugins` or `rlcore.train` find
 MISTAKES before the first process of a run; those of `first_contact_runs` are found in a run on the null policy.
@@ -44,7 +44,7 @@ LLAMA = json.dumps(
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake, and words that the answer must have."""
+    """A mistake, and words that the answer must contain."""
 
     name: str
     words: str
@@ -54,7 +54,7 @@ class Mistake:
     """Of Python, instead."""
     files: Mapping[str, str] = field(default_factory=dict)
     is_note: bool = False
-    """It is answered by a note of the plan, which goes on."""
+    """The answer is a note of the plan, and the run continues."""
 
 
 def plan(name: str, words: str, *overrides: str, is_note: bool = False, **files: str) -> Mistake:
@@ -76,7 +76,7 @@ def of_python(**changed: Any) -> Callable[[], Any]:
 
 
 def closure() -> Callable[..., list[float]]:
-    """A reward over an object that another process cannot have."""
+    """A reward with an object that cannot be sent to another process."""
     model = io.BytesIO()
 
     def judged(completions: list[str], **kwargs: Any) -> list[float]:

@@ -1,4 +1,4 @@
-"""The plugin `fixed_lengths`: an agent loop whose rows have the lengths it is given, each by its own token budget."""
+"""The plugin `fixed_lengths`: an agent loop whose rows have given lengths, each by its own token budget."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing

@@ -51,7 +51,7 @@ class Work:
 
 
 class Embedded:
-    """Ours."""
+    """The embedded rollout."""
 
     def __init__(self, model: PolicyModel, tokens: Tokens) -> None:
         tokens.eos_ids = frozenset()

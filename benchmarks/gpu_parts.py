@@ -1,4 +1,4 @@
-"""The measurements of `gpu_check.py`, each in its own process: a part that fails or is late leaves the others alone.
+"""The measurements of `gpu_check.py`, each in its own process: a part that fails or is late does not affect the others.
 
     .venv/bin/python benchmarks/gpu_parts.py attention '{"model": ..., "device": "cuda", ...}'
 
@@ -190,7 +190,7 @@ def _device_used() -> int:
 
 @contextmanager
 def _peak(device: str) -> Iterator[dict[str, int]]:
-    """The memory that was needed inside, beside what was there before."""
+    """The memory that was needed inside, in addition to what was in use before."""
     import torch
 
     found = {"bytes": 0}
@@ -219,7 +219,7 @@ def _engine(spec: dict[str, Any], model: Path, way: str, tokens: int) -> Any:
 
 
 def _rows_of_a_group(samples: int, prompt: int, length: int) -> Any:
-    """Rows that begin alike and go on differently."""
+    """Rows that begin alike and then differ."""
     import numpy as np
 
     from rlcore.testing.tiny import batch_of_rows

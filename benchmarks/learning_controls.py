@@ -1,4 +1,4 @@
-"""PPO and late samples beside synchronous GRPO on the tiny task, with what each would be without its point.
+"""Compares PPO and late samples with synchronous GRPO on the tiny task, each with a control that lacks its key part.
 
     .venv/bin/python benchmarks/learning_controls.py [--out docs/results/learning_controls] [--smoke]
 

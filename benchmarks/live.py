@@ -1,4 +1,4 @@
-"""A run as `rlcore train` launches it, held between two steps: the production plan, workers, session and trainer."""
+"""A run as `rlcore train` launches it, paused between two steps: the production plan, workers, session and trainer."""
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence

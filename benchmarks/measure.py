@@ -154,13 +154,13 @@ def commit() -> str | None:
 
 
 def emit(benchmark: str, result: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> None:
-    """Print the benchmark's one JSON line, on stdout; everything else a benchmark says goes to stderr."""
+    """Print the benchmark's one JSON line, on stdout; all other output of a benchmark goes to stderr."""
     line = {"benchmark": benchmark, **result, "machine": dict(facts if facts is not None else machine())}
     print(json.dumps(rounded(line)), flush=True)
 
 
 def conclude(benchmark: str, result: Mapping[str, Any], facts: Mapping[str, Any], out: Path | None, text: str) -> None:
-    """`emit`; with `out` the same record is kept as OUT.json, and `text` beside it as OUT.md."""
+    """`emit`; with `out` the record is also kept as OUT.json, and `text` as OUT.md."""
     emit(benchmark, result, facts)
     if out:
         keep(result, facts, out, text)
@@ -184,7 +184,7 @@ def made_by(program: str, facts: Mapping[str, Any]) -> str:
 
 
 def say(message: str) -> None:
-    """A word on progress, on stderr."""
+    """Prints progress on stderr."""
     print(message, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of our update against what the plan said it would be, at one and at four times the batch.
+"""Peak memory of an update compared with the plan's estimate, at one and four times the batch.
 
     .venv/bin/python benchmarks/memory.py [--trl-bytes 5.5e9 ...] [--smoke]
 

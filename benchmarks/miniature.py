@@ -109,7 +109,7 @@ def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
 
 
 def measured(directory: Path, steps: int, replicas: tuple[int, int], nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """Both runs, and what came of them."""
+    """Both runs, and their results."""
     calm_seconds = run(directory, "calm", steps, replicas)
     before = resident_bytes()
     seconds = run(directory, "stormy", steps, replicas, **nodes)

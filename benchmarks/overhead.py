@@ -1,4 +1,4 @@
-"""Measures a step besides the model: a whole production step with the null model, which computes next to nothing.
+"""Measures a step without the model: a whole production step with the null model, which computes next to nothing.
 
     .venv/bin/python benchmarks/overhead.py [--smoke]
 

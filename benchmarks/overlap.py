@@ -1,4 +1,4 @@
-"""Measures what the schedule loses of a step: production runs whose compute and rewards sleep, beside an oracle.
+"""Measures the schedule's loss per step: production runs whose compute and rewards sleep, compared with an oracle.
 
     .venv/bin/python benchmarks/overlap.py small|system_d [--slots N ...] [--modes M ...] [--steps N] [--smoke]
 

@@ -43,7 +43,7 @@ from rlcore.types import Lane, RewardStatus, Trajectory
 IN_FLIGHT, SERVICE_S = 256, 0.25
 EVAL_SLOTS = 64
 TOGETHER = 32
-"""Samples that are handed in during one turn of the loop, if there is room: one turn each would keep slots waiting."""
+"""Samples submitted per iteration of the event loop, if there is room: one per iteration would keep slots waiting."""
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 ANSWER = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{"score": 1.0}'
 
@@ -112,7 +112,7 @@ def manager_of(url: str, run_dir: Path, **service: Any) -> RewardManager:
 async def seconds_of(
     manager: RewardManager, trajectories: Sequence[Trajectory], lane: Lane, most_pending: int = 0
 ) -> float:
-    """Seconds until all, which are at hand, are scored; with at most so many pending, if that is not 0."""
+    """Seconds until all samples, which are ready, are scored; with at most so many pending, unless 0."""
     room = asyncio.Semaphore(most_pending or len(trajectories))
 
     async def stream() -> AsyncIterator[Trajectory]:
@@ -152,7 +152,7 @@ async def rounds(run_dir: Path, service_s: float, number: int, repeats: int) -> 
 
 
 async def bare_seconds(session: aiohttp.ClientSession, url: str, number: int) -> float:
-    """Seconds of so many calls by aiohttp alone, 256 at a time."""
+    """Seconds for so many calls by aiohttp alone, 256 at a time."""
     body = json.dumps(question(make_trajectory(0))).encode()
     left = iter(range(number))
 
@@ -167,7 +167,7 @@ async def bare_seconds(session: aiohttp.ClientSession, url: str, number: int) ->
 
 
 async def bare_rounds(service_s: float, number: int) -> float:
-    """Seconds of so many calls by aiohttp alone to a service that takes so long, 256 at a time."""
+    """Seconds for so many calls by aiohttp alone to a service with this delay, 256 at a time."""
     with serving(service_s, service_s) as url:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             await bare_seconds(session, url, IN_FLIGHT)
@@ -241,7 +241,7 @@ def main(arguments: argparse.Namespace) -> None:
         say("a service that takes 250 ms")
         slow = asyncio.run(rounds(run_dir, SERVICE_S, IN_FLIGHT * num_rounds, min(repeats, 3)))
         bare_slow = asyncio.run(bare_rounds(SERVICE_S, IN_FLIGHT * num_rounds))
-        say("an evaluation beside training")
+        say("an evaluation during training")
         alone, beside = asyncio.run(lanes(run_dir, pending, repeats))
     result = {
         "requests_per_s": summary([number / duration for duration in fast]),

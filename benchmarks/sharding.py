@@ -1,4 +1,4 @@
-"""Measures the peak memory per rank of a sharded actor: 7B, 14B and 32B on 8 and 64 ranks, beside the plan's number.
+"""Measures the peak memory per rank of a sharded actor: 7B, 14B and 32B on 8 and 64 ranks, next to the plan's number.
 
     .venv/bin/python benchmarks/sharding.py [--smoke] [--models 7B 14B 32B] [--ranks 8 64] [--out docs/results/sharding]
 

@@ -1,4 +1,4 @@
-"""Measures the gain of training on the judges' devices too, which a dedicated reward pool leaves idle.
+"""Measures the gain of also training on the judges' devices, which a dedicated reward pool leaves idle.
 
     .venv/bin/python benchmarks/shared_pools.py [--smoke] [--devices 8 16 32 64] [--slots] [--out OUT]
 

@@ -1,4 +1,4 @@
-"""A run with everything in it, for as long as is wanted, with faults that follow from a seed; then an account of it.
+"""Runs every feature for a given time, with faults from a seed, and then audits the run.
 
     .venv/bin/python benchmarks/soak.py [--minutes M] [--seed S] [--scene tools|program|single]
         [--engine null|hf|vllm] [--faults retried|all]
@@ -60,7 +60,7 @@ REFERENCE_S = 7200.0
 
 
 class Broken(Exception):
-    """The run did what no run may do, or nothing that could be judged."""
+    """The run broke a promise, or did nothing that can be judged."""
 
 
 @dataclass

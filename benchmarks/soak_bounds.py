@@ -22,7 +22,7 @@ class Bounds:
     stuck_s: float = 300.0
     """Without a step for so long after that the run hangs."""
     end_s: float = 120.0
-    """Time in which a life that was told to end, or has no room to write, does so."""
+    """Time in which a life that was asked to end, or has no room to write, ends."""
     gone_s: float = 10.0
     """Time in which the processes of a life that has ended are gone."""
     growth: Mapping[str, float] = field(default_factory=lambda: GROWTH)

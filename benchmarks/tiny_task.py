@@ -19,7 +19,7 @@ def write_tiny_task(directory: Path, seed: int = 0, **settings: int) -> Path:
 
 
 def write_byte_tokenizer(directory: Path) -> Path:
-    """Write the tokenizer and its chat template beside a model; the directory."""
+    """Write the tokenizer and its chat template into a model's directory. Returns the directory."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,11 +1,11 @@
-"""The learning curve of an example of agents: trains it unless it was, then writes the curve as JSON and Markdown.
+"""The learning curve of an agent example: trains it unless done, then writes the curve as JSON and Markdown.
 
     python examples/agent_curve.py EXAMPLE --out docs/results/EXAMPLE [--run runs/NAME] [OVERRIDE...]
 
 EXAMPLE is tool_agent or openai_agent. Held-out success by step with the minutes of wall time since the first evaluation
 ended, what the agent did and the training reward by step, and one conversation of the last step. Prints one JSON line.
-The run lies in `runs/agent_curve/EXAMPLE`, and one that is there and complete is read, not repeated; --run reads one
-that ended elsewhere. Further arguments are overrides of the run.
+The run is in `runs/agent_curve/EXAMPLE`. A complete run there is read, not repeated; --run reads one from elsewhere.
+Further arguments are overrides of the run.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from curves import facts, trained, write  # noqa: E402
 
 RUNS_DIR = Path("runs") / "agent_curve"
 RISE, MINUTES = 0.3, 15.0
-"""The target: held-out success rises by so much in so many minutes."""
+"""The target: held-out success rises by RISE within MINUTES."""
 EXAMPLES: dict[str, tuple[str, dict[str, str]]] = {
     "tool_agent": ("The tool agent", {"calls": "agent/num_tool_calls", "errors": "agent/num_tool_errors"}),
     "openai_agent": ("The agent with the `openai` client", {"turns": "agent/turns_mean"}),
 }
-"""The title of each, and what its agent did by step, by the heading of the column."""
+"""Title of each example, and metrics of its agent by column heading."""
 RESULT = {"heldout": "eval/heldout/mean", "reward": "reward/mean"}
 FORMS = {"heldout": ".3f", "reward": ".3f", "calls": ".0f", "errors": ".0f", "turns": ".2f"}
 """Of what is not a time."""
@@ -35,7 +35,7 @@ HEADINGS = {"heldout": "held out", "step_s": "step s"}
 
 
 def rows_of(run: Path, columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    """By step: what of `columns` was measured, and the minutes since the first row."""
+    """By step: the measured `columns`, and the minutes since the first row."""
     found: dict[int, dict[str, Any]] = {}
     began = None
     for line in (run / "metrics.jsonl").read_text().splitlines():
@@ -59,7 +59,7 @@ def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def conversation(run: Path) -> list[str]:
-    """The last training conversation in which the policy was answered, in lines."""
+    """The last training conversation in which the policy got an answer, as lines."""
     for file in sorted((run / "trajectories").iterdir(), reverse=True):
         for line in reversed(file.read_text().splitlines()):
             sample = json.loads(line)
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", help="overrides of the run")
     options = parser.parse_intermixed_args(arguments)  # overrides may be behind options, as make puts them
     title, did = EXAMPLES[options.example]
-    made = facts()  # what begins to train; others may commit meanwhile
+    made = facts()  # taken before training; others may commit meanwhile
     if options.run is None:
         settings = ["--plugin", "agent_loop", *options.overrides]
         trained(RUNS_DIR / options.example, [HERE / options.example / "config.yaml"], settings, title)

@@ -1,6 +1,6 @@
-"""Shared by scripts of the examples: train a run once, read its curve of held-out accuracy, put curves side by side.
+"""Shared by scripts of the examples: train a run once, read its curve of held-out accuracy, compare curves.
 
-Of Python's own library alone: the training itself is a separate process, `python -m rlcore train`.
+Uses only Python's standard library: training is a separate process, `python -m rlcore train`.
 """
 
 import json
@@ -28,9 +28,9 @@ WALL_FILE = "wall_s.json"
 
 
 def trained(directory: Path, files: Sequence[Path], settings: Sequence[str], title: str) -> Run:
-    """Train in `directory`, unless it was, or go on where it ended; no checkpoint is left at the end.
+    """Train in `directory` unless done, or resume where it stopped. Leaves no checkpoint at the end.
 
-    SystemExit when the run that is there had other settings.
+    SystemExit if the run there had other settings.
     """
     done = directory / "done.json"
     if done.exists() and json.loads(done.read_text()) != list(settings):
@@ -43,7 +43,7 @@ def trained(directory: Path, files: Sequence[Path], settings: Sequence[str], tit
             command.append("--resume")
         began, wall = time.monotonic(), directory / WALL_FILE
         subprocess.run(command, stdout=sys.stderr, check=True)
-        # The time that a continued run took before is unknown.
+        # The time of a resumed run before the stop is unknown.
         wall.write_text(json.dumps(None if "--resume" in command else round(time.monotonic() - began, 1)))
         done.write_text(json.dumps(list(settings)))
     return read(directory)

@@ -60,7 +60,7 @@ def test_there_are_five_plugins_and_an_example() -> None:
 
 
 @pytest.mark.parametrize("directory", OTHERS, ids=name_of)
-def test_a_plugin_is_a_distribution_of_its_own(directory: Path) -> None:
+def test_a_plugin_is_a_separate_distribution(directory: Path) -> None:
     data = project(directory)
     [package] = data["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     [entry] = data["project"]["entry-points"]["rlcore"].items()

@@ -96,7 +96,7 @@ def test_a_tic_of_documents_is_found(tmp_path: Path, text: str, name: str) -> No
         ("# one prompt a step", "a for per"),
     ],
 )
-def test_a_tic_is_found_wherever_it_stands(tmp_path: Path, text: str, name: str) -> None:
+def test_a_tic_is_found_wherever_it_occurs(tmp_path: Path, text: str, name: str) -> None:
     """In a docstring, behind a field, in a comment and in a text for users."""
     (tmp_path / "x.py").write_text(text)
     assert tics(tmp_path / "x.py") == [name]

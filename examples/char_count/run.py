@@ -3,8 +3,8 @@
     python examples/char_count/run.py [--out docs/results/char_count] [OVERRIDE...]
     python examples/char_count/run.py --full --device cuda --out docs/results/char_count_full
 
-Without --full: words of 3 to 5 letters, which a CPU trains. Every step is a process whose command is printed; one that
-is done already below --dir is not repeated. Curves are the greedy accuracy on held-out words; step 0 is the model after
+Without --full: words of 3 to 5 letters, for a CPU. Every step is a process whose command is printed; one that
+is already done below --dir is not repeated. Curves are the greedy accuracy on held-out words; step 0 is the model after
 the warm-up. They are written to OUT.json and OUT.md; further arguments are overrides of both runs.
 """
 
@@ -44,7 +44,7 @@ class Recipe:
     sft_arguments: tuple[str, ...]
     files: tuple[Path, ...]
     ppo: tuple[str, ...]
-    """Settings that PPO needs beside the files."""
+    """Settings that PPO needs in addition to the files."""
 
 
 PPO = ("--plugin", "critic_engine", "algo.preset=ppo")
@@ -74,7 +74,7 @@ def printed(command: Sequence[str]) -> str:
 
 
 def warmed_up(recipe: Recipe, directory: Path, model: str, device: str, updates: int) -> dict[str, Any]:
-    """Data and warm-up, unless they are there; what the warm-up printed of its losses."""
+    """Make data and warm-up unless they exist. Returns the losses that the warm-up printed."""
     data, target = directory / recipe.data, directory / recipe.sft
     if not (data / "heldout.jsonl").exists():
         printed([sys.executable, str(HERE / "make_data.py"), str(data), *recipe.data_arguments])
@@ -121,7 +121,7 @@ def report(recipe: Recipe, record: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Do what is missing, print one JSON line."""
+    """Run the missing parts and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="words of 5 to 20 letters: for a GPU")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

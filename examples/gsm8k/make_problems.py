@@ -1,4 +1,4 @@
-"""Writes problems of this example's own in the format of GSM8K: problems.jsonl to train on, heldout.jsonl to measure.
+"""Writes this example's problems in the format of GSM8K: problems.jsonl to train on, heldout.jsonl to measure.
 
 Each row has `question`, and `answer` with the working, its sums as <<2*3=6>>, and the result after '####'.
 """

@@ -15,10 +15,10 @@ class RulesReplica(RewardReplica):
     """Gives 10 for the number alone, 7 for a response that ends with it, 0 for anything else."""
 
     def setup(self) -> None:
-        """There is nothing to load."""
+        """Does nothing: there is nothing to load."""
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
-        """An answer to each, as a language model would give it: text, in which the caller finds the score."""
+        """One answer per request, as from a language model: text in which the caller finds the score."""
         return [RawScore(request.id, text=json.dumps({"score": grade(request)})) for request in requests]
 
     async def health(self) -> str:

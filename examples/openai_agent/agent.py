@@ -1,4 +1,4 @@
-"""An agent as its author wrote it, for any server that speaks the protocol of OpenAI. Nothing in it is of rlcore.
+"""An agent as its author wrote it, for any server that speaks the OpenAI protocol. It does not use rlcore.
 
 OPENAI_BASE_URL=... OPENAI_API_KEY=... python examples/openai_agent/agent.py "What is 3 + 4?"
 """

@@ -81,13 +81,13 @@ def report(runs: dict[str, list[Run]], judgement: dict[str, Any], made: dict[str
 
 
 def run(name: str, seed: int, overrides: Sequence[str]) -> Run:
-    """One of them, trained unless it was."""
+    """One of the runs, trained unless done."""
     settings = [*RUNS[name], *overrides, f"train.seed={seed}"]
     return trained(RUNS_DIR / f"{name}_{seed}", [HERE / "config.yaml"], settings, f"{TITLES[name]}, seed {seed}")
 
 
 def main() -> None:
-    """Run what is missing, compare, print one JSON line."""
+    """Run the missing ones, compare, print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
     parser.add_argument("--seeds", type=int, default=3)

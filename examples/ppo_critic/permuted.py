@@ -1,4 +1,4 @@
-"""A negative control: right answers are counted, and dealt out among the batch at random."""
+"""A negative control: right answers are counted, then dealt out at random within the batch."""
 
 import random
 import re
@@ -9,7 +9,7 @@ from typing import Any
 def permuted(prompts: Sequence[Any], completions: Sequence[Any], answer: Sequence[Any], **columns: Any) -> list[float]:
     """The rewards of the batch, 1 where the last number is the answer, in an order that has nothing to do with it.
 
-    Their mean is that of the real rewards, so held-out accuracy is what it says.
+    Their mean equals that of the real rewards, so held-out accuracy keeps its meaning.
     """
     texts = [
         completion if isinstance(completion, str) else str(completion[-1]["content"]) for completion in completions

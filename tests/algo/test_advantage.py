@@ -129,7 +129,7 @@ def test_a_failed_sample_leaves_every_advantage_as_in_the_batch_without_it(estim
 
 
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
-def test_a_group_left_with_one_sample_has_advantage_zero_beside_others(estimator: Estimator) -> None:
+def test_a_group_left_with_one_sample_has_advantage_zero_next_to_others(estimator: Estimator) -> None:
     advantages = estimator(of_groups([0.7], [1.0, 0.0]))
     assert advantages[0].item() == 0.0
     assert advantages[1].item() > 0 > advantages[2].item()
@@ -286,7 +286,7 @@ def test_estimators_say_what_they_lack() -> None:
 
 
 @pytest.mark.parametrize("estimator", [gae, reinforce_pp])
-def test_a_row_of_which_nothing_was_sampled_changes_no_other_row(estimator: Estimator) -> None:
+def test_a_row_without_sampled_tokens_changes_no_other_row(estimator: Estimator) -> None:
     mask_BT = torch.tensor([[False, True, True], [False, False, False], [False, True, False]])
     rewards_B, values_BT = torch.tensor([1.0, 50.0, 0.0]), torch.full((3, 3), 0.5)
 
@@ -337,7 +337,7 @@ def test_a_kl_penalty_lands_on_its_own_tokens_and_sums_to_the_samples() -> None:
     torch.testing.assert_close(by_sample, torch.tensor([2.0 - 0.35, 2.0 - 0.35, 2.0 - 0.25]))
 
 
-def test_a_sample_of_which_nothing_was_sampled_keeps_its_reward_in_the_group() -> None:
+def test_a_sample_without_sampled_tokens_keeps_its_reward_in_the_group() -> None:
     mask_BT = torch.tensor([[False, False], [False, True]])
     rewards_B = sample_rewards(torch.tensor([0.25, 1.0]), torch.arange(2), mask_BT, None, torch.ones(2, 2), 0.5)
     assert rewards_B.tolist() == [0.25, 0.5]

@@ -1,4 +1,4 @@
-"""The policy losses beside clip: a plain loop over the papers' formulas, numbers by hand, gradients by differences."""
+"""Policy losses other than clip: a loop over the papers' formulas, numbers by hand, gradients by differences."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ def test_a_loss_agrees_with_its_paper_in_a_plain_loop(loss: Callable[..., Policy
 def test_the_gradient_of_a_row_is_that_of_the_papers_objective(
     loss: Callable[..., PolicyLossOutput], seed: int
 ) -> None:
-    """By central differences of the plain loop; cispo's weight is held fixed, as its stop-gradient says."""
+    """By central differences of the plain loop; cispo's weight is constant, because of its stop-gradient."""
     inputs = random_inputs(seed)
     loss(inputs).loss_BT.sum().backward()  # type: ignore[no-untyped-call]
     assert inputs.logprobs_BT.grad is not None

@@ -83,7 +83,7 @@ def test_a_trend_is_the_line_of_least_squares_with_an_interval_for_values_that_r
         bench.trend.trend([1.0, 2.0])
 
 
-def test_a_record_is_kept_beside_its_words(bench: Modules, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_is_kept_next_to_its_text(bench: Modules, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = {"commit": "abc", "cores": 2, "cpu": "a CPU", "memory_bytes": 2**31, "load_average": [0.5]}
     bench.measure.conclude("x", {"value": 1 / 3}, facts, tmp_path / "new" / "x", "# Words\n")
     assert json.loads(capsys.readouterr().out) == {"benchmark": "x", "value": 0.33333, "machine": facts}

@@ -80,7 +80,7 @@ def test_what_grows_within_a_life_is_found(soak: Any) -> None:
             assert any(name in problem for problem in audit.resources(growing, bounds.growth))
 
 
-def test_the_null_engine_is_held_to_narrower_bounds_than_models(soak: Any) -> None:
+def test_the_null_engine_has_narrower_bounds_than_models(soak: Any) -> None:
     bounds = soak["soak_bounds"].BOUNDS
     null = bounds["null"]
     assert (null.stuck_s, null.end_s, null.gone_s, null.growth["children_mib"]) == (300.0, 120.0, 10.0, 64.0)

@@ -307,7 +307,7 @@ def test_ctrl_c_is_130_and_a_bug_is_a_traceback_without_secrets(
     assert secret not in err
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_reader_that_leaves_early_is_not_an_error() -> None:
     command = f"set -o pipefail; {sys.executable} -m rlcore config --reference | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""`os._exit` and `os.execv` of foreign code: refused below rlcore, said aloud elsewhere, and never a silent success."""
+"""`os._exit` and `os.execv` of foreign code: refused below rlcore, reported elsewhere, and never a silent success."""
 
 import os
 import posix

@@ -56,7 +56,7 @@ def test_other_bugs_keep_their_traceback(
     assert capsys.readouterr().err.startswith("Traceback")
 
 
-def test_memory_that_does_not_suffice_for_the_words_is_said_all_the_same(
+def test_no_memory_to_format_an_error_is_still_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(traceback, "format_exception", lambda *arguments: raised(MemoryError()))

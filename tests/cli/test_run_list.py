@@ -59,7 +59,7 @@ def test_only_starts_that_nothing_came_of_are_removed(runs: Path, capsys: pytest
     assert {path.name for path in runs.iterdir()} == {"done", "mine", "link"}
 
 
-def test_a_run_whose_process_was_killed_is_said_to_be(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_process_was_killed_is_reported_as_killed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = runs / "done" / "status.json"
     status.write_text(status.read_text().replace('"finished"', '"running"'))
     assert listed(capsys, str(runs))["done"]["state"] == "killed"

@@ -14,7 +14,7 @@ from rlcore.types import Lane
 
 
 class Fake:
-    """A child whose calls end when they are told to; it dies of the method 'die'."""
+    """A child whose calls end on command; the method 'die' kills it."""
 
     def __init__(self, index: int) -> None:
         self.index, self.alive, self.closed = index, True, False

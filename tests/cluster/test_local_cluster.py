@@ -145,7 +145,7 @@ def test_a_worker_starts_children_from_its_own_thread(probed: RunPlan, tmp_path:
     asyncio.run(story())
 
 
-def test_a_worker_lives_in_a_thread_of_its_own_and_one_inside_shares_it(probed: RunPlan, tmp_path: Path) -> None:
+def test_a_worker_has_its_own_thread_and_an_embedded_one_shares_it(probed: RunPlan, tmp_path: Path) -> None:
     async def story() -> None:
         async with started(probed, tmp_path, DEADLINES) as groups:
             places = await groups["probe"].each(Probe.where)
@@ -290,7 +290,7 @@ def test_a_cancelled_call_is_cancelled_in_the_worker_and_stays_a_cancellation(pr
 
 
 @pytest.mark.fault
-def test_a_call_that_was_given_up_before_its_turn_came_is_never_made(probed: RunPlan, tmp_path: Path) -> None:
+def test_a_call_cancelled_before_its_turn_is_never_made(probed: RunPlan, tmp_path: Path) -> None:
     async def story() -> None:
         async with started(probed, tmp_path, DEADLINES) as groups:
             probe = groups["probe"].replicas[0]

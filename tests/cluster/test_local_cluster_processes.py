@@ -173,7 +173,7 @@ class Events:
         return [(event.kind, event.index) for event in self.seen]
 
 
-def test_isolated_workers_serve_calls_and_streams_in_processes_of_their_own(plugin: ModuleType, tmp_path: Path) -> None:
+def test_isolated_workers_serve_calls_and_streams_in_separate_processes(plugin: ModuleType, tmp_path: Path) -> None:
     Probe = plugin.Probe
 
     async def story() -> None:

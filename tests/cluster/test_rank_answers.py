@@ -1,4 +1,4 @@
-"""Of a replica's ranks one fails: which error is told."""
+"""One rank of a replica fails: which error is reported."""
 
 import asyncio
 from collections.abc import Callable, Sequence

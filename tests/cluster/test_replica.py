@@ -15,7 +15,7 @@ DEADLINES = Deadlines(setup_s=5.0, call_s=5.0, close_s=1.0)
 
 
 class Body:
-    """A body that ends when it is told."""
+    """A body that ends on command."""
 
     rendezvous = ""
 
@@ -95,7 +95,7 @@ def test_an_excuse_gives_no_more_restarts_than_there_are() -> None:
     asyncio.run(asyncio.wait_for(story(), 20.0))
 
 
-def test_a_replica_that_is_given_up_is_ended_and_comes_back_as_one_that_died() -> None:
+def test_an_abandoned_replica_is_ended_and_comes_back_like_one_that_died() -> None:
     async def story() -> None:
         life = Life(max_restarts=1)
         await life.seat.start()

@@ -24,7 +24,7 @@ NEEDED = ("model.path=m", "data.sources.all.path=p.jsonl", "reward.functions.ok.
         ("cluster.pools.main.union_of=[a]", "cluster.pools.main.union_of: now cluster.pools.main.colocates (override"),
     ],
 )
-def test_a_key_of_the_old_name_is_told_the_new_one(override: str, message: str) -> None:
+def test_an_old_name_of_a_key_is_refused_with_the_new_one(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config([], [override], ())
     assert str(raised.value).startswith(message)
@@ -172,7 +172,7 @@ def test_what_is_wrong_is_said_in_one_line_with_key_origin_and_way_out(override:
         (["eval.sources.h.path=h.jsonl", "eval.samples_per_prompt=4"], "needs eval.temperature above 0"),
     ],
 )
-def test_combinations_that_nobody_can_want_are_refused(overrides: list[str], part: str) -> None:
+def test_useless_combinations_are_refused(overrides: list[str], part: str) -> None:
     assert part in error_of(*overrides)
 
 
@@ -183,7 +183,7 @@ def test_a_configuration_without_model_sources_or_rewards_says_what_is_missing()
             load_config([], [key for key in NEEDED if key != left_out], [])
 
 
-def test_an_error_names_the_file_that_the_value_stands_in(tmp_path: Path) -> None:
+def test_an_error_names_the_file_with_the_value(tmp_path: Path) -> None:
     good = written(tmp_path / "good.yaml", "train: {seed: 1}")
     bad = written(tmp_path / "bad.yaml", "rollout: {max_tokens: lots}")
     assert str(bad) in error_of(files=[good, bad])
@@ -202,7 +202,7 @@ def test_an_error_names_the_file_that_the_value_stands_in(tmp_path: Path) -> Non
         ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_an_error_with_its_name(tmp_path: Path, text: str, part: str) -> None:
+def test_a_file_that_is_not_a_configuration_is_an_error_with_its_name(tmp_path: Path, text: str, part: str) -> None:
     file = written(tmp_path / "c.yaml", text)
     message = error_of(files=[file])
     assert message.startswith(str(file))
@@ -216,7 +216,7 @@ def test_a_missing_file_and_a_malformed_override_are_one_line(tmp_path: Path) ->
     assert "not valid YAML" in error_of("rollout.stop=[a")
 
 
-def test_an_empty_section_in_a_file_is_no_setting(tmp_path: Path) -> None:
+def test_an_empty_section_in_a_file_is_not_a_setting(tmp_path: Path) -> None:
     file = written(tmp_path / "c.yaml", "train:\nmodel: {path: m}\ndata: {sources: }")
     assert load(files=[file]).config.train == RunConfig().train
 

@@ -80,7 +80,7 @@ def test_each_layer_wins_over_the_one_below_and_says_so(tmp_path: Path) -> None:
     assert loaded.files == (low, high)
 
 
-def test_a_default_of_a_plugin_or_preset_without_effect_is_no_error() -> None:
+def test_a_default_of_a_plugin_or_preset_without_effect_is_not_an_error() -> None:
     assert load(sections=[offer(algo__kl__coef=0.5)]).config.algo.kl.coef == 0.5
 
 
@@ -98,7 +98,7 @@ def test_a_preset_gives_a_configuration_and_stays_below_what_is_set(name: str) -
     assert load(f"algo.preset={name}", "algo.clip_high=0.9").config.algo.clip_high == 0.9
 
 
-def test_adapters_have_a_learning_rate_of_their_own_by_default() -> None:
+def test_adapters_have_their_own_default_learning_rate() -> None:
     assert load().config.actor.lr == 1e-6
     adapted = load("actor.lora.enabled=true")
     assert adapted.config.actor.lr == 1e-5
@@ -176,7 +176,7 @@ def test_a_plugin_without_settings_takes_none_but_the_path_of_its_file() -> None
     assert "plugin 'bare' declares no settings" in error_of("plugins.bare.a=1")
 
 
-def test_the_path_of_a_plain_file_is_kept_beside_its_typed_section() -> None:
+def test_the_path_of_a_plain_file_is_kept_next_to_its_typed_section() -> None:
     loaded = load("plugins.mine.path=/x/mine.py", "plugins.mine.limit=3", sections=[offer()])
     assert loaded.config.plugins["mine"] == Settings(limit=3.0)
     assert "path: /x/mine.py" in loaded.yaml

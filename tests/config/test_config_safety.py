@@ -77,12 +77,12 @@ def test_a_refused_resolver_in_a_file_is_named_with_key_and_choices(tmp_path: Pa
         "plugins.x._target_=os.system",
     ],
 )
-def test_a_target_is_refused_wherever_it_stands(override: str) -> None:
+def test_a_target_is_refused_wherever_it_occurs(override: str) -> None:
     with pytest.raises(ConfigError, match=r"_target_: refused .* builds no objects"):
         load(override)
 
 
-def test_a_secret_from_the_environment_is_resolved_for_the_run_and_for_nobody_else(secret: str) -> None:
+def test_a_secret_from_the_environment_is_resolved_only_for_the_run(secret: str) -> None:
     loaded = load(f"reward.functions.ok.kwargs.api_key=${{oc.env:{secret}}}")
     assert loaded.config.reward.functions["ok"].kwargs == {"api_key": SECRET}
     shown = json.dumps(dict(loaded.values)) + loaded.yaml + json.dumps(dict(loaded.origins))
@@ -113,7 +113,7 @@ def test_log_records_and_their_tracebacks_are_redacted(secret: str) -> None:
     assert SECRET not in text
 
 
-def test_a_short_value_that_is_no_secret_does_not_blot_out_other_text() -> None:
+def test_a_short_value_that_is_not_a_secret_does_not_redact_other_text() -> None:
     os.environ["RLCORE_TEST_SIZE"] = "8"
     try:
         loaded = load("train.prompts_per_step=${oc.env:RLCORE_TEST_SIZE}")
@@ -146,7 +146,7 @@ def test_keys_that_only_look_like_secrets_are_fine() -> None:
 @pytest.mark.parametrize(
     "name", ["..", ".", "../x", "/tmp/x", "a/b", "a\\b", "~", "' '", "-x", ".hidden", "a\nb", "x y"]
 )
-def test_a_run_name_that_is_no_plain_directory_name_is_refused(name: str) -> None:
+def test_a_run_name_that_is_not_a_plain_directory_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"train\.name"):
         load(f"train.name={name}")
     with pytest.raises(ConfigError, match=r"train\.name"):

@@ -72,7 +72,7 @@ def test_files_without_the_weights_of_a_head_are_refused(tmp_path: Path, sharded
                 check_head(str(tmp_path))
 
 
-def test_a_worker_is_told_its_model_and_one_that_is_told_none_says_so() -> None:
+def test_a_worker_gets_its_model_and_reports_when_it_gets_none() -> None:
     def context(spec: object) -> WorkerContext:
         return WorkerContext("judge", 0, 0, 1, None, None, {}, Path(), 0, 1, "cpu", spec=spec)
 

@@ -276,7 +276,7 @@ def test_a_scorer_can_call_score_answer_from_the_columns_of_a_task() -> None:
 
 
 def test_reasoning_gym_tasks_judge_their_own_answers() -> None:
-    """Not beside the other scorers: importing the package takes seconds, once in the process that reads its tasks."""
+    """Separate from the other scorers: importing the package takes seconds, in the process that reads its tasks."""
     import reasoning_gym as gym
 
     item = gym.create_dataset("chain_sum", size=1, seed=3)[0]

@@ -27,7 +27,7 @@ def ids(taken: list[tuple[Prompt, int]]) -> list[tuple[str, int]]:
     return [(prompt.id, epoch) for prompt, epoch in taken]
 
 
-def test_each_epoch_has_every_prompt_once_in_an_order_of_its_own() -> None:
+def test_each_epoch_has_every_prompt_once_in_a_different_order() -> None:
     order = seeded_prompts({"a": prompts_of("a", 20)}, {}, seed=3, shuffle=True)
     assert order.num_prompts == 20
     epochs = [ids(order.next_prompts(20)) for _ in range(3)]

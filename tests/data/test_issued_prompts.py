@@ -1,4 +1,4 @@
-"""Prompts in an order of a plugin: what it returns is checked, what it is told are results of published steps."""
+"""Prompts in an order of a plugin: its return values are checked, and it gets the results of published steps."""
 
 import json
 import time

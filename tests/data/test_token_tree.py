@@ -55,7 +55,7 @@ def test_under_any_rule_the_runs_of_a_row_are_the_row(seed: int, ratio: float, m
 
 
 def branches(shared: int, alone: int, rows: int = 2) -> Rows:
-    """Rows that begin with `shared` tokens and go on with `alone` others, of which a prediction needs all."""
+    """Rows that begin with `shared` common tokens and continue with `alone` others; a prediction needs all of them."""
     return [[7] * shared + [row + 10] * alone + [0] for row in range(rows)]
 
 
@@ -100,7 +100,7 @@ def test_groups_share_nothing_and_rows_that_predict_nothing_have_no_token() -> N
     assert tree_tokens(batch_of_rows([[[1], [1, 2, 3]]])).tolist() == [0, 2]
 
 
-def test_segments_that_each_go_on_from_the_one_before_need_no_recursion() -> None:
+def test_segments_that_each_continue_the_previous_one_need_no_recursion() -> None:
     prompt, rows = [1], []
     for segment in range(1500):
         rows.append([*prompt, 2, 2, 0])

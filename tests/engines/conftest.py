@@ -1,4 +1,4 @@
-"""Modules that the tests of engines share are beside them."""
+"""Makes the modules shared by tests of engines importable; they are in this directory."""
 
 import sys
 from pathlib import Path

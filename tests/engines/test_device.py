@@ -1,4 +1,4 @@
-"""A worker's use of its GPU before it loads a model, with a torch that is told what it finds."""
+"""A worker's use of its GPU before it loads a model, with a torch that finds what the test configures."""
 
 from collections.abc import Iterator
 from pathlib import Path

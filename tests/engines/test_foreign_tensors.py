@@ -82,7 +82,7 @@ def test_tied_weights_may_be_stored_twice_and_old_buffers_are_passed_over(tmp_pa
     assert load(tied, ModelKind.VALUE).transformer.rotary_emb.inv_freq.all()
 
 
-def test_a_policy_with_a_critics_head_beside_it_loads(model: Path, tmp_path: Path) -> None:
+def test_a_policy_saved_with_a_critics_head_loads(model: Path, tmp_path: Path) -> None:
     path = changed(model, tmp_path / "critic")
     value_head_file(load(model, ModelKind.VALUE)).write(path)
     assert_holds_the_files(load(path), model)

@@ -225,7 +225,7 @@ def test_weights_that_are_sampled_from_stay_and_the_optimizers_state_does_not(ll
     assert all(parameter.isfinite().all() for parameter in engine.model.parameters())
 
 
-def test_a_checkpoint_goes_on_at_rest_as_it_would_on_the_device(llama: Path, tmp_path: Path) -> None:
+def test_an_offloaded_engine_resumes_like_one_on_the_device(llama: Path, tmp_path: Path) -> None:
     ends = []
     for offload in (False, True):
         engine = engine_of(llama, offload, dtype="bfloat16")

@@ -146,7 +146,7 @@ def test_a_seed_decides_what_a_sample_draws(policy: PolicyModel) -> None:
     assert row_stream(-5, 0).random() == row_stream(-5, 0).random() != row_stream(-5, 1).random()
 
 
-def test_rows_of_different_budgets_end_on_their_own_and_others_go_on_unharmed(policy: PolicyModel) -> None:
+def test_rows_of_different_budgets_end_separately_without_affecting_others(policy: PolicyModel) -> None:
     long = requests_of(Sampling(max_tokens=24), num=6, n=2)
     expected = ids_of(generated(sampler_of(policy), long))
     budgets = [3, 24, 1, 17, 2, 24]

@@ -1,4 +1,4 @@
-"""Calls that overlap share one table of rows: joins, early ends, failures, and weights that change under way."""
+"""Calls that overlap share one table of rows: joins, early ends, failures, and weights that change meanwhile."""
 
 import asyncio
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ def test_a_cancelled_call_leaves_nothing_behind(model: PolicyModel) -> None:
     assert (len(sampler.rows), sampler.num_waiting) == (0, 0)
 
 
-def test_a_row_goes_on_with_new_weights_and_says_where(path: Path) -> None:
+def test_a_row_continues_with_new_weights_and_records_where(path: Path) -> None:
     model = model_of(path)
     version = 5
     sampler = sampler_of(model, version=lambda: version)
@@ -216,7 +216,7 @@ def test_rows_wait_while_they_may_not_be_sampled(model: PolicyModel) -> None:
     assert asyncio.run(story()) == expected
 
 
-def test_logits_that_are_no_numbers_end_each_call_with_its_own_request(path: Path) -> None:
+def test_logits_that_are_not_numbers_end_each_call_with_its_own_request(path: Path) -> None:
     model = model_of(path, "float32")
     sampler = sampler_of(model, max_rows=8)
     with torch.no_grad():
@@ -261,7 +261,7 @@ def test_what_was_sampled_before_decides_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("prompts", "min_p"), [((5, 5), 0.0), ((3, 7), 0.9)])
 def test_fused_decoding_gives_what_the_modules_give(tmp_path: Path, prompts: tuple[int, ...], min_p: float) -> None:
-    """With weights that are packed under way, rows that end early, prompts that are padded and uneven groups."""
+    """With weights packed meanwhile, rows that end early, padded prompts and uneven groups."""
     model = model_of(
         write_tiny_model(tmp_path, "Qwen3", hidden_size=256, num_hidden_layers=1, num_key_value_heads=2, head_dim=64),
         "float32",

@@ -116,7 +116,7 @@ def test_completions_carry_the_published_version(config: dict[str, Any], tmp_pat
     assert asyncio.run(story()) == [5, 5]
 
 
-def test_rows_that_outlive_an_update_go_on_with_the_new_weights(config: dict[str, Any], tmp_path: Path) -> None:
+def test_rows_that_outlive_an_update_continue_with_the_new_weights(config: dict[str, Any], tmp_path: Path) -> None:
     async def story() -> dict[str, Completion]:
         async with launch(plan_run([config], []), tmp_path / "run") as run:
             requests = [

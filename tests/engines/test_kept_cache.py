@@ -118,7 +118,7 @@ def test_each_token_has_the_log_prob_of_the_weights_that_sampled_it_over_the_kep
 
 
 def test_rows_that_begin_after_the_change_compute_their_prompts_with_the_new_weights(model: PolicyModel) -> None:
-    """Two of three samples of the first prompt are under way, so the third finds it in the cache."""
+    """Two of three samples of the first prompt are in flight, so the third finds it in the cache."""
     completions, requests = sampled(model, 2, keeps_cache=True)
     prompts = {request.id: request.token_ids for request in requests}
     later = [completion for completion in completions if completion.versions == ((0, 6),)]

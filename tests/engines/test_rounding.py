@@ -96,7 +96,7 @@ def test_the_numbers_are_a_function_of_seed_update_and_parameter() -> None:
         assert 0.25 < float(changed.double().mean()) < 0.42, "one third of independent roundings differ"
 
 
-def test_numbers_beside_each_other_are_rounded_independently() -> None:
+def test_neighbouring_numbers_are_rounded_independently() -> None:
     up = (rounded(torch.full((NUM,), 1.0 + 2**-8), torch.bfloat16) > 1.0).double() - 0.5
     for apart in (1, 2, 3, 576, 1024, 4096):
         assert abs(float((up[:-apart] * up[apart:]).mean())) < 5.0 * 0.25 / math.sqrt(NUM)
@@ -125,7 +125,7 @@ def test_chunks_and_strides_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(strided, whole)
 
 
-def test_rounding_needs_no_more_than_chunks_beside_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_needs_only_chunks_in_addition_to_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):

@@ -59,7 +59,7 @@ def summed(batches: list[tuple[Batch, torch.Tensor]]) -> dict[str, float]:
     return ReadMetrics.merged(found).result()
 
 
-def test_the_difference_is_that_of_tokens_of_the_same_weights_and_is_not_said_without_any() -> None:
+def test_the_difference_counts_only_tokens_of_the_same_weights_and_is_absent_without_any() -> None:
     """The others have moved by 10 since they were sampled; those of the same weights differ by 0.25."""
     batch = random_batch()
     mask_BT = batch.tokens.loss_mask_BT

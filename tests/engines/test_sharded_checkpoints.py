@@ -61,7 +61,7 @@ def weights_of(directory: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("stage", ["b2", "c4", "d4", "e1"])
-def test_another_mesh_of_ranks_goes_on_with_the_same_bits(saved: Path, stage: str) -> None:
+def test_another_mesh_of_ranks_resumes_with_the_same_bits(saved: Path, stage: str) -> None:
     (tensors, values), (first, plain) = state_of(saved / stage, NUM[stage]), state_of(saved / "a1", 1)
     assert values == plain
     assert plain["counters"]["updates_done"] == 1, "which the numbers of stochastic rounding are drawn from"

@@ -120,7 +120,7 @@ def test_weights_are_bitwise_those_of_all_rows_computed(llama: Path, settings: d
 
 @pytest.mark.parametrize("way", [SharedPrefix.NONE, SharedPrefix.TREE])
 def test_other_micro_batches_change_the_rounding_of_sums_and_nothing_else(llama: Path, way: SharedPrefix) -> None:
-    """Rows of zero advantages are beside others here, so that the sums have another order without them."""
+    """Rows with zero advantages are mixed with others here, so the order of summation differs without them."""
     batch, gradients = batch_of([0, 4, *groups(2)]), []
     mixed, alone = compositions(batch, 60, way)
     assert mixed != alone

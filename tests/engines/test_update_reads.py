@@ -132,7 +132,7 @@ def test_sums_and_maxima_are_those_of_the_masked_tokens_of_all_micro_batches() -
         assert found.result() == {"mean": -1.25, "a_max": 3.0, "few": 1.0}
 
 
-def test_a_metric_that_no_token_counts_for_is_not_said() -> None:
+def test_a_metric_that_no_token_counts_for_is_not_reported() -> None:
     nothing = torch.zeros(1, 2, dtype=torch.bool)
     sums = MetricSums()
     terms = LossTerms(torch.zeros(1, 2), {"mean": torch.ones(1, 2), "a_max": torch.ones(1, 2)})

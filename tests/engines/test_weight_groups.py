@@ -187,7 +187,7 @@ receiver.close()
 
 
 class Child:
-    """A process that takes the versions that it is told of."""
+    """A process that receives the announced versions."""
 
     def __init__(self, kind: str) -> None:
         command = [sys.executable, "-c", CHILD, kind]

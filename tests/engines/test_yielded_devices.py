@@ -135,7 +135,7 @@ def test_weights_that_cannot_be_handed_over_are_freed_too(
     assert cache.filled_by == []
 
 
-def test_a_reference_in_a_process_of_its_own_frees_its_cache_after_each_pass(
+def test_a_reference_in_a_separate_process_frees_its_cache_after_each_pass(
     start: Callable[..., Any], cache: Cache
 ) -> None:
     reference = start(HfReference, "algo.kl.placement=loss")

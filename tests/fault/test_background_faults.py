@@ -44,7 +44,7 @@ def interrupted(tmp_path: Path) -> "subprocess.Popen[str]":
     return process
 
 
-def test_killed_while_a_checkpoint_is_written_a_run_goes_on_from_the_one_before(
+def test_a_run_killed_while_writing_a_checkpoint_resumes_from_the_previous_one(
     tmp_path: Path, interrupted: "subprocess.Popen[str]"
 ) -> None:
     interrupted.kill()

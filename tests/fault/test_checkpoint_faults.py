@@ -1,4 +1,4 @@
-"""Scorecard 31 and 33: whatever happens while a checkpoint is saved, the run goes on from the newest complete one."""
+"""Whatever happens while a checkpoint is saved, the run resumes from the newest complete one."""
 
 import errno
 import os
@@ -67,7 +67,7 @@ class CountedFiles(FileOperations):
 
 
 class VolatileFiles(CountedFiles):
-    """A disk that keeps what was synced; of the rest, `lose` takes contents, and renames if it is told to."""
+    """A disk that keeps synced data; `lose` drops unsynced contents, and renames if asked to."""
 
     def __init__(self, stop_at: int, stop: Callable[[], None]) -> None:
         super().__init__(stop_at, stop)
@@ -132,7 +132,7 @@ def save_all(run_dir: Path, keep: int, files: FileOperations, journal: Path) -> 
 
 
 def check_resumable(run_dir: Path, keep: int, journal: Path, files: FileOperations) -> None:
-    """At most the save under way is lost, and the next one, through `files`, succeeds."""
+    """At most the running save is lost, and the next one, through `files`, succeeds."""
     believed = int(journal.read_text()) if journal.exists() else 0
     newest = latest(run_dir)
     found = 0 if newest is None else load(newest).step

@@ -1,4 +1,4 @@
-"""With staleness, separate replicas go on sampling while the actor's device is busy with an update."""
+"""With staleness, separate replicas keep sampling while the actor's device is busy with an update."""
 
 import json
 from pathlib import Path

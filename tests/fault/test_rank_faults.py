@@ -21,7 +21,7 @@ DEADLINE_S = 120.0
 
 
 def ranks_of(run: int) -> list[int]:
-    """The processes of the actor's ranks: under `local` they alone are told to talk over the loopback."""
+    """The processes of the actor's ranks: under `local` only they are configured to use the loopback interface."""
     found = []
     for pid in sorted(descendants(run)):
         try:
@@ -69,7 +69,7 @@ def checkpoints(directory: Path) -> Path:
 
 
 def ended(run: subprocess.Popen[str]) -> bool:
-    """False while the run goes on; fails with its last words when it has ended before it should."""
+    """False while the run continues; fails with its last output if it has ended too early."""
     assert run.poll() is None, run.communicate()[1]
     return False
 

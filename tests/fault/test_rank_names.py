@@ -117,6 +117,6 @@ def wait_for(what: str, holds: Callable[[], bool]) -> None:
 
 
 def ended(driver: "subprocess.Popen[str]") -> bool:
-    """False while the run goes on; fails with its last words when it has ended before it should."""
+    """False while the run continues; fails with its last output if it has ended too early."""
     assert driver.poll() is None, driver.communicate()[1]
     return False

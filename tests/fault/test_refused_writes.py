@@ -1,4 +1,4 @@
-"""Every kind of change that a run makes on the disk is refused once: it ends in one line or goes on, and is resumed."""
+"""Each kind of disk write of a run is refused once: the run ends in one line or continues, and can be resumed."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ def outcomes(directory: Path, error: int, stays: str, shard: int) -> list[dict[s
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize(("error", "stays"), [(errno.EIO, "once"), (errno.ENOSPC, "stays")], ids=["refused", "full"])
-def test_a_refused_change_is_one_line_or_a_warning_and_the_run_goes_on_as_if_undisturbed(
+def test_a_refused_change_is_one_line_or_a_warning_and_leaves_the_run_undisturbed(
     tmp_path: Path, error: int, stays: str, shard: int
 ) -> None:
     found = outcomes(tmp_path, error, stays, shard)

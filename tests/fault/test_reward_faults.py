@@ -191,7 +191,7 @@ def test_on_threads_a_hanging_call_fails_and_the_innocent_ones_are_made_again(re
     ([scored], metrics) = run(functions, step)
     assert sorted(sample.trajectory.id for sample in scored) == sorted(trajectory.id for trajectory in step)
     if what == "regex":
-        # It keeps the interpreter lock, so the calls beside it pass their deadlines too; those of the other child not.
+        # It keeps the interpreter lock, so concurrent calls in its child also time out; the other child's do not.
         failed = [sample for sample in scored if sample.reward.status is RewardStatus.FAILED]
         assert 1 <= len(failed) <= 16
     else:

@@ -1,4 +1,4 @@
-"""Reward replicas in separate processes: killed in the middle of a run, and beside an agent in another pool."""
+"""Reward replicas in separate processes: killed in the middle of a run, and together with an agent in another pool."""
 
 import asyncio
 import os

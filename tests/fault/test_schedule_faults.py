@@ -315,14 +315,14 @@ def test_killed_at_random_moments_and_resumed_each_prompt_is_trained_once(config
 PHASES = {
     "sampling": ("plugins.null.token_s=0.2", "launched"),
     "rewards": ("reward.functions.slow.kwargs={seconds: 3}", "launched"),
-    # in an update of the first steps nothing has been saved that could go on
+    # during an update of the first steps there is no save to resume from
     "updating": ("plugins.null.update_s=1", "step 3: updating"),
     "saving": ("plugins.null.save_s=2", "saving"),
 }
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_signal_ends_a_run_with_trajectories_in_flight_and_it_goes_on(config: Path, phase: str) -> None:
+def test_a_signal_ends_a_run_with_trajectories_in_flight_and_it_can_be_resumed(config: Path, phase: str) -> None:
     setting, text = PHASES[phase]
     process, run = start(config, phase, setting), config.parent / "runs" / phase
     until = time.monotonic() + 60

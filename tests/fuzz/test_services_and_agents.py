@@ -1,4 +1,4 @@
-"""Services that answer anything, and agents that send anything: samples fail, and the run goes on."""
+"""Services that answer anything, and agents that send anything: samples fail, and the run continues."""
 
 import asyncio
 import json
@@ -136,7 +136,7 @@ async def goes_on(ask: Ask) -> None:
 
 @settings_of_fuzz(25)
 @given(changed(REQUEST))
-def test_an_agent_may_ask_for_anything_and_is_told_what_is_wrong(body: Any) -> None:
+def test_an_agent_may_request_anything_and_learns_what_is_wrong(body: Any) -> None:
     async def work(ask: Ask) -> None:
         status, found = await ask(body)
         assert status in (200, 400), (status, found)

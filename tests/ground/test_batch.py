@@ -154,7 +154,7 @@ def test_a_batch_of_nothing_is_empty_and_has_no_mini_batches() -> None:
         assert micro_batches(batch.lengths_B, 10) == []
 
 
-def test_a_group_of_which_nothing_is_left_does_not_take_a_number() -> None:
+def test_an_empty_group_does_not_take_a_number() -> None:
     batch = collate([[row("a", 0, [1])], [], [row("c", 2, [1]), row("c", 5, [1])]], PAD)
     assert batch.group_B.tolist() == [0, 1, 1]
     assert batch.sample_B.tolist() == [0, 1, 2]

@@ -14,7 +14,7 @@ class Odd(BaseException):
 
 
 @pytest.mark.parametrize("cause", [ValueError("x"), SystemExit(0), Odd("x")])
-def test_an_exception_of_theirs_names_whose_code_it_was(cause: BaseException) -> None:
+def test_an_exception_in_foreign_code_names_its_source(cause: BaseException) -> None:
     with (
         pytest.raises(PluginError, match=r"^plugin 'mine': build\(\): ") as caught,
         boundary("plugin 'mine': build()", PluginError),

@@ -1,4 +1,4 @@
-"""Targets are looked up without importing anything: what is certainly wrong is said, and nothing else."""
+"""Targets are looked up without importing anything: certain errors are reported, and nothing else."""
 
 import sys
 from collections.abc import Iterator

@@ -33,7 +33,7 @@ def planned(*overrides: str, facts: Facts = H100) -> RunPlan:
 
 
 def chosen(found: LoadedConfig | RunPlan) -> dict[str, Any]:
-    """The choices beside the device, by key, each of which has a reason."""
+    """The choices other than the device, by key; each has a reason."""
     choices = [choice for choice in found.choices if not choice.set_by]
     assert all(choice.reason for choice in choices)
     return {choice.key: choice.value for choice in choices if choice.key != "cluster.device"}

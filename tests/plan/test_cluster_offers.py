@@ -89,7 +89,7 @@ def test_a_cluster_that_is_not_enabled_is_named_with_what_to_install_and_type(
 
 
 @pytest.mark.parametrize("name", ["address", "placement_s", "object_store_gib", "dashboard"])
-def test_old_keys_are_told_the_new_ones(name: str) -> None:
+def test_old_keys_are_refused_with_the_new_ones(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_run([{"cluster": {name: 1}}], SETTINGS, ["null"])
     assert str(caught.value).startswith(f"cluster.{name}: now plugins.ray.{name} (")

@@ -237,7 +237,7 @@ def test_a_state_that_is_not_json_is_named_when_it_is_saved(project: Project) ->
 
 
 @pytest.mark.parametrize(("slot", "method"), [("agent", "restore"), ("reward", "restore"), ("critic", "restore_state")])
-def test_a_component_that_cannot_go_on_is_named(project: Project, slot: str, method: str) -> None:
+def test_a_component_that_cannot_continue_is_named(project: Project, slot: str, method: str) -> None:
     name = CLASSES[slot]
     project.write(COMPONENTS + f"from pathlib import Path\nif Path('{project.site}/second').exists():\n"
                   f"    {name}.{method} = lambda self, state: fail()\n")  # fmt: skip

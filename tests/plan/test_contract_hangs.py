@@ -89,7 +89,7 @@ def test_a_hook_that_hangs_is_ended_and_named(refused: Refused, place: str) -> N
 
 
 @pytest.mark.parametrize("limit", ["soon", "0", "-1", "nan", "inf"])
-def test_a_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+def test_a_limit_that_is_not_a_number_is_refused(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setenv(LIMIT, limit)
     with (
         pytest.raises(PluginError, match=f"{LIMIT}: found '{limit}'; needs a number of seconds above 0"),
@@ -98,7 +98,7 @@ def test_a_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, l
         pass
 
 
-def test_a_timer_that_was_set_before_goes_on_and_a_shorter_one_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_earlier_timer_keeps_running_and_a_shorter_one_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     before, handler = signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM)
     with limited("x"):
         assert signal.getitimer(signal.ITIMER_REAL)[0] <= 30

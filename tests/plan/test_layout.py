@@ -193,7 +193,7 @@ def test_pools_that_contradict_the_layout_are_refused(overrides: tuple[str, ...]
     assert error in refused(*overrides)
 
 
-def test_a_class_that_cannot_sleep_is_not_colocated_without_being_told() -> None:
+def test_a_class_that_cannot_sleep_is_not_colocated_by_default() -> None:
     assert "the pools need 2 GPUs" in refused("rollout.backend=restless", gpus=1)
 
 

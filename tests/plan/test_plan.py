@@ -116,7 +116,9 @@ def test_what_does_not_fit_is_refused_by_name(kind: type[RlcoreError], override:
     assert message in refused(kind, override)
 
 
-def test_a_reward_in_a_file_is_found_beside_its_config_or_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reward_in_a_file_is_found_next_to_its_config_or_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "mine.py").write_text("def score(trajectory):\n    return 1.0\n")
     monkeypatch.chdir(tmp_path / "sub")

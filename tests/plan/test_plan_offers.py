@@ -76,7 +76,7 @@ def refused(kind: type[RlcoreError], *overrides: str, plugins: tuple[str, ...] =
     return line
 
 
-def test_a_critic_that_nobody_reads_is_refused(site: Path) -> None:
+def test_a_critic_that_no_estimator_reads_is_refused(site: Path) -> None:
     source = (
         HEAD
         + """
@@ -269,7 +269,7 @@ def test_an_embedded_rollout_refuses_a_sharded_actor_and_names_what_can_serve_it
     assert line.endswith("choose from: rollout.backend=hf, rollout.backend=null_replica")
 
 
-def test_an_enabled_plugin_of_which_nothing_is_used_stops_the_run(site: Path) -> None:
+def test_an_enabled_plugin_that_is_not_used_stops_the_run(site: Path) -> None:
     write_package(site, "plan_idle", manager())
     line = refused(PlanError, plugins=("plan_idle",))
     assert line.startswith("plugin 'plan_idle' (plan-idle 1.0) is enabled, but nothing of it is in the plan")

@@ -65,7 +65,7 @@ def test_a_path_asks_for_a_second_model_also_with_lora(tmp_path: Path) -> None:
     assert same.memory_bytes["reference"] == PROCESS + 4 * 10**6
 
 
-def test_the_memory_of_a_reference_that_is_not_here_is_unknown_and_said_so() -> None:
+def test_the_memory_of_a_missing_reference_is_reported_as_unknown() -> None:
     plan, _ = planned("reference.path=nowhere/at-all")
     assert "reference" not in plan.memory_bytes
     assert "unknown: the memory of reference" in plan.notes

@@ -197,7 +197,7 @@ def test_an_entry_point_that_names_an_object_is_refused(site: Path) -> None:
         load_plugin("objected")
 
 
-def test_a_file_whose_stem_is_no_name_is_refused(tmp_path: Path) -> None:
+def test_a_file_whose_stem_is_not_a_name_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "2 judges.py"
     path.write_text("RLCORE_API = '1'\n")
     with pytest.raises(PluginError, match="the file's stem is the plugin's name; needs a Python identifier"):

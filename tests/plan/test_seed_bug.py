@@ -118,7 +118,7 @@ def test_offers_for_other_interfaces_change_nothing(site: Path) -> None:
     assert json.dumps(extra, sort_keys=True).replace("seed_extra", "P").replace("seed-extra", "P") == same
 
 
-def test_offers_that_nobody_asked_for_are_listed_as_unused(site: Path) -> None:
+def test_offers_that_were_not_requested_are_listed_as_unused(site: Path) -> None:
     write_plugin(site, "seed_extra", extra=True)
     unused = [note for note in served("seed_extra", "null").notes if note.startswith("unused")]
     assert len([note for note in unused if "plugin 'seed_extra'" in note]) == 3

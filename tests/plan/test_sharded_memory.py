@@ -84,7 +84,7 @@ def test_several_micro_batches_have_the_sums_of_their_gradients_beside_gathered_
         plan(*several, "train.prompts_per_step=64", model=MODELS["32B"], gpus=8, size=H100_BYTES)
 
 
-def test_an_embedded_sampler_and_a_reference_have_their_weights_beside_the_actors_part() -> None:
+def test_an_embedded_sampler_and_a_reference_add_their_weights_to_the_actors_shard() -> None:
     sizes = (*ONE_MICRO_BATCH, *SHARDED, "train.prompts_per_step=4")
     apart = plan(*sizes).memory_bytes["actor"]
     weights = 2 * 7_615_616_512
@@ -154,7 +154,7 @@ def test_a_device_of_a_sharded_rank_is_planned_with_its_part_and_what_it_gathers
     assert planned["score"] < contexts + parts["score"] + 8 * GIB
 
 
-def test_a_chosen_micro_batch_fits_beside_what_is_gathered() -> None:
+def test_a_chosen_micro_batch_leaves_room_for_gathered_weights() -> None:
     overrides = (
         "actor.data_parallel=8",
         "actor.sharding=fsdp2",

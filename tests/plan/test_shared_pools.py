@@ -263,7 +263,7 @@ def test_an_offloaded_actor_holds_nothing_while_servers_serve_and_everything_whi
     assert on_devices()["rollout"] == {"serving": rests, "training": training}
 
 
-def test_a_run_that_is_too_large_to_train_is_not_told_to_offload(overrides: list[str]) -> None:
+def test_a_run_that_is_too_large_to_train_is_not_advised_to_offload(overrides: list[str]) -> None:
     plugins = [str(Path(overrides[-1].partition("=")[2]).parent / "turns.py")]
 
     def refused(*more: str) -> str:

@@ -1,4 +1,4 @@
-"""Copies for checkpoints: made where the host holds them, counted, and said where it does not."""
+"""Copies for checkpoints: made if they fit the host's memory, counted, and noted otherwise."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_training_waits_for_a_save_where_the_host_holds_no_copy_and_the_plan_say
     ]
 
 
-def test_on_gpus_what_rests_on_the_host_counts_beside_the_copy() -> None:
+def test_on_gpus_offloaded_state_counts_in_addition_to_the_copy() -> None:
     facts = Facts(gpus=1, gpu_memory_bytes=80 * GIB, parameters=PARAMETERS, memory_bytes=32 * GIB)
     settings = (*SETTINGS, "actor.backend=hf", "rollout.backend=hf", "cluster.device=cuda", "actor.dtype=float32")
     hooks, loaded = configure([], settings, ["null"])

@@ -317,7 +317,7 @@ def test_who_computes_in_the_passes_of_a_step_shares_devices_awake() -> None:
     assert planned(*kl).colocated_roles == ()
 
 
-def test_on_ray_a_rank_of_several_devices_shares_them_with_nobody() -> None:
+def test_on_ray_a_rank_of_several_devices_does_not_share_them() -> None:
     kl = ("actor.backend=sprint", "algo.kl.placement=loss", "reference.backend=null", "plugins.ray={}")
     line = refused(PlanError, *kl)
     assert "role 'actor' has 4 GPUs in one process, and Ray cannot share them with 'reference' in pool 'main'" in line

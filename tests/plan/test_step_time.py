@@ -1,4 +1,4 @@
-"""The expected time of a step: what it counts, what it assumes, and when it is said."""
+"""The expected time of a step: what it counts, what it assumes, and when it is shown."""
 
 from dataclasses import replace
 

@@ -244,7 +244,7 @@ async def one_group(run: Runtime) -> dict[str, Any]:
 
 
 def spans(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """From where to where each turn was sampled, and what was said between."""
+    """Start and end of each sampled turn, and the messages between them."""
     turns = [(turn["start"], turn["start"] + turn["num_tokens"]) for turn in trajectory.info["turns"]]
     between = [(before[1], after[0]) for before, after in pairwise(turns)]
     return [*turns, *between]

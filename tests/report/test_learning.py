@@ -170,7 +170,7 @@ def test_replicas_that_keep_their_first_weights_are_found(
     assert "weights do not reach the sampler" not in found(run(config, *stale, "train.name=healthy"))
 
 
-def test_a_sampler_that_differs_is_said_once(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sampler_that_differs_is_reported_once(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     check_words(run(config, *STALE, "plugins.null.keep_weights=true"), capsys, "sampler and trainer differ")
 
 
@@ -292,7 +292,7 @@ def test_a_run_that_learns_says_so_and_warns_of_nothing(
     assert found(directory) == []
 
 
-def test_a_run_that_goes_on_counts_from_its_start(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_counts_from_its_start(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     config["checkpoint"] = {"every_steps": 1}
     overrides = [*cut_off(config), "train.max_steps=6"]
     with pytest.raises(Exception, match="update 5 fails"):

@@ -86,7 +86,7 @@ def test_a_torn_last_line_is_ignored_by_readers_and_dropped_by_the_next_writer(t
 
 @settings(deadline=None, max_examples=40)
 @given(cut=st.integers(0, 200), keep=st.integers(-1, 4))
-def test_a_crash_at_any_byte_leaves_a_log_that_goes_on(
+def test_a_crash_at_any_byte_leaves_a_log_that_can_be_continued(
     tmp_path_factory: pytest.TempPathFactory, cut: int, keep: int
 ) -> None:
     run_dir = tmp_path_factory.mktemp("run")

@@ -1,4 +1,4 @@
-"""status.json and the sentence of `rlcore where`: what a run under way does, and how one has ended."""
+"""status.json and the sentence of `rlcore where`: what a current run is doing, and how a run ended."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
         "[" * 9999,
     ],
 )
-def test_a_file_that_is_no_status_is_an_error_of_one_line(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_status_is_a_one_line_error(tmp_path: Path, text: str) -> None:
     (tmp_path / STATUS).write_text(text)
     with pytest.raises(ConfigError, match=r"status\.json"):
         read_status(tmp_path)
@@ -159,7 +159,7 @@ def test_a_status_is_written_only_when_something_has_changed(tmp_path: Path, mon
         wait_until(lambda: (tmp_path / STATUS).stat().st_mtime_ns != before)
 
 
-def test_a_disk_that_is_full_ends_no_run_and_is_said_once(
+def test_a_full_disk_does_not_end_a_run_and_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rlcore.report.status.LOOK_S", 0.01)
@@ -189,7 +189,7 @@ def test_what_has_the_name_of_the_temporary_file_is_replaced_and_not_written_to(
         assert read_status(tmp_path) is not None
 
 
-def test_outside_a_run_work_is_told_to_nothing_that_is_read() -> None:
+def test_outside_a_run_work_is_not_recorded() -> None:
     activity = current_activity()
     activity.end(activity.begin(REWARD, "judge"))
     assert activity.take().spans() == []

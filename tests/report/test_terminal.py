@@ -113,7 +113,7 @@ def test_time_left_is_known_when_steps_take_longer_than_half_a_minute() -> None:
     assert out.getvalue().endswith("; 2 min 45 s left\n")
 
 
-def test_the_bar_shows_what_goes_on_inside_a_step_the_metrics_of_the_last_and_the_time_left() -> None:
+def test_the_bar_shows_the_current_phase_the_last_metrics_and_the_time_left() -> None:
     out, now = io.StringIO(), [0.0]
     console = Console(file=out, force_terminal=True, color_system=None, width=120)
     terminal = Terminal(console, clock=lambda: now[0])

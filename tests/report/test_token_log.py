@@ -72,7 +72,7 @@ def test_the_header_says_format_schema_step_lane_and_the_rows_ids(tmp_path: Path
     assert len(header) == 1
 
 
-def test_an_advantage_per_row_stands_at_each_of_its_sampled_tokens(tmp_path: Path) -> None:
+def test_an_advantage_per_row_applies_to_each_of_its_sampled_tokens(tmp_path: Path) -> None:
     rows = rows_of("ab", "c")
     batch = batch_of(rows, advantages_B=np.array([0.5, -1.5], dtype=np.float32))
     found = StepTokens(rows, [batch])

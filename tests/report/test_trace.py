@@ -95,7 +95,7 @@ def test_a_span_has_its_times_in_microseconds_and_says_step_and_sample(tmp_path:
     }  # fmt: skip
 
 
-def test_spans_that_overlap_stand_on_threads_of_their_own_and_those_that_follow_share_one(tmp_path: Path) -> None:
+def test_overlapping_spans_are_on_separate_threads_and_consecutive_ones_share_one(tmp_path: Path) -> None:
     log = TraceLog(tmp_path, 0.0)
     log.write(1, spans_of((0.0, 2.0), (1.0, 3.0), (2.0, 4.0)))
     log.write(2, spans_of((3.5, 5.0)))
@@ -179,7 +179,7 @@ def test_a_resume_drops_what_no_run_writes(tmp_path: Path, line: str) -> None:
     assert [event["args"]["step"] for event in events if event["ph"] == "X"] == [1, 2]
 
 
-def test_a_resume_from_the_start_leaves_an_empty_array_to_go_on_with(tmp_path: Path) -> None:
+def test_a_resume_from_the_start_leaves_an_empty_array_to_continue(tmp_path: Path) -> None:
     log = TraceLog(tmp_path, 0.0)
     log.write(1, spans_of((1, 2)))
     log.cut_back(-1)

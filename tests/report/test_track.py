@@ -22,7 +22,7 @@ RUN_CONFIG = "actor: {lr: 1.0e-05, backend: hf}\nrollout: {stop: []}\nkey: ${oc.
 
 
 class FakeTracker(Tracker):
-    """Keeps what it is told; calls `trouble` with the name of each call first."""
+    """Records its calls; calls `trouble` with the name of each call first."""
 
     trouble: Callable[[str], None] = staticmethod(lambda call: None)
 
@@ -156,7 +156,7 @@ def test_mlflow_gets_names_that_it_takes(tmp_path: Path) -> None:
     assert [names(name) for name in ("eval/two words/pass@8", "a-b.c:d_e")] == ["eval/two words/pass_8", "a-b.c:d_e"]
 
 
-def test_a_tracker_that_fails_later_is_named_and_switched_off_and_others_go_on(tmp_path: Path) -> None:
+def test_a_tracker_that_fails_later_is_named_and_disabled_and_others_continue(tmp_path: Path) -> None:
     warnings: list[str] = []
     trackers = trackers_of(tmp_path, warnings, bad=fake(failing("log")), good=fake())
     for step in (1, 2, 3):

@@ -65,7 +65,7 @@ def test_the_line_and_the_remedy_fit_what_is_wrong(own: Path, line: str, found: 
     assert ("install '" in text) == ("rl_absent" in helps), "what is installed is not to be installed again"
 
 
-def test_an_error_of_the_files_own_is_told_with_its_line_alone(own: Path) -> None:
+def test_an_error_in_the_file_itself_is_reported_with_its_line_only(own: Path) -> None:
     (own / "rew.py").write_text("\n1 / 0\ndef score(completions): return [1.0]\n")
     with pytest.raises(PluginError, match=r"importing it failed: rew\.py:2: ZeroDivisionError: division by zero$"):
         ServedReward(FunctionSpec("ok", f"{own}/rew.py:score"))

@@ -1,4 +1,4 @@
-"""Values that functions return beside their scores are bounded per sample and per step, and of plain types."""
+"""Values that functions return with their scores are of plain types, and limited per sample and per step."""
 
 import gc
 import os
@@ -38,7 +38,7 @@ LARGE = 5 << 20
     ],
     ids=["a text", "a wide text", "a list", "lists", "an object", "a key", "a number", "an array", "texts"],
 )
-def test_more_than_a_few_megabytes_beside_a_score_fail_the_sample(made: Callable[[], Any]) -> None:
+def test_more_than_a_few_megabytes_next_to_a_score_fail_the_sample(made: Callable[[], Any]) -> None:
     for outcome in (
         outcome_of_one({"score": 1.0, "much": made()}, 3, may_skip=False),
         outcome_of_one(Reward(1.0, info=FrozenDict({"much": made()})), 3, may_skip=False),
@@ -52,7 +52,7 @@ def test_more_than_a_few_megabytes_beside_a_score_fail_the_sample(made: Callable
         CallNotes(1).log_extra("c", [made()])
 
 
-def test_a_megabyte_beside_a_score_is_kept() -> None:
+def test_a_megabyte_next_to_a_score_is_kept() -> None:
     outcome = outcome_of_one({"score": 1.0, "much": "x" * (1 << 20)}, 3, may_skip=False)
     assert outcome.status is RewardStatus.OK
 

@@ -73,7 +73,7 @@ def test_an_error_names_the_users_line_and_the_columns(place: Path, name: str, e
     assert error_of(place, name).startswith(error)
 
 
-def test_text_for_which_messages_came_is_told_how_they_look(place: Path) -> None:
+def test_text_code_that_gets_messages_is_an_error_that_shows_their_form(place: Path) -> None:
     conversation = replace(make_prompt(), conversational=True)
     assert error_of(place, "trl", conversation).endswith(
         "AttributeError: 'list' object has no attribute 'strip' (the row has answer; its prompts and completions are "
@@ -156,7 +156,9 @@ def test_each_place_tells_it_once_without_secrets(
     assert not any(os.sep in word for word in shown.split() if "rew.py" in word)
 
 
-def test_samples_and_findings_of_a_run_that_goes_on_tell_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_and_findings_of_a_growing_run_show_its_progress(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = {"train.name": "run", "reward.error_budget_frac": 1.0, "train.max_steps": 1}
     assert main(["train", "--plugin", "null", *arguments_of(place, **settings)]) == 0
     error = "letters: rew.py:9: JSONDecodeError: Expecting property name"

@@ -127,7 +127,7 @@ def test_compute_score_may_return_a_tuple_that_begins_with_the_score() -> None:
     assert "the first of the tuple: returned str '1'" in third.info["error"]
 
 
-def test_numbers_beside_verls_score_are_metrics_and_everything_is_in_info() -> None:
+def test_numbers_next_to_verls_score_are_metrics_and_everything_is_in_info() -> None:
     reward = one("verl_dict")
     assert dict(reward.components) == {"f": -1.0, "f/acc": 0.0, "f/tokens": 7.0}
     assert math.isnan(reward.info["bad"])

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("rewards_in_process")
 function = partial(RewardFunctionConfig, children=1)
 """A reward function in one child, unless a test says more: each takes a fifth of a second to start."""
 LOGS = ("log_extra", "log_metric")
-"""Arguments of TRL's trainer for functions with **kwargs, beside the columns."""
+"""Arguments of TRL's trainer for functions with **kwargs, in addition to the columns."""
 
 
 @pytest.fixture

@@ -223,7 +223,7 @@ def test_a_function_of_namespace_packages_judges(site: Path) -> None:
     assert judged(plan(f"{FN}=space_one.two.mod:f"), site).score == 1.0
 
 
-def test_a_function_for_groups_is_found_like_any_and_not_beside_a_wider_scope(here: Path) -> None:
+def test_a_function_for_groups_is_found_like_any_and_not_with_a_wider_scope(here: Path) -> None:
     (here / "mine.py").write_text("def centred(completions, score):\n    return score\n")
     settings = (f"{FN}=count_letter", "reward.functions.letters.post_process=mine.py:centred")
     assert plan(*settings).rewards[0].post_process == f"{here / 'mine.py'}:centred"
@@ -240,7 +240,7 @@ def passes(trajectory): ...
 """
 
 
-def test_a_call_that_returns_the_function_is_said_in_the_plan(
+def test_a_call_that_returns_the_function_is_noted_in_the_plan(
     site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = site / "factories"

@@ -20,7 +20,7 @@ GOOD = Outcome(RewardStatus.OK, 2.0)
 
 
 class Fixed(Scorer):
-    """Returns what it is told to."""
+    """Returns the configured value."""
 
     name: Any = "fixed"
     weight: Any = 1.0

@@ -1,4 +1,4 @@
-"""`rlcore plan` calls the canary of functions: what it scores is said or refused, and nothing else is done for it."""
+"""`rlcore plan` scores a canary with reward functions: it reports or refuses the score, and does nothing else."""
 
 import json
 import sys

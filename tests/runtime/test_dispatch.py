@@ -14,7 +14,7 @@ from rlcore.errors import WorkerError
 
 
 class Group:
-    """Replicas that die and come back when they are told."""
+    """Replicas that die and come back on command."""
 
     def __init__(self, num: int) -> None:
         self.replicas = [SimpleNamespace(name=f"rollout[{index}]", alive=True) for index in range(num)]

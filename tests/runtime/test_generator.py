@@ -166,7 +166,7 @@ def test_a_conversation_stays_where_it_was() -> None:
     assert (first.calls, second.calls) == (["a/0", "other", "a/1"], ["b/0", "b/1"])
 
 
-def test_a_call_that_is_given_up_stops_its_replicas_and_owes_nothing() -> None:
+def test_a_cancelled_call_stops_its_replicas_and_leaves_nothing_pending() -> None:
     replica = Replica("only", 0.02)
     service = service_of(replica)
 

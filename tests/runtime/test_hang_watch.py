@@ -1,4 +1,4 @@
-"""Calls of components that do not come back are told of, with the line where they wait; others are not."""
+"""Component calls that do not return are reported with the line where they wait; others are not."""
 
 import asyncio
 import logging
@@ -67,7 +67,7 @@ INNER = {"awaits": "wait", "blocks": "wait", "streams": "items"}
 
 @pytest.mark.parametrize("way", INNER)
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_that_hangs_is_told_of_again_and_again(
+def test_a_call_that_hangs_is_reported_again_and_again(
     watch: HangWatch, caplog: pytest.LogCaptureFixture, call: str, way: str
 ) -> None:
     async def run() -> None:
@@ -84,13 +84,13 @@ def test_a_call_that_hangs_is_told_of_again_and_again(
         assert f" s, in {INNER[way]} at {__file__}:" in line
 
 
-def test_a_plain_method_that_hangs_is_told_of(watch: HangWatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plain_method_that_hangs_is_reported(watch: HangWatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         CheckedRewards(Slow(""), "x", watch).metrics()
     assert f"in metrics at {__file__}:" in caplog.records[0].getMessage()
 
 
-def test_calls_that_come_back_are_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_that_return_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     watch = HangWatch(5.0)
     with caplog.at_level(logging.WARNING):
         CheckedRewards(Slow(""), "x", watch).metrics()
@@ -148,7 +148,9 @@ async def taken(stream: AsyncIterator[Any], limit_s: float, hold_s: float = 0.0)
 
 
 @pytest.mark.parametrize("num", [0, 1, 2])
-def test_an_agent_loop_that_never_ends_is_told_of(watch: HangWatch, caplog: pytest.LogCaptureFixture, num: int) -> None:
+def test_an_agent_loop_that_never_ends_is_reported(
+    watch: HangWatch, caplog: pytest.LogCaptureFixture, num: int
+) -> None:
     agent = CheckedAgent(Stopping(num), "agent 'a' of plugin 'x'", watch)
     assert asyncio.run(taken(agent.rollout(TASKS, Sampling(), Lane.TRAIN), 0.3)) == num
     warnings = [record.getMessage() for record in caplog.records]
@@ -159,7 +161,7 @@ def test_an_agent_loop_that_never_ends_is_told_of(watch: HangWatch, caplog: pyte
 
 
 @pytest.mark.parametrize("stop", ["stops", "reads nothing", "does not end"])
-def test_a_reward_manager_whose_stream_never_returns_is_told_of(
+def test_a_reward_manager_whose_stream_never_returns_is_reported(
     watch: HangWatch, caplog: pytest.LogCaptureFixture, stop: str
 ) -> None:
     manager = CheckedRewards(Stopping(2 if stop == "does not end" else 1, stop), "reward 'r' of plugin 'x'", watch)

@@ -1,4 +1,4 @@
-"""Whole runs with requests that kill their replica: these fail as data, and the run goes on with its restarts."""
+"""Whole runs with requests that kill their replica: these fail as data, and the run continues with its restarts."""
 
 import json
 import os

@@ -29,7 +29,7 @@ class Replica:
         self.served: list[list[str]] = []
         """The requests of each call."""
         self.inside: list[list[str]] = []
-        """Those of calls under way, and of each poison's death what else was being served."""
+        """Requests in flight, and for each death by poison, the other requests being served."""
         self.beside: list[str] = []
         self.group: Group
 
@@ -78,7 +78,7 @@ class Replica:
 
 
 class Group:
-    """Replicas whose events are told as a supervisor tells them."""
+    """Replicas whose events arrive as from a supervisor."""
 
     before_return: Any = None
 
@@ -151,7 +151,7 @@ def test_poison_among_sixteen_fails_and_the_others_are_served(poisons: str, num_
     assert counted == 0 or len(poisons) > 2, "no restart is used up, unless many in a row are poison"
 
 
-def test_poison_of_calls_that_are_made_by_themselves_is_told_apart_too() -> None:
+def test_poison_among_calls_made_one_by_one_is_identified_too() -> None:
     replica = Replica(0, "dk")
     found = served([replica], *LETTERS)
     assert {name for name, errors in found.items() if any(errors)} == {"d", "k"}
@@ -168,7 +168,7 @@ def test_poison_among_many_is_narrowed_down_in_shares() -> None:
     assert replica.alive
 
 
-def test_a_suspect_is_served_alone_also_beside_other_calls() -> None:
+def test_a_suspect_is_served_alone_even_during_other_calls() -> None:
     replica = Replica(0, "a")
     service = RolloutService(Group([replica]), deadline_s=20.0)
     others: list[Completion] = []

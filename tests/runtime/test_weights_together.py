@@ -94,7 +94,7 @@ def test_all_other_kinds_are_taken_alone(kind: str, tmp_path: Path) -> None:
     assert [replica.taken for replica in replicas] == [[(1, 0)], [(1, 0)]]
 
 
-def test_one_that_takes_too_long_is_restarted_and_the_others_go_on(tmp_path: Path) -> None:
+def test_one_that_takes_too_long_is_restarted_and_the_others_continue(tmp_path: Path) -> None:
     async def story() -> None:
         first, second = Replica("rollout[0]"), Replica("rollout[1]")
         second.hangs = True

@@ -117,7 +117,7 @@ def test_an_order_that_breaks_a_promise_fails_its_check(order: type[PromptOrder]
     assert words in found[check]
 
 
-def test_an_order_that_may_repeat_is_not_held_to_different_rows() -> None:
+def test_an_order_that_may_repeat_need_not_give_different_rows() -> None:
     class Repeats(PromptOrderSuite):
         target = PromptOrderOffer("order", Twice, repeats=True)
 

@@ -213,7 +213,7 @@ def test_the_same_run_with_nothing_wrong_takes_every_step(tmp_path: Path, chosen
     assert [duration["step"] for duration in metrics.read(odd_run(tmp_path, "", chosen))] == [1, 2, 3, 4, 5]
 
 
-def test_a_critic_has_a_directory_of_its_own_in_the_checkpoint(
+def test_a_critic_has_a_separate_directory_in_the_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = odd_run(tmp_path, "", PPO, **{"train.max_steps": 2})

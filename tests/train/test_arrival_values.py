@@ -118,7 +118,7 @@ def test_a_number_of_updates_that_cannot_be_is_named(num: Any) -> None:
         ({"critic/on": True}, "returned 'critic/on': True; needs"),
     ],
 )
-def test_metrics_that_are_no_numbers_name_who_sent_them(found: Any, message: str) -> None:
+def test_metrics_that_are_not_numbers_name_their_sender(found: Any, message: str) -> None:
     with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': update\(\) {message}"):
         asyncio.run(critic(found).update(BATCH))
     with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': metrics\(\) {message}"):
@@ -155,7 +155,7 @@ def test_a_snapshot_that_is_not_a_promise_of_true_or_false_is_named(found: Any, 
         asyncio.run(critic(None).expect(3))
 
 
-def test_log_probs_that_are_no_numbers_name_the_worker() -> None:
+def test_log_probs_that_are_not_numbers_name_the_worker() -> None:
     for found, message in (
         (values(0, 1, NAN, 0, 1, 1), "1 of 4 log-probs are not finite"),
         (floats(1), r"returned shape \(1,\)"),

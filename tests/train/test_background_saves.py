@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on: the state of their step, one at a time, errors told."""
+"""Checkpoints written during training: the state of their step, one at a time, with errors reported."""
 
 import asyncio
 import json
@@ -136,7 +136,7 @@ def test_one_checkpoint_is_written_at_a_time(tmp_path: Path) -> None:
     assert found[:3] == ["snapshot 1", "write-1 1", "written 2"]
 
 
-def test_a_run_goes_on_from_a_checkpoint_written_in_the_background_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_resumes_bit_for_bit_from_a_checkpoint_written_in_the_background(tmp_path: Path) -> None:
     whole = run_training(planned(tmp_path, "null", "whole")).run_dir
     run = run_training(planned(tmp_path, "patient", "patient")).run_dir
     for step in (3, 4):
@@ -156,7 +156,7 @@ def test_training_waits_for_an_actor_without_snapshots_and_where_the_host_holds_
     assert calls(tmp_path, "waits") == [f"save {step}" for step in range(1, STEPS + 1)]
 
 
-def test_an_error_of_the_writing_ends_the_run_and_the_checkpoint_before_stands(tmp_path: Path) -> None:
+def test_a_write_error_ends_the_run_and_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     words = r"No space left on device.*last checkpoint: .*step_1, continue with --resume"
     with pytest.raises(RlcoreError, match=words):
         run_training(planned(tmp_path, "full", "full"))

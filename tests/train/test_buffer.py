@@ -117,7 +117,7 @@ def test_a_prompt_of_a_checkpoint_that_is_sampled_again_as_a_whole_is_as_old_as_
     assert asyncio.run(resumed()) == (0, [3])
 
 
-def test_a_prompt_that_was_ready_when_it_was_given_up_is_not_handed_out() -> None:
+def test_a_prompt_that_became_stale_is_not_handed_out_even_if_it_was_ready() -> None:
     async def handed_out() -> int:
         ledger = flight(Ones())
         ledger.refill(1, 9)

@@ -125,7 +125,7 @@ def test_cleaning_removes_links_and_never_what_they_point_to(tmp_path: Path) -> 
     assert steps(tmp_path) == []
 
 
-def test_a_replaced_checkpoint_counts_until_its_successor_stands(tmp_path: Path) -> None:
+def test_a_replaced_checkpoint_counts_until_its_successor_is_complete(tmp_path: Path) -> None:
     path = save(tmp_path, 5)
     aside = path.rename(path.with_name(".step_5.replaced"))
     assert latest(tmp_path) == aside

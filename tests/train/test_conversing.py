@@ -54,6 +54,6 @@ def test_what_exceeds_the_window_is_refused_and_not_kept() -> None:
     assert "x" not in ByteTokens().decode(list(generator.requests[-1].token_ids))
 
 
-def test_an_answer_that_failed_is_said() -> None:
+def test_an_answer_that_failed_is_reported() -> None:
     with pytest.raises(WorkerError, match="chat: the replica died; begin again"):
         asyncio.run(talk(Echo("the replica died")).answer("x"))

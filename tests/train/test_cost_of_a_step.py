@@ -28,7 +28,7 @@ MOST_CALLS = 125
 
 
 class Calls:
-    """Counts the calls of rlcore's functions in this thread, and the times a generator or coroutine goes on.
+    """Counts the calls of rlcore's functions in this thread, and how often a generator or coroutine resumes.
 
     Those of asyncio and of other libraries are left out: on a busy machine more timers are due at a time.
     """

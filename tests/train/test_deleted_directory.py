@@ -1,4 +1,4 @@
-"""A run directory that goes while the run goes on, whole or in part: the run ends in one line that says what to do."""
+"""A run directory that is deleted during the run, wholly or partly: the run ends in one line with the remedy."""
 
 import itertools
 from collections.abc import Callable

@@ -19,7 +19,7 @@ async def steps() -> int:
     return 3
 
 
-def test_a_loop_that_is_stopped_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stopped_event_loop_continues(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> int:
         asyncio.get_running_loop().call_soon(asyncio.get_running_loop().stop)
         return await steps()

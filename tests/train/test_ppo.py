@@ -177,7 +177,7 @@ def test_equal_advantages_are_whitened_to_exactly_0(values: list[float]) -> None
     assert not whitened(advantages_BT, torch.zeros_like(mask_BT)).any()
 
 
-def test_a_sample_of_which_nothing_was_sampled_has_neither_advantage_nor_weight() -> None:
+def test_a_sample_without_sampled_tokens_has_no_advantage_and_no_weight() -> None:
     rows = [[Token(sampled=False, value=3.0)], [Token(value=0.5), Token(value=0.25)]]
     batch = batch_of(rows, [5.0, 1.0], [0, 1])
     advantages_BT, returns_BT, _ = arrays_of(batch, AlgoConfig(gamma=1.0, lam=1.0), FixedKl(0.0))
@@ -279,7 +279,7 @@ def test_a_critic_inside_an_actor_of_another_backend_is_refused() -> None:
     assert "backend" in message
 
 
-def test_the_plan_of_a_critic_inside_the_actor_and_of_one_in_a_pool_of_its_own() -> None:
+def test_the_plan_of_a_critic_inside_the_actor_and_of_one_in_a_separate_pool() -> None:
     def planned(setting: str) -> Any:
         return plan_run([], [*NEEDED, "algo.preset=ppo", f"plugins.critic_engine.{setting}"], ["null", "critic_engine"])
 

@@ -62,12 +62,12 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 
 def halves(config: dict[str, Any], *overrides: str) -> Path:
-    """A run that ends after two steps and goes on to four."""
+    """A run that ends after two steps and is resumed to four."""
     train(config, "train.name=halves", "train.max_steps=2", *overrides)
     return train(config, "train.name=halves", *overrides, resume=True).run_dir
 
 
-def test_a_run_without_torch_goes_on_bit_for_bit_and_its_critic_comes_closer(config: dict[str, Any]) -> None:
+def test_a_run_without_torch_resumes_bit_for_bit_and_its_critic_improves(config: dict[str, Any]) -> None:
     whole = train(config).run_dir
     assert differing(whole, halves(config)) == []
     losses = [row["critic/loss"] for row in rows_of(whole)]
@@ -138,7 +138,7 @@ VARIANTS = {
 
 @pytest.mark.fault
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(
+def test_a_resumed_run_equals_one_that_was_never_interrupted(
     real: dict[str, Any], tmp_path: Path, variant: str
 ) -> None:
     if variant == "kl and token rewards":
@@ -156,7 +156,7 @@ def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(
     assert all(np.isfinite(row["critic/loss"]) for row in rows_of(whole))
 
 
-def test_minibatches_of_nothing_but_truncated_rows_are_skipped_and_said_to_be(config: dict[str, Any]) -> None:
+def test_minibatches_with_only_truncated_rows_are_skipped_and_reported(config: dict[str, Any]) -> None:
     run = train(config, "algo.overlong=mask", "rollout.max_tokens=1", "train.max_steps=1").run_dir
     [row] = rows_of(run)
     assert row["actor/skipped"] == 1.0

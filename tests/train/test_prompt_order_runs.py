@@ -1,4 +1,4 @@
-"""Runs whose order of prompts looks at results: what it is told under each schedule, and resumption bit for bit."""
+"""Runs whose prompt order uses results: the results it gets under each schedule, and bit-for-bit resumption."""
 
 import json
 from pathlib import Path

@@ -186,7 +186,7 @@ def test_callbacks_see_each_step_and_cannot_disturb_the_run(tmp_path: Path) -> N
 
 
 @pytest.mark.real
-def test_a_callback_that_raises_is_a_warning_and_the_run_goes_on(
+def test_a_callback_that_raises_is_a_warning_and_the_run_continues(
     settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def plot(step: int, metrics: rlcore.Metrics) -> None:
@@ -236,7 +236,7 @@ def test_evaluations_keep_their_samples_and_need_the_run_only(settings: dict[str
     assert len((tmp_path / "s.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run: found no config.yaml in it"):
         rlcore.resume(tmp_path)
     with pytest.raises(ConfigError, match=r"is not a run: found no such directory"):

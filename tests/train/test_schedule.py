@@ -1,4 +1,4 @@
-"""Schedules in whole runs on the null model: what they refuse, what they keep, and how they go on after a stop."""
+"""Schedules in whole runs on the null model: what they refuse, what they keep, and how they resume after a stop."""
 
 import json
 from collections import Counter

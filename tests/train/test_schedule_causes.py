@@ -1,4 +1,4 @@
-"""Claims of each schedule about what begins before what, by causes: samples and rewards are held back."""
+"""Claims of each schedule about the order of events, tested by delaying samples and rewards."""
 
 import asyncio
 from dataclasses import replace
@@ -145,7 +145,7 @@ def test_the_next_step_is_sampled_while_this_one_is_updated_and_further_off_also
 
 
 @pytest.mark.parametrize("schedule", [ONE_OFF | REPLICA, THREE_OFF], ids=["replicas", "three steps off"])
-def test_samplers_that_may_go_on_during_updates_take_the_next_pass_before_one_ends(
+def test_samplers_that_may_run_during_updates_take_the_next_pass_before_one_ends(
     schedule: dict[str, Any], tmp_path: Path
 ) -> None:
     async def hold(events: Events, event: Event) -> None:

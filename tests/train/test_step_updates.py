@@ -1,4 +1,4 @@
-"""Actor and critic are told when the updates of a step begin and end, once each, however the step ends."""
+"""Actor and critic are notified when the updates of a step begin and end, once each, however the step ends."""
 
 import sys
 from itertools import groupby
@@ -16,7 +16,7 @@ from rlcore.train.signals import Stopped
 pytestmark = pytest.mark.usefixtures("rewards_in_process")
 
 PLUGIN = '''
-"""An actor and a critic that say what they are told, in order."""
+"""An actor and a critic that record their notifications in order."""
 import os
 import signal
 
@@ -159,7 +159,7 @@ def happened(overrides: list[str], *faults: str, error: type[BaseException] | No
 
 
 @pytest.mark.parametrize("schedule", [(), ("schedule.stream_minibatches=true", "algo.whiten_advantages=false")])
-def test_each_is_told_once_around_all_updates_of_a_step(overrides: list[str], schedule: tuple[str, ...]) -> None:
+def test_each_is_notified_once_around_all_updates_of_a_step(overrides: list[str], schedule: tuple[str, ...]) -> None:
     events, _ = happened([*schedule, *overrides])
     assert events == WHOLE * 2
 
@@ -172,7 +172,7 @@ def test_every_epoch_is_inside(overrides: list[str]) -> None:
     assert events.count("actor updates") == 2 * 4
 
 
-def test_an_actor_that_waits_for_its_critic_is_not_told_before_it_updates(overrides: list[str]) -> None:
+def test_an_actor_that_waits_for_its_critic_is_not_notified_before_it_updates(overrides: list[str]) -> None:
     events, _ = happened([override if override != "train.seed=0" else "train.seed=3" for override in overrides])
     warming = ["critic begins", "critic updates", "critic updates", "critic ends", "publish"]
     half = ["critic begins", "critic updates", "critic updates", "actor begins", "actor updates", *ENDS]

@@ -69,7 +69,7 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.mark.real
-def test_half_of_the_runs_fail_and_the_rest_goes_on_and_again_only_those_are_tried(
+def test_half_of_the_runs_fail_the_rest_continue_and_only_failed_ones_are_retried(
     config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["sweep", str(config), "--seeds", "0..1", "--set", "actor.lr=0.1,-5", "--name", "lrs"]
@@ -100,7 +100,7 @@ def test_a_sweep_of_other_settings_needs_another_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-def test_an_interrupted_sweep_goes_on_where_it_was(config: Path) -> None:
+def test_an_interrupted_sweep_resumes_where_it_was(config: Path) -> None:
     runs = config.parent / "runs" / "tiny-sweep"
     command = [sys.executable, "-m", "rlcore", "sweep", str(config), "--seeds", "0..1", "train.max_steps=60"]
     with subprocess.Popen(
@@ -156,7 +156,7 @@ def score(completions, **row):
 
 
 @pytest.mark.real
-def test_jobs_go_on_side_by_side_each_on_its_cores_and_a_failed_one_stops_no_other(
+def test_jobs_run_in_parallel_on_their_own_cores_and_a_failed_one_stops_no_other(
     config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     meeting = config.parent / "meeting"

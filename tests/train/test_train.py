@@ -1,4 +1,4 @@
-"""Whole runs on the null model: what a run writes, how it goes on, and what its settings do."""
+"""Whole runs on the null model: what a run writes, how it resumes, and what its settings do."""
 
 import asyncio
 import json
@@ -113,7 +113,7 @@ def test_the_tokens_on_disk_spell_the_trajectories_with_their_advantages(
                 assert arrays["advantage"][begin:end] == pytest.approx([row["advantage"]] * (end - begin))
 
 
-def test_a_run_records_no_tokens_if_told_so(config: dict[str, Any]) -> None:
+def test_a_run_records_no_tokens_if_so_configured(config: dict[str, Any]) -> None:
     assert not (run(config, "train.record_tokens=none").run_dir / "tokens").exists()
 
 
@@ -131,7 +131,7 @@ def test_two_runs_with_one_seed_are_equal_and_with_another_are_not(config: dict[
     assert differing(one, third) != []
 
 
-def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_resumed_run_equals_one_that_was_never_interrupted(config: dict[str, Any], tmp_path: Path) -> None:
     kl = ("algo.kl.placement=reward", "algo.kl.controller=adaptive", "reference.backend='null'")
     evaluation = (heldout(tmp_path), "eval.every_steps=2", *kl)
     whole = run(config, *evaluation).run_dir
@@ -164,7 +164,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("call", "step"), [(2, 0), (3 + 5, 0), (3 + 16 + 5, 1), (3 + 2 * 16 + 2, 2), (3 + 2 * 16 + 3 + 5, 2)]
 )
-def test_a_run_that_a_signal_ended_in_an_evaluation_or_between_goes_on_bit_for_bit(
+def test_a_run_ended_by_a_signal_during_or_after_an_evaluation_resumes_bit_for_bit(
     config: dict[str, Any], tmp_path: Path, call: int, step: int, whole: Path
 ) -> None:
     settings = (heldout(tmp_path), *STOPPABLE)

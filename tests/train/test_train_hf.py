@@ -77,7 +77,7 @@ VARIANTS = {
 
 @pytest.mark.fault
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(
+def test_a_resumed_run_equals_one_that_was_never_interrupted(
     config: dict[str, Any], tmp_path: Path, variant: str
 ) -> None:
     mark = tmp_path / "mark"

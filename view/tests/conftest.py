@@ -1,4 +1,4 @@
-"""The modules that tests share are beside them; the fixtures of a browser."""
+"""Makes the modules shared by tests importable, and defines the fixtures of a browser."""
 
 import sys
 from collections.abc import Iterator

@@ -115,7 +115,7 @@ def test_diff_of_a_prompt_shows_both_runs_last_samples(two: list[str], capsys) -
     assert "has no samples of it in step 9; leave --step out" in capsys.readouterr().err
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path, capsys) -> None:
+def test_runs_of_one_name_are_distinguished_by_their_paths(tmp_path: Path, capsys) -> None:
     paths = [str(write_rlcore_run(tmp_path / name / "run")) for name in ("one", "two")]
     assert main(["diff", *paths]) == 0
     assert capsys.readouterr().out.splitlines()[:2] == ["a: one", "b: two"]

@@ -121,13 +121,13 @@ def test_a_budget_other_than_that_of_the_rollout_is_not_blamed_on_it() -> None:
     ("value", "words"),
     [(0.0, "too hard for the model"), (1.0, "the task is solved"), (0.5, "does not tell responses apart")],
 )
-def test_equal_rewards_are_told_apart_by_their_value(value: float, words: str) -> None:
+def test_equal_rewards_are_distinguished_by_their_value(value: float, words: str) -> None:
     [finding] = diagnose(run_of(groups_of(value, value)))
     assert words in finding.advice
     assert finding.evidence.startswith("nothing is learned: all rewards of every group were equal, in 2 of 2 groups")
 
 
-def test_a_cause_of_equal_rewards_stands_for_them_where_they_are_0() -> None:
+def test_a_known_cause_replaces_the_finding_of_equal_rewards_when_they_are_0() -> None:
     unread = {"info": {"reward": {"answer": ""}}}
     assert [finding.name for finding in diagnose(run_of(groups_of(0.0, 0.0, **unread)))] == ["answers are not found"]
     same = [finding.name for finding in diagnose(run_of(groups_of(0.5, 0.5, **unread)))]
@@ -216,7 +216,7 @@ def test_the_last_words_say_whether_the_reward_moved() -> None:
     assert Watch(CONFIG).last_words() == []
 
 
-def test_a_watch_that_goes_on_from_its_state_says_the_same() -> None:
+def test_a_watch_restored_from_its_state_reports_the_same() -> None:
     steps = [facts(step, responses=4, cut=4, metrics={"reward/mean": 0.1 * step}) for step in range(1, 13)]
     whole, before = Watch(CONFIG), Watch(CONFIG)
     for step in steps[:7]:

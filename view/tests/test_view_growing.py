@@ -14,7 +14,7 @@ from rlcore_view.write_page import parts
 
 STEPS = 16
 OVERHEAD = 8000
-"""Bytes that a poll may read beside those that are new: ends of known files, and /proc itself."""
+"""Bytes that a poll may read in addition to new ones: ends of known files, and /proc itself."""
 
 
 def event(step: int) -> str:
@@ -164,7 +164,7 @@ def test_after_any_change_what_is_remembered_is_what_a_fresh_look_finds(
     assert read(run, memory).notes == fresh.notes
 
 
-def test_a_line_that_is_damaged_is_told_of_again_and_read_when_it_is_mended(run: Path) -> None:
+def test_a_damaged_line_is_reported_again_and_read_once_it_is_fixed(run: Path) -> None:
     memory, path = FileMemory(), run / "metrics.jsonl"
     read(run, memory)
     good = path.read_text()

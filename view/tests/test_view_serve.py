@@ -123,7 +123,7 @@ def test_a_port_that_is_taken_is_named(address: str) -> None:
         server_of(Editions([], list, 1.0), port)
 
 
-def test_the_command_serves_a_run_that_has_no_samples_yet_until_it_is_told_to_stop(tmp_path: Path) -> None:
+def test_the_command_serves_a_run_without_samples_until_it_is_stopped(tmp_path: Path) -> None:
     empty = tmp_path / "new"
     (empty / "trajectories").mkdir(parents=True)
     command = [sys.executable, "-c", "from rlcore_view.cli import main; main()", str(empty), "--serve"]

@@ -85,7 +85,7 @@ def row_of(text: Any) -> dict[str, Any]:
         found = cause
     if not isinstance(found, dict):
         raise ChildError(
-            f"the column '{COLUMN}' has {shown(text)}; needs a JSON object, as python -m rlcore_agent_loop.verifiers "
+            f"the column '{COLUMN}' holds {shown(text)}; needs a JSON object, as python -m rlcore_agent_loop.verifiers "
             "writes it"
         )
     return found

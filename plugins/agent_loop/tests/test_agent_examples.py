@@ -28,7 +28,7 @@ CALCULATOR = ROOT / "examples" / "tool_agent" / "calculator.py"
         ("430", []),
     ],
 )
-def test_a_call_of_the_calculator_is_a_turn_of_its_own(text: str, expected: list[ToolCall]) -> None:
+def test_a_call_of_the_calculator_is_a_separate_turn(text: str, expected: list[ToolCall]) -> None:
     assert import_target(f"{CALCULATOR}:calls")(text) == expected
 
 

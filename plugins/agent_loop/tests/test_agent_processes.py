@@ -127,7 +127,7 @@ def test_who_lost_its_process_to_another_call_is_told_which(tmp_path: Path) -> N
 
 
 @pytest.mark.fault
-def test_an_agent_whose_process_was_killed_because_of_another_is_begun_again(
+def test_an_agent_whose_process_was_killed_because_of_another_is_restarted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings_of(tmp_path, "one_is_stubborn", time_s=1.2)

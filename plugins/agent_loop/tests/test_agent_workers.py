@@ -172,7 +172,7 @@ class Game(Environment):
 
 
 @pytest.mark.parametrize("what", ["tool search", "environment Game"])
-def test_a_run_is_told_what_samples_of_workers_wait_for(what: str, tmp_path: Path) -> None:
+def test_a_run_knows_what_its_workers_samples_wait_for(what: str, tmp_path: Path) -> None:
     settings, mine = config(tmp_path, 1), tmp_path / "waiting.py"
     mine.write_text(WAITING)
     (tmp_path / "always.py").write_text(MINE.partition("class Tell")[0] + ALWAYS_SEARCH)
@@ -228,7 +228,7 @@ def test_conversations_in_workers_are_those_on_the_loop_of_the_run() -> None:
     assert there.metrics == here.metrics
 
 
-def test_a_rollout_that_is_given_up_withdraws_what_its_workers_asked() -> None:
+def test_a_cancelled_rollout_withdraws_its_workers_requests() -> None:
     policy = ScriptedPolicy(counting, seconds=60.0)
     settings = replace(SETTINGS, workers=2, time_s=0.05)
     found = talk(policy, settings, num_samples=2, prompts=[make_prompt(0), make_prompt(1)])

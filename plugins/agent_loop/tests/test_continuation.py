@@ -161,7 +161,7 @@ def echo(tmp_path: Path) -> str:
     return f"{tmp_path / 'echo.py'}:echo"
 
 
-def test_ids_that_are_no_text_go_through_the_loop_unchanged(echo: str) -> None:
+def test_ids_that_are_not_text_pass_through_the_loop_unchanged(echo: str) -> None:
     check_loop(tokens_of(QWEN, "<|im_end|>"), 20, echo)
 
 
@@ -193,7 +193,7 @@ def test_a_template_that_forgets_at_users_serves_tools() -> None:
         tokens.check_continuation(["user"])
 
 
-def test_the_loop_refuses_such_a_template_when_it_starts_and_names_its_key(echo: str) -> None:
+def test_the_loop_refuses_the_template_when_it_starts_and_names_its_key(echo: str) -> None:
     settings = AgentLoopSettings(tools={"echo": ToolSettings(echo)})
     with pytest.raises(ConfigError, match=r"'tool' breaks it.*plugins\.agent_loop\.result_role"):
         talk(ScriptedPolicy(lambda sample, turn, ids: [0]), settings, tokens=tokens_of(REFUSES, "<|im_end|>"))

@@ -35,7 +35,7 @@ async def waits(trajectory):
 """
 PROMPTS, GROUP = 8, 8
 A_STEP = 16
-"""Tasks and callbacks that a step may cost beside its samples, each."""
+"""Most tasks, and most callbacks, of a step in addition to those of its samples."""
 
 
 class CountingLoop(asyncio.SelectorEventLoop):

@@ -110,7 +110,7 @@ def test_case_40_a_token_is_needed_and_two_paths_exist() -> None:
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "has used its tokens"),
     ],
 )
-def test_a_request_that_cannot_be_answered_is_told_why(body: Any, expected: str) -> None:
+def test_a_request_that_cannot_be_answered_gets_the_reason(body: Any, expected: str) -> None:
     async def work(ask: Ask) -> None:
         status, found = await ask(body)
         assert status == 400
@@ -237,7 +237,7 @@ def test_tools_beside_an_agent_are_an_error(file: Path) -> None:
         check_settings(RunConfig(), settings)
 
 
-def test_endpoints_at_the_same_time_have_ports_of_their_own() -> None:
+def test_concurrent_endpoints_have_different_ports() -> None:
     async def both() -> list[str]:
         endpoints = [Endpoint(), Endpoint()]
         try:

@@ -105,7 +105,7 @@ class Echo:
         return PolicyAnswer({"role": "assistant", "content": ""}, "stop", 1, 1)
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
 
 BODY = json.dumps(HELLO).encode()

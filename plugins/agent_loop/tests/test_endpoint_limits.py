@@ -37,7 +37,7 @@ class Echo:
         return PolicyAnswer({"role": "assistant", "content": ""}, "stop", 1, 1)
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
 
 class Server:

@@ -104,7 +104,7 @@ def test_user_turns_are_never_trained_on(file: Path) -> None:
     assert found.token_ids[found.loss_mask].tolist() == [*b"5", END, *b"7", END]
 
 
-def test_each_sample_has_an_environment_of_its_own(file: Path) -> None:
+def test_each_sample_has_its_own_environment(file: Path) -> None:
     policy = ScriptedPolicy(lambda sample, turn, ids: [*str(7 + sample if turn == 2 else 0).encode(), END])
     found = talk(policy, settings_of(file, "Guess"), num_samples=2).trajectories
     assert {trajectory.id.sample: (trajectory.turns, environment(trajectory)) for trajectory in found} == {
@@ -122,7 +122,7 @@ def test_tools_and_environment_serve_one_conversation(file: Path, tmp_path: Path
     assert environment(found) == 1.0
 
 
-def test_an_environment_that_starts_anew_makes_a_part_of_its_own(file: Path) -> None:
+def test_an_environment_that_restarts_begins_a_new_part(file: Path) -> None:
     policy = says("one", "two")
     first, second = talk(policy, settings_of(file, "Forgets")).trajectories
     assert [(trajectory.id.segment, trajectory.num_segments, trajectory.turns) for trajectory in (first, second)] == [

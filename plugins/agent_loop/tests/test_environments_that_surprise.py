@@ -1,4 +1,4 @@
-"""Environments that do the unexpected: the sample ends and says why, and the run goes on."""
+"""Environments that do the unexpected: the sample ends and says why, and the run continues."""
 
 from pathlib import Path
 from typing import Any

@@ -59,7 +59,7 @@ def test_turns_asked_for_at_the_same_moment_are_one_call_and_later_ones_another(
     assert engine.calls == [["a", "b", "c"], ["d"]]
 
 
-def test_a_turn_that_is_given_up_ends_its_call_only_when_the_call_owes_nobody_else() -> None:
+def test_a_cancelled_turn_ends_its_call_only_if_no_other_caller_waits() -> None:
     engine = Engine(seconds=0.05)
 
     async def run() -> list[int]:
@@ -77,7 +77,7 @@ def test_a_turn_that_is_given_up_ends_its_call_only_when_the_call_owes_nobody_el
     assert engine.calls == [["a", "b", "c", "d"]]
 
 
-def test_a_call_whose_last_turns_nobody_waits_for_is_ended() -> None:
+def test_a_call_ends_when_no_caller_waits_for_its_last_turns() -> None:
     engine = Engine(seconds=0.05)
 
     async def run() -> int:
@@ -90,7 +90,7 @@ def test_a_call_whose_last_turns_nobody_waits_for_is_ended() -> None:
     assert asyncio.run(run()) == 1
 
 
-def test_a_turn_that_is_given_up_before_it_was_sent_is_never_asked_for() -> None:
+def test_a_turn_cancelled_before_it_was_sent_is_never_requested() -> None:
     engine = Engine()
 
     async def run() -> None:

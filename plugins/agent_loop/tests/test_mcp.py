@@ -85,7 +85,7 @@ def test_an_mcp_server_that_does_not_start_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_an_mcp_server_that_ends_is_started_again_and_its_calls_are_made_once_more(
+def test_an_mcp_server_that_ends_is_restarted_and_its_calls_are_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("mcp")
@@ -99,7 +99,7 @@ def test_an_mcp_server_that_ends_is_started_again_and_its_calls_are_made_once_mo
 
 
 @pytest.mark.fault
-def test_an_mcp_server_that_does_not_start_again_is_said_to_be_gone(tmp_path: Path) -> None:
+def test_an_mcp_server_that_does_not_restart_is_reported_as_gone(tmp_path: Path) -> None:
     pytest.importorskip("mcp")
     settings = AgentLoopSettings(describe_tools="never", mcp={"sums": server(tmp_path)})
     file = tmp_path / "server.py"

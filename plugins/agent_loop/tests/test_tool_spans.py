@@ -1,4 +1,4 @@
-"""Calls of tools and environments under way are told to the run: `rlcore where` and the trace show them."""
+"""Running calls of tools and environments are reported to the run: `rlcore where` and the trace show them."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ def test_a_tool_call_is_work_under_way_until_it_ends_also_by_an_error() -> None:
 
 
 class Counting(Environment):
-    """Ends a sample after its second turn, and keeps the work that it sees under way."""
+    """Ends a sample after its second turn, and records the work in progress."""
 
     seen: ClassVar[list[tuple[str, str, str, TrajectoryId | None, int]]] = []
 

@@ -168,7 +168,7 @@ def test_the_same_calls_again_and_again_end_the_sample(settings: AgentLoopSettin
     assert (found.turns, found.info["ended_by"], found.finish) == (4, "max_same_calls", FinishReason.STOP)
 
 
-def test_calls_that_differ_are_no_endless_loop(settings: AgentLoopSettings) -> None:
+def test_calls_that_differ_are_not_an_endless_loop(settings: AgentLoopSettings) -> None:
     policy = ScriptedPolicy(lambda sample, turn, ids: [*call("add", a=turn % 2, b=2).encode(), END])
     found = talk(policy, replace(settings, max_turns=9, max_same_calls=1)).only
     assert (found.turns, found.info["ended_by"]) == (9, "max_turns")
@@ -184,14 +184,14 @@ def test_a_sample_that_takes_too_long_ends_with_its_whole_turns_and_its_call_is_
     assert found.num_sampled == len(response) + 1
 
 
-def test_a_turn_that_is_generated_too_long_is_given_up_at_the_engine(settings: AgentLoopSettings) -> None:
+def test_a_turn_that_takes_too_long_is_aborted_at_the_engine(settings: AgentLoopSettings) -> None:
     policy = ScriptedPolicy(lambda sample, turn, ids: [*call("nothing").encode(), END], seconds=0.2)
     found = talk(policy, replace(settings, time_s=0.3)).only
     assert (found.info["ended_by"], found.turns) == ("time_s", 1)
     assert policy.cancelled == ["test/0/0/0/1"]
 
 
-def test_a_turn_has_a_budget_of_its_own(settings: AgentLoopSettings) -> None:
+def test_a_turn_has_its_own_budget(settings: AgentLoopSettings) -> None:
     found = talk(says("x" * 50), replace(settings, turn_tokens=20)).only
     assert (found.info["ended_by"], found.finish, found.num_sampled) == ("turn_tokens", FinishReason.LENGTH, 20)
 

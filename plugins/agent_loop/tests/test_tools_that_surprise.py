@@ -222,7 +222,7 @@ def test_a_parser_that_fails_is_a_call_that_cannot_be_made(name: str, why: str, 
 
 
 @pytest.mark.parametrize(("name", "why"), [("number", "is int; needs a function"), ("gone", "there is no 'gone'")])
-def test_a_parser_that_is_no_function_is_an_error_at_the_start(name: str, why: str, tmp_path: Path) -> None:
+def test_a_parser_that_is_not_a_function_is_an_error_at_the_start(name: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=why) as caught:
         talk(says("x"), settings_of(tmp_path, "Counter", parser=f"{tmp_path / 'tools.py'}:{name}"))
     assert type(caught.value).__module__ == "rlcore.errors"
@@ -248,7 +248,7 @@ def test_a_column_that_holds_a_number_is_an_error_that_says_so(tmp_path: Path) -
             talk(says("x"), settings, prompts=[make_prompt(0, uses=wrong)])
 
 
-def test_a_tool_has_an_output_limit_of_its_own(tmp_path: Path) -> None:
+def test_a_tool_has_its_own_output_limit(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text("def long():\n    return 'x' * 50\n\n\nasync def far():\n    return 'y' * 50\n")
     tools = {name: ToolSettings(f"{tmp_path / 'long.py'}:{name}") for name in ("long", "far")}
     short = {f"short_{name}": replace(tool, max_result_chars=4) for name, tool in tools.items()}

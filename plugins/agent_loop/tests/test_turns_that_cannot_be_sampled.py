@@ -42,7 +42,7 @@ def test_the_sample_ends_with_the_turns_that_it_had_and_the_others_go_on() -> No
         assert talked.metrics["agent/ended/rollout_failed_frac"] > 0
 
 
-def test_an_agent_is_told_and_may_not_ask_again() -> None:
+def test_an_agent_gets_the_error_and_may_not_ask_again() -> None:
     async def work(ask: Ask) -> None:
         for _ in range(2):
             status, found = await ask(HELLO)

@@ -113,7 +113,7 @@ def trained(directory: Path, environment: str, arguments: dict[str, Any]) -> "su
 
 
 def rolled(directory: Path, environment: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """The conversations of such a run."""
+    """The conversations of a run with an environment of verifiers."""
     done = trained(directory, environment, arguments)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [row["reward/failed"] for row in metrics.read(directory / "runs/run") if "reward/mean" in row] == [0.0]

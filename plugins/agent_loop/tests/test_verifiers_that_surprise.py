@@ -128,14 +128,14 @@ def test_a_rollout_that_goes_wrong_fails_its_sample_in_one_line_and_the_next_wor
     assert reward_of(agent, {"good": True}) == 0.5
 
 
-def test_a_rollout_that_is_no_coroutine_fails_its_sample(verifiers: Callable[..., Verifiers]) -> None:
+def test_a_rollout_that_is_not_a_coroutine_fails_its_sample(verifiers: Callable[..., Verifiers]) -> None:
     agent = verifiers("return {}", kind="def")
     with pytest.raises(ChildError, match=r"run_rollout\(\) returned dict at once; needs an async def$"):
         reward_of(agent, {})
 
 
 @pytest.mark.parametrize("row", ["", "no json", "3", "[1]", "null", "[" * 100_000])
-def test_a_row_that_is_no_object_fails_its_sample(verifiers: Callable[..., Verifiers], row: str) -> None:
+def test_a_row_that_is_not_an_object_fails_its_sample(verifiers: Callable[..., Verifiers], row: str) -> None:
     agent = verifiers("return {}")
     with pytest.raises(ChildError, match=r"^the column 'verifiers' holds '.*needs a JSON object") as caught:
         reward_of(agent, row)

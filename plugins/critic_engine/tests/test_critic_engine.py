@@ -144,7 +144,7 @@ def test_an_actor_that_would_wait_for_the_whole_run_is_refused(waits: int) -> No
     assert calls == []
 
 
-def test_a_checkpoint_has_the_critic_in_a_directory_of_its_own(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_critic_in_a_separate_directory(tmp_path: Path) -> None:
     async def both() -> None:
         await critic.save(tmp_path)
         await critic.restore(tmp_path)
@@ -175,7 +175,7 @@ def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_models_size_is
     assert sharded.bytes_per_parameter == 16.0 / 4, "its part; what it gathers is the planner's to count"
 
 
-def test_a_critic_inside_the_actor_has_neither_devices_nor_memory_of_its_own() -> None:
+def test_a_critic_inside_the_actor_has_no_separate_devices_or_memory() -> None:
     [request] = requests(RunConfig(cluster=ClusterConfig(device="cuda")), CriticSettings(trunk="actor"))
     assert (request.embedded_in, request.gpus, request.bytes_per_parameter) == (ACTOR, 0.0, 0.0)
 
@@ -222,7 +222,7 @@ def test_flash_attention_needs_a_critic_in_bfloat16() -> None:
     assert requests(config, CriticSettings(trunk="actor"))
 
 
-def test_a_pool_of_its_own_is_offered_only_when_the_critic_asks_for_it() -> None:
+def test_a_separate_pool_is_offered_only_when_the_critic_asks_for_it() -> None:
     config = RunConfig(cluster=ClusterConfig(device="cuda"))
     own, shared = (tuple(requests(config, CriticSettings(own_pool=own))) for own in (True, False))
     assert rlcore_resource_pools(config, own) == [PoolSpec("critic")]

@@ -92,7 +92,7 @@ def test_the_memory_of_a_critic_is_that_of_its_own_model(sizes: dict[str, Any], 
         (models / "qwen3" / "config.json").write_text(json.dumps({**sizes, **others, "model_type": "qwen3"}))
         return planned(models, path(models, "qwen3"))[0].memory_bytes["critic"]
 
-    # An output layer apart has 100 x 8 weights; a fifth is added to what their training needs beside them.
+    # A separate output layer has 100 x 8 weights; training needs a fifth more in addition.
     more = bytes_of(tie_word_embeddings=False) - bytes_of(tie_word_embeddings=True)
     assert more == pytest.approx((4 + 1.2 * 12) * 100 * 8, abs=1)
     assert "critic" not in planned(models, path(models, "nowhere"))[0].memory_bytes
@@ -109,7 +109,7 @@ def test_a_critic_on_the_actors_trunk_has_its_slices_and_its_way(models: Path) -
         planned(models, *sliced, trunk, "plugins.critic_engine.shared_prefix=none")
 
 
-def test_a_critic_with_separate_ranks_has_slices_of_its_own(models: Path) -> None:
+def test_a_critic_with_separate_ranks_has_separate_slices(models: Path) -> None:
     ranks = ("plugins.critic_engine.data_parallel=2", "plugins.critic_engine.context_parallel=2")
     found = planned(models, *ranks)[1]
     assert (found.request.ranks, found.request.engine and found.request.engine.context_parallel) == (2, 2)

@@ -47,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def critic(models: Path, path: Path, **settings: Any) -> HfCritic:
-    """A critic beside the policy, set up."""
+    """A critic with the policy, set up."""
     worker = HfCritic(
         WorkerContext(
             role="critic",
@@ -145,7 +145,7 @@ def test_a_classifier_in_bfloat16_gives_its_head_bit_for_bit(models: Path, tmp_p
             assert torch.equal(model.value_head.weight, head.float())
 
 
-def test_a_value_head_of_trl_beside_a_causal_model_is_found(models: Path, tmp_path: Path) -> None:
+def test_a_value_head_of_trl_on_a_causal_model_is_found(models: Path, tmp_path: Path) -> None:
     shutil.copytree(models / "policy", tmp_path / "trl")
     tensors = load_file(tmp_path / "trl" / "model.safetensors")
     head = {"v_head.summary.weight": torch.randn(1, 32), "v_head.summary.bias": torch.tensor([0.5])}
@@ -242,7 +242,7 @@ def test_a_head_of_another_hidden_size_is_refused(models: Path, tmp_path: Path) 
     assert "reads 64 numbers, and its hidden states have 32" in message
 
 
-def test_a_bias_that_is_no_number_is_refused(models: Path, tmp_path: Path) -> None:
+def test_a_bias_that_is_not_a_number_is_refused(models: Path, tmp_path: Path) -> None:
     assert "has shape [2]" in refused(models, changed(models, tmp_path, {"score.bias": torch.ones(2)}))
 
 

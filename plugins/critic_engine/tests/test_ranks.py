@@ -209,7 +209,7 @@ def request_of(plan: RunPlan) -> tuple[int, str, bool]:
     return request.ranks, request.pool, request.embedded_in is not None
 
 
-def test_a_critic_has_ranks_of_its_own_or_those_of_the_actor_that_it_is_inside_of(model: Path) -> None:
+def test_a_critic_has_separate_ranks_or_those_of_its_actor(model: Path) -> None:
     assert request_of(
         planned(model, "plugins.critic_engine.data_parallel=2", "plugins.critic_engine.own_pool=true")
     ) == (

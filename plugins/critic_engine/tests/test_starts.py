@@ -34,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def critic(models: Path, **settings: Any) -> HfCritic:
-    """A critic beside the policy `llama`, set up."""
+    """A critic with the policy `llama`, set up."""
     shared_prefix, attention = settings.pop("shared", SharedPrefix.NONE), settings.pop("attention", "sdpa")
     model = ModelConfig(path=str(models / "llama"), tokenizer="bytes", attention=attention)
     worker = HfCritic(
@@ -252,7 +252,7 @@ def test_values_that_are_not_numbers_stop_the_run_before_any_update(models: Path
     assert state_of(worker, tmp_path / "c") == before
 
 
-def test_targets_that_are_not_numbers_skip_the_update_and_end_the_run_when_they_go_on(
+def test_targets_that_are_not_numbers_skip_the_update_and_end_the_run_if_they_persist(
     models: Path, tmp_path: Path
 ) -> None:
     worker = saved(models, tmp_path / "a", max_skipped_updates=2)

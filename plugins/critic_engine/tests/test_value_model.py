@@ -355,7 +355,7 @@ def test_on_a_whole_actor_the_critic_sees_the_weights_of_the_moment_and_on_adapt
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_restored_critic_goes_on_bit_for_bit(model_directory: Path, tmp_path: Path, kind: str) -> None:
+def test_a_restored_critic_continues_bit_for_bit(model_directory: Path, tmp_path: Path, kind: str) -> None:
     settings = KINDS[kind] | {"lr_schedule": "linear", "warmup_steps": 1}
     batch, make = with_targets(random_batch()), _maker(model_directory, settings)
     worker, other = make(), make()

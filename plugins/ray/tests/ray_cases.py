@@ -273,7 +273,7 @@ async def probed() -> dict[str, Any]:
 
 
 def free() -> float:
-    """CPUs that are not held, once what is ending has ended."""
+    """CPUs that are free once ending processes have ended."""
     ends_at = time.monotonic() + 10
     while time.monotonic() < ends_at and ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
         time.sleep(0.1)

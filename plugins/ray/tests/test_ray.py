@@ -137,7 +137,7 @@ def test_a_call_that_is_cancelled_before_its_turn_is_never_begun() -> None:
     assert asyncio.run(story()) == [FAILED, CANCELLED]
 
 
-def test_ranks_but_the_first_send_no_result_and_their_errors_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_rank_sends_results_but_all_send_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     from rlcore_ray.actor import FAILED, OK, ActorHost
 
@@ -157,7 +157,7 @@ def test_ranks_but_the_first_send_no_result_and_their_errors_all_the_same(monkey
     assert asyncio.run(story()) == [(OK, "large"), (OK, None), FAILED]
 
 
-def test_a_cluster_that_is_too_small_is_told_who_wants_what(head: str, tmp_path: Path) -> None:
+def test_a_cluster_that_is_too_small_is_refused_with_what_is_wanted_and_what_it_has(head: str, tmp_path: Path) -> None:
     plugin = tmp_path / "crowd.py"
     plugin.write_text(textwrap.dedent(CROWD))
     done = rlcore(

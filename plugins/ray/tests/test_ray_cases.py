@@ -125,7 +125,7 @@ def test_a_stuck_actor_is_killed_and_replaced_and_a_blocked_controller_loses_no_
     assert probe["replaced"]
 
 
-def test_every_run_gave_back_what_it_held(story: dict[str, Any]) -> None:
+def test_every_run_released_what_it_acquired(story: dict[str, Any]) -> None:
     assert story["held"] == 0.0
 
 

@@ -68,7 +68,7 @@ def steps(directory: Path) -> int:
 
 
 def ended(process: subprocess.Popen[str]) -> bool:
-    """False while the run goes on; fails with its last words when it has ended before it should."""
+    """False while the run continues; fails with its last output if it has ended too early."""
     assert process.poll() is None, process.communicate()[1]
     return False
 

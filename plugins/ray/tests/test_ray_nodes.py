@@ -57,7 +57,7 @@ cluster.shutdown()
 
 
 class Nodes:
-    """A cluster that does as it is told."""
+    """A cluster that the test controls."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process

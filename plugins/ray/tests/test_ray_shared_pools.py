@@ -1,4 +1,4 @@
-"""On Ray, too, the actor trains on the slots of sampler and judge while these sleep: a real run, beside one of `local`.
+"""On Ray, too, the actor trains on the slots of sampler and judge while these sleep: compared with a `local` run.
 
 Two ranks of a transformers model are trained, each in the placement group of another server; the sampler draws with
 what it reads of the weights that they hand over. The third update fails.

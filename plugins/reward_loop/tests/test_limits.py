@@ -17,7 +17,7 @@ from rlcore.errors import WorkerError
 from rlcore.types import Lane
 
 
-def test_evaluation_has_slots_of_its_own_and_goes_ahead_in_the_queue() -> None:
+def test_evaluation_has_its_own_slots_and_goes_first_in_the_queue() -> None:
     order: list[str] = []
 
     async def run() -> None:
@@ -191,7 +191,7 @@ def test_a_call_that_finds_every_target_out_of_use_for_longer_than_it_may_wait_s
     asyncio.run(run())
 
 
-def test_one_sample_ejects_nobody_however_often_it_is_asked() -> None:
+def test_one_sample_ejects_no_target_however_often_it_is_retried() -> None:
     async def run() -> None:
         router = Router(["a", "b"], eject_after=2, pause_s=600)
         for _ in range(10):
@@ -217,7 +217,7 @@ def test_the_last_address_stays_in_use() -> None:
     asyncio.run(run())
 
 
-def test_a_healthy_probe_brings_a_target_back_and_whoever_waited_goes_on() -> None:
+def test_a_healthy_probe_brings_a_target_back_and_waiting_calls_continue() -> None:
     answers = iter([False, True])
 
     async def probe(target: object) -> bool:

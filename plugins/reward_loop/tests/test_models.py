@@ -1,4 +1,4 @@
-"""Reward model replicas: plans, routing over them, and whole runs with a tiny classifier beside a judge."""
+"""Reward model replicas: plans, routing over them, and whole runs with a tiny classifier and a judge."""
 
 import asyncio
 import re
@@ -36,7 +36,7 @@ def liked_by(path: Path | str, **model: Any) -> dict[str, Any]:
     }
 
 
-def test_replicas_are_a_role_of_this_plugin_in_a_pool_of_their_own(config_of: Callable[..., dict[str, Any]]) -> None:
+def test_replicas_are_a_role_of_this_plugin_in_a_separate_pool(config_of: Callable[..., dict[str, Any]]) -> None:
     plan = plan_run([config_of(**liked_by("some-model", replicas=2))], [])
     [reward] = [worker for worker in plan.workers if worker.request.role.name == "reward"]
     assert reward.request.role.interface is RewardReplica
@@ -250,7 +250,7 @@ def test_without_a_healthy_replica_a_sample_fails_by_its_deadline(tmp_path: Path
         asyncio.run(run(replicas))
 
 
-def test_the_one_replica_that_fails_twice_is_said_to_have_failed_twice(tmp_path: Path) -> None:
+def test_the_one_replica_that_fails_twice_is_reported_so(tmp_path: Path) -> None:
     group = Group()
     del group.replicas[1:]
     answers = iter(["died", "has no memory left"])

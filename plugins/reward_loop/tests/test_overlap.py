@@ -76,7 +76,7 @@ def run(directory: Path, url: str, reward: dict[str, Any], resume: bool = False)
 
 @pytest.mark.fault
 @pytest.mark.parametrize("normalise", [False, True], ids=["samples", "groups"])
-def test_a_run_one_step_off_goes_on_with_half_of_its_groups_scored(
+def test_a_run_one_step_off_resumes_with_half_of_its_groups_scored(
     normalise: bool, tmp_path: Path, scorer: tuple[Scorer, ScriptedService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rewards of single samples are not asked for again; where the group counts, all of it is."""

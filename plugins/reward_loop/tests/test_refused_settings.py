@@ -1,4 +1,4 @@
-"""Settings of this plugin that cannot work, said before anything starts."""
+"""Settings of this plugin that cannot work are refused before anything starts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +57,7 @@ BAD_SETTINGS = {
 
 
 @pytest.mark.parametrize("name", BAD_SETTINGS)
-def test_settings_that_cannot_work_are_said_before_anything_starts(
+def test_settings_that_cannot_work_are_refused_before_anything_starts(
     config_of: Callable[..., dict[str, Any]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REWARD_LOOP_TEST_TOKEN", "sk-read-from-a-file\n")

@@ -71,7 +71,7 @@ def test_a_name_that_resolves_again_is_asked_again(
     assert only.reward.status is RewardStatus.OK
 
 
-def test_a_resolver_that_does_not_answer_is_a_deadline_and_other_threads_go_on(
+def test_a_resolver_that_does_not_answer_is_a_timeout_and_other_threads_continue(
     score: Score, one_service: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of the samples asks; were each to hold a thread, nothing else of the run would have one."""

@@ -214,7 +214,7 @@ def test_a_retry_after_beyond_the_deadline_fails_at_once(score: Score, one_servi
     assert error.endswith("before which it answered 429")
 
 
-def test_no_more_calls_are_open_than_slots_and_waiting_for_one_fails_nobody(
+def test_no_more_calls_are_open_than_slots_and_waiting_does_not_fail(
     score: Score, samples: Samples, one_service: Settings
 ) -> None:
     # Six rounds of two take longer than one call's deadline.

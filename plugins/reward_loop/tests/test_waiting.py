@@ -135,7 +135,7 @@ def test_no_second_at_the_service_sees_more_requests_than_the_rate(
 
 
 def bounds(metrics: Metrics) -> set[str]:
-    """The settings that are said to be the bound."""
+    """The settings reported as the bound."""
     shares = {name: share for name, share in metrics.items() if name.startswith(BOUND_BY)}
     return {name.removeprefix(BOUND_BY) for name, share in shares.items() if share >= 0.5}
 
@@ -169,7 +169,7 @@ def test_what_calls_wait_for_is_named_and_nothing_that_follows_from_it(
     assert found["time/service_bound"] == float(bool(expected))
 
 
-def test_slots_that_the_service_took_away_are_no_fault_of_the_setting(tmp_path: Path) -> None:
+def test_slots_that_the_service_took_away_are_not_blamed_on_the_setting(tmp_path: Path) -> None:
     async def use(service: Service) -> None:
         service.limiter.overloaded()
         await asyncio.gather(*(service.ask(call(str(n)), Lane.TRAIN) for n in range(6)))

@@ -126,7 +126,7 @@ async def broadcast(directory: Path) -> None:
 
 
 async def kept(directory: Path) -> None:
-    """Requests go on with the cache that they have: no token is computed again, and each has its version."""
+    """Requests continue with their cache: no token is computed again, and each has its version."""
     path, by_version = models(directory, 3)
     sampler = started(path, keeps_cache=True)
     calls: list[str] = []

@@ -33,7 +33,7 @@ DEADLINE_S = 200.0
 @pytest.mark.real
 @pytest.mark.timeout(300)
 @needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real")
-def test_a_judge_whose_engine_is_killed_comes_back_and_what_it_owed_is_asked_once_more(tmp_path: Path) -> None:
+def test_a_judge_whose_engine_is_killed_comes_back_and_its_requests_are_retried(tmp_path: Path) -> None:
     """In a separate process, for vLLM warns."""
     command = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
     done = subprocess.run(command, text=True, capture_output=True, timeout=260, check=False)

@@ -96,7 +96,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line(
         ("rollout.vllm.options.block_size=8", "rollout.vllm.options.block_size: now plugins.vllm.options.block_size ("),
     ],
 )
-def test_an_old_key_is_told_the_new_one(planned: Planned, old: str, new: str) -> None:
+def test_an_old_key_is_refused_with_the_new_one(planned: Planned, old: str, new: str) -> None:
     for plugins in ({"vllm": {}}, {}):
         with pytest.raises(ConfigError) as caught:
             planned(SAMPLES, old, plugins=plugins)

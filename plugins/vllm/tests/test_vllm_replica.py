@@ -58,7 +58,7 @@ def test_what_the_engine_refuses_is_the_requests_error_unless_the_engine_has_die
 
 
 def test_an_engine_that_sleeps_is_not_put_to_sleep_again() -> None:
-    """A scorer in the actor's pool is told to sleep by the reward manager and by the run's turns."""
+    """Both the reward manager and the run's turns make a scorer in the actor's pool sleep."""
     events: list[str] = []
 
     class Engine:

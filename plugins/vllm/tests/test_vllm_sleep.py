@@ -91,7 +91,7 @@ class Engine:
         self.on_abort()
 
     def on_abort(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ CALLS = {
 def test_an_engine_that_dies_during_a_call_is_an_error_and_not_a_wait(
     call: str, handle: WeightsHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a call that is under way when the engine dies vLLM says nothing."""
+    """vLLM reports nothing about a call in flight when the engine dies."""
     from rlcore_vllm import sampler as module
 
     engine = Engine()
@@ -258,7 +258,7 @@ def test_what_fails_is_one_line_and_leaves_nothing_asleep(fault: str, handle: We
 
 
 @pytest.mark.parametrize("fault", ["", "pause keep False", "load", "finish 1", "resume"])
-def test_requests_that_are_kept_are_paused_and_go_on_or_are_called_off(fault: str, handle: WeightsHandle) -> None:
+def test_kept_requests_are_paused_and_then_resumed_or_aborted(fault: str, handle: WeightsHandle) -> None:
     engine = Engine(fault)
 
     async def main() -> str:

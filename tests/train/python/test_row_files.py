@@ -44,7 +44,7 @@ def test_numbers_and_arrays_of_numpy_become_numbers_and_lists() -> None:
         ([{"prompt": "a", "info": [{2: "b"}]}], "row 0, column 'info' has the key 2"),
     ],
 )
-def test_a_row_that_is_no_row_is_named(rows: Any, words: str) -> None:
+def test_a_value_that_is_not_a_row_is_named(rows: Any, words: str) -> None:
     with pytest.raises(ConfigError, match="data: ") as refused:
         rows_as_lines(rows, "data")
     assert words in str(refused.value)
@@ -72,13 +72,13 @@ class Frame:
         (3, "found an int; needs a path, a list of dicts"),
     ],
 )
-def test_a_form_that_cannot_be_a_source_is_told_what_to_make_of_it(data: Any, words: str) -> None:
+def test_a_form_that_cannot_be_a_source_is_refused_with_what_to_convert_it_to(data: Any, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check_form(data, "data")
     assert words in str(refused.value)
 
 
-def test_columns_are_told_from_sources_by_name() -> None:
+def test_columns_and_sources_are_distinguished_by_name() -> None:
     with pytest.raises(ConfigError, match=r"data: 'prompt' is a list of str; needs .* datasets\.Dataset\.from_dict"):
         gather_inputs(None, None, {"prompt": ["a"], "answer": ["b"]}, None, {})
     gather_inputs(None, None, {"sums": [{"prompt": "a"}], "others": "rows.jsonl"}, None, {})

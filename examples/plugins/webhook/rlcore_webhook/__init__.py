@@ -1,4 +1,4 @@
-"""A tracker that tells a chat how a run goes: Slack, Mattermost, Discord, or any address that takes JSON."""
+"""A tracker that posts a run's progress to a chat: Slack, Mattermost, Discord, or any address that takes JSON."""
 
 import json
 import urllib.error
@@ -19,17 +19,17 @@ class WebhookSettings:
     url: str = ""
     """Address that takes the messages; who has it can post, so name a variable: `${oc.env:WEBHOOK_URL}`."""
     field: str = "text"
-    """Field of the JSON that holds the message: `text` for Slack and Mattermost, `content` for Discord."""
+    """JSON field of the message: `text` for Slack and Mattermost, `content` for Discord."""
     every_steps: int = option(10, at_least=1)
-    """Steps from one message to the next; evaluations are always told."""
+    """Steps between two messages; evaluations are always posted."""
     metrics: tuple[str, ...] = ("reward/mean", "completion/length_mean", "policy/entropy")
-    """Metrics of a message, of those that the step has."""
+    """Metrics in a message, as far as the step has them."""
     timeout_s: float = option(10.0, above=0)
-    """Seconds that the address has to answer."""
+    """Seconds allowed for an answer."""
 
 
 class WebhookTracker(Tracker):
-    """A message at the start, every so many steps, at each evaluation, and at the end."""
+    """Posts a message at the start, every `every_steps` steps, at each evaluation, and at the end."""
 
     def start(self, configuration: Mapping[str, Setting]) -> None:
         """Post the first message; an address that does not take it refuses the run."""
