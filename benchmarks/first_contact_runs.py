@@ -55,9 +55,9 @@ def reward(name: str) -> str:
 
 def scored(name: str, words: str, answer: ServiceAnswer | None, *settings: str, urls: str = "[URL]") -> RunMistake:
     """A mistake of a scoring service."""
-    asked = "plugins.reward_loop.rewards.right.served_by=scorer"
+    served_by = "plugins.reward_loop.rewards.right.served_by=scorer"
     service = f"plugins.reward_loop.services.scorer.urls={urls}"
-    return RunMistake(name, words, ("--plugin", "reward_loop", asked, service, *settings), service=answer)
+    return RunMistake(name, words, ("--plugin", "reward_loop", served_by, service, *settings), service=answer)
 
 
 DEADLINE = "plugins.reward_loop.services.scorer.deadline_s=1"
@@ -118,14 +118,14 @@ def made(mistake: RunMistake, base: tuple[str, ...]) -> dict[str, object]:
         settings = [setting.replace("URL", f"{url}/score") for setting in mistake.settings]
         command = [sys.executable, "-m", "rlcore", mistake.command, *base, *settings]
         began, before = time.monotonic(), os.times()
-        with Path("said").open("wb") as said:
-            child = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        with Path("output").open("wb") as output:
+            child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
             if mistake.interrupt_at:
                 _wait(lambda: Path(mistake.interrupt_at).exists() or child.poll() is not None)
                 child.send_signal(signal.SIGINT)
             code = child.wait(timeout=600)
         after = os.times()
-    lines = [line for line in Path("said").read_text("utf-8").splitlines() if mistake.words in line]
+    lines = [line for line in Path("output").read_text("utf-8").splitlines() if mistake.words in line]
     used = after.children_user + after.children_system - before.children_user - before.children_system
     return {
         "mistake": mistake.name,

@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/first_step.py [--model DIRECTORY] [--out FILE.json]
 
-Each run is the three-key command with small settings, in a child process: on the policy without torch, and with `--model`
-on that model. A part has the seconds of the clock, and those of the processor of the run and all its processes: on a
-machine that is shared, only the latter say what a part costs.
+Each run is the three-key command with small settings, in a child process: on the policy without torch, and with
+`--model` on that model. A part has the seconds of the clock, and those of the processor of the run and all its
+processes: on a machine that is shared, only the latter say what a part costs.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from rlcore.train import run_training
 lap('import of torch and of what trains')
 run_training(plan)
 """
-SAID = (
+LINES = (
     ("evaluating", "start of workers, model"),
     ("step 0  ", "baseline evaluation"),
     ("updating on", "first samples and rewards"),
@@ -58,12 +58,13 @@ def parts(plugins: str, settings: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         command = [sys.executable, "-u", "-c", PROGRAM, plugins, *settings, *SIZE]
         log = Path(place) / "runs/first/log.txt"
         child = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        assert child.stdout is not None
+        if child.stdout is None:
+            raise RuntimeError("the child has no standard output")
         os.set_blocking(child.stdout.fileno(), False)
-        said, ends = "", [(f"PART {part}\n", part) for part in _own_parts()] + list(SAID)
+        printed, ends = "", [(f"PART {part}\n", part) for part in _own_parts()] + list(LINES)
         while ends and child.poll() is None:
-            said += (child.stdout.read() or b"").decode("utf-8", "replace")
-            text = said + (log.read_text("utf-8") if log.exists() else "")
+            printed += (child.stdout.read() or b"").decode("utf-8", "replace")
+            text = printed + (log.read_text("utf-8") if log.exists() else "")
             if ends[0][0] in text:
                 now, cpu = time.monotonic(), cpu_seconds(child.pid)
                 yield {"part": ends.pop(0)[1], "seconds": round(now - began, 2), "cpu_seconds": round(cpu - used, 2)}
@@ -71,7 +72,7 @@ def parts(plugins: str, settings: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             else:
                 time.sleep(0.01)
         if ends:
-            sys.exit(f"the run ended before its first step:\n{said}")
+            sys.exit(f"the run ended before its first step:\n{printed}")
         child.terminate()
         child.communicate()
 
@@ -81,7 +82,7 @@ def _own_parts() -> list[str]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What the process, its living descendants and those that have ended have used."""
+    """Seconds of the process, its living descendants and those that have ended."""
     ticks = 0
     for directory in [pid, *_descendants(pid)]:
         try:

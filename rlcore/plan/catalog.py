@@ -3,7 +3,6 @@
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
@@ -33,8 +32,7 @@ def remedy(key: str, name: str | None = None, interface: str = "") -> str:
 
 def _is_installed(package: Mapping[str, Any]) -> bool:
     """True if this Python has the plugin, and the library that it is about."""
-    library = package.get("library")
-    return bool(entry_points(group="rlcore", name=package["plugin"])) and not (library and find_spec(library) is None)
+    return all(find_spec(package[part]) is not None for part in ("module", "library") if part in package)
 
 
 def install_hint(plugin: str) -> str:

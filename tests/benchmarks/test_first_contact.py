@@ -37,4 +37,4 @@ def test_a_mistake_in_a_run_is_answered_with_the_way_out(
     for name, text in first_contact.FILES.items():
         Path(name).write_text(text, "utf-8")
     answer = made(mistake, (*first_contact.RUN, *first_contact.NULL))
-    assert answer["as_expected"], (answer, Path("said").read_text("utf-8"))
+    assert answer["as_expected"], (answer, Path("output").read_text("utf-8"))

@@ -8,7 +8,7 @@ import pytest
 
 from rlcore.cli import main
 from rlcore.errors import ConfigError, PlanError, PluginError, RlcoreError
-from rlcore.plan import Facts, make_plan
+from rlcore.plan import Facts, catalog, make_plan
 from rlcore.plugins import configure
 from rlcore.plugins.planning import plan_run
 from rlcore.testing import check_plugin
@@ -78,8 +78,8 @@ def test_a_cluster_that_is_not_enabled_is_named_with_what_to_install_and_type(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is to be installed where the plugin and its library are."""
-    monkeypatch.setattr("rlcore.plan.catalog.entry_points", lambda **_: ["ray"] if plugin else [])
-    monkeypatch.setattr("rlcore.plan.catalog.find_spec", lambda _: object() if library else None)
+    found = {"rlcore_ray": plugin, "ray": library}
+    monkeypatch.setattr(catalog, "find_spec", lambda name: object() if found[name] else None)
     assert main(["plan", *SETTINGS, "--plugin", "null", "cluster.backend=ray"]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert "cluster.backend: no plugin offers 'ray'; choose from: local; " in line

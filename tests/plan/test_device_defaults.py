@@ -13,7 +13,7 @@ import rlcore.plugins
 from rlcore.cli import main
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, PlanError
-from rlcore.plan import Facts, OldLogprobs, plan_to_json
+from rlcore.plan import Facts, OldLogprobs, catalog, plan_to_json
 from rlcore.plan.device_defaults import ON_CUDA
 from rlcore.plugins import configure, planning
 from rlcore.testing import write_prompts
@@ -159,7 +159,7 @@ def test_a_backend_for_gpus_is_not_taken_on_a_cpu_nor_for_what_it_cannot_sample(
 
 
 def test_without_a_backend_for_gpus_the_plan_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.plan.catalog.entry_points", lambda **_: [])
+    monkeypatch.setattr(catalog, "find_spec", lambda _: None)
     choice = next(choice for choice in loaded(facts=machine(8)).choices if choice.key == "rollout.backend")
     assert choice.value == "hf"
     assert choice.reason.startswith("no engine for GPUs is installed: 'vllm' comes with `pip install 'rlcore[vllm]'`")
