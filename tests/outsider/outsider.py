@@ -154,7 +154,7 @@ def check_critic(bin_directory: Path, place: Path) -> None:
     output = run([bin_directory / "rlcore", *train, "algo.preset=ppo", "train.name=ppo"], place)
     need((place / "runs" / "ppo" / "checkpoints" / "step_2" / "critic").is_dir(), f"no critic was saved\n{output}")
     [line] = run([bin_directory / "rlcore", *plan[:2], "algo.preset=ppo"], place, expected=2).strip().splitlines()
-    need("pip install rlcore-critic-engine" in line, f"PPO without a critic gave {line}")
+    need("--plugin critic_engine" in line, f"PPO without a critic gave {line}")
 
 
 def check_error(bin_directory: Path, place: Path) -> None:

@@ -96,10 +96,10 @@ def test_the_arithmetic_of_a_step() -> None:
         (ConfigError, "algo.advantage=grop", "did you mean 'grpo'"),
         (ConfigError, "algo.policy_loss=clap", "did you mean 'clip'"),
         (ConfigError, "rollout.agent=singel_turn", "did you mean 'single_turn'"),
-        (ConfigError, "reward.manager=reward_loop", "pip install rlcore-reward-loop"),
+        (ConfigError, "reward.manager=reward_loop", "--plugin reward_loop reward.manager=reward_loop"),
         (ConfigError, "rollout.agent=agent_loop", "--plugin agent_loop"),
-        (ConfigError, "critic.engine=critic_engine", "pip install rlcore-critic-engine"),
-        (ConfigError, "algo.advantage=gae", "pip install rlcore-critic-engine"),
+        (ConfigError, "critic.engine=critic_engine", "--plugin critic_engine critic.engine=critic_engine"),
+        (ConfigError, "algo.advantage=gae", "--plugin critic_engine critic.engine=critic_engine"),
         (PlanError, "rollout.backend=nul", "did you mean 'null'"),
         (
             PlanError,

@@ -1,12 +1,14 @@
 """Answers of services that were made to end a run: each fails its own sample, and no secret is in the error."""
 
+import asyncio
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rlcore_reward_loop.client.http import NoAnswer, seconds
-from rlcore_reward_loop.rewards import _judged, judgement
+from rlcore_reward_loop.client.service import Service
+from rlcore_reward_loop.rewards import ServiceSource, judgement
 
 from rlcore import RewardStatus
 from rlcore.contracts.call_log import CallLog
@@ -14,6 +16,8 @@ from rlcore.contracts.scorer import MAX_DEPTH, Outcome
 from rlcore.errors.redaction import remember_variable
 from rlcore.reward.combine import combine
 from rlcore.reward.outcome import outcome_of_one
+from rlcore.testing.rewards import make_trajectory
+from rlcore.types import Lane
 
 
 def nested(depth: int) -> Any:
@@ -84,9 +88,19 @@ def test_a_sum_that_leaves_float32_fails_its_sample_though_no_part_does() -> Non
 
 def test_of_a_group_s_answers_one_that_is_wrong_fails_alone() -> None:
     answers: list[Any] = [{"score": 1.0}, {"score": math.nan}, {"score": "8"}, None, {"score": 0.5, "info": []}]
-    outcomes = [_judged(answer, "") for answer in answers]
+
+    class Answering:
+        name = "odd"
+
+        async def ask(self, *_: object) -> dict[str, Any]:
+            return {"scores": answers}
+
+    source = ServiceSource(cast(Service, Answering()), "group")
+    samples = [make_trajectory(0, index) for index in range(len(answers))]
+    outcomes = asyncio.run(source.ask("helpful", samples, Lane.TRAIN))
     failed = RewardStatus.FAILED
     assert [outcome.status for outcome in outcomes] == [RewardStatus.OK, failed, failed, failed, RewardStatus.OK]
+    assert str(outcomes[3].error).startswith("service 'odd': answered with")
 
 
 @pytest.fixture
