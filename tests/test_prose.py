@@ -1,6 +1,8 @@
 """Docstrings, comments and pages state first, without the tics of a translated text."""
 
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ TICS = {
     "of its own": re.compile(r"\bof\s+(?:its|their|our)(?:\s|#)+own\b"),
 }
 DOCUMENT_TICS = {
-    "beside": re.compile(r"\bbeside\b"),
+    "beside": re.compile(r"(?<!`)\bbeside\b"),
     "goes on": re.compile(r"\bgo(?:es)? on\b"),
     "is told": re.compile(r"\b(?:is|are|was|were|be) told\b"),
     "under way": re.compile(r"\bunder way\b"),
@@ -34,9 +36,10 @@ DOCUMENT_TICS = {
 }
 """By name: what the test finds, in any line of a file, texts for users included.
 
-A clause is a docstring that is a subordinate clause: it does not say what the thing is or does. Documents have none of
-`DOCUMENT_TICS` either.
+A clause is a docstring that is a subordinate clause: it does not say what the thing is or does. Documents, and the
+words of `WORDED` packages, have none of `DOCUMENT_TICS` either.
 """
+WORDED = tuple(f"rlcore/{name}" for name in ("plan", "engines", "runtime", "train", "cluster", "reward"))
 ROOMS = ("rlcore", "plugins", "view", "tests", "benchmarks", "examples", "docs")
 
 
@@ -44,6 +47,13 @@ def tics(path: Path, kinds: dict[str, re.Pattern[str]] = TICS) -> list[str]:
     """The tics of a file by name, one entry per occurrence."""
     text = path.read_text("utf-8")
     return [name for name, tic in kinds.items() for _ in tic.finditer(text)]
+
+
+def words_of(path: Path) -> str:
+    """The strings and comments of a Python file, without its names."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline)
+    kinds = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    return "\n".join(token.string for token in tokens if token.type in kinds)
 
 
 def texts(room: str) -> list[Path]:
@@ -61,6 +71,19 @@ def test_no_document_has_a_tic_of_documents() -> None:
     documents = [path for path in (*texts("docs"), *ROOT.glob("*.md")) if path.suffix == ".md"]
     assert len(documents) > 40
     assert [(name, path.name) for path in documents for name in tics(path, DOCUMENT_TICS)] == []
+
+
+@pytest.mark.parametrize("room", WORDED)
+def test_no_words_of_code_have_a_tic_of_documents(room: str) -> None:
+    paths = texts(room)
+    assert paths
+    found = [(name, path.name) for path in paths for name, tic in DOCUMENT_TICS.items() if tic.search(words_of(path))]
+    assert found == []
+
+
+def test_words_of_code_are_strings_and_comments(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("beside = 1  # a comment\nx = 'a text'\n")
+    assert words_of(tmp_path / "x.py") == "# a comment\n'a text'"
 
 
 @pytest.mark.parametrize(

@@ -235,14 +235,14 @@ def _why_embedded(found: Situation) -> str:
         actor = found.config.actor
         return f"'{found.backend}' does not sample for actor.backend={actor.backend}, actor.dtype={actor.dtype}"
     ranks, gpus = found.config.actor.data_parallel, found.facts.gpus
-    beside = f"'{found.backend}' needs devices in addition to the actor's {ranks}; there are {gpus}"
+    needs = f"'{found.backend}' needs devices in addition to the actor's {ranks}; there are {gpus}"
     if not shares_device(found.config, found.facts):
-        return beside
+        return needs
     if found.facts.usable_gpu_bytes is None or found.facts.parameters is None or found.facts.shape is None:
-        return f"{beside}: the memory of a device or of the model is unknown, so whether they can share is unknown"
+        return f"{needs}: the memory of a device or of the model is unknown, so whether they can share is unknown"
     room = room_for_replicas(found.config, found.facts, offload=found.config.actor.offload)
     return (
-        f"{beside}: it does not fit next to the {_trained_gib(found):.1f} GiB that are trained (it would have "
+        f"{needs}: it does not fit next to the {_trained_gib(found):.1f} GiB that are trained (it would have "
         f"{room:.0%} of the device, and needs {needed_share(found.config, found.facts):.0%})"
     )
 

@@ -53,7 +53,7 @@ class RolloutService:
         replica serves or will be restarted. All samples of a retried request are generated again, and those that had
         already arrived are ignored. A request that kills replicas (`Suspects`) ends in completions with an error.
         WorkerError if a replica fails, gives a wrong answer, or the deadline passes. However the call ends, including
-        by `aclose`, replicas are told to abort the rest of it.
+        by `aclose`, replicas are asked to abort the rest of it.
         """
         ordered = sorted(requests, key=lambda request: request.id)
         missing = _Missing(ordered)

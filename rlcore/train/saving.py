@@ -203,7 +203,7 @@ class Saver:
         if self.saved_step == trainer.progress.step and len(trainer.snapshot()[1]) <= self._num_kept:
             return is_saved
         if trainer.updating:
-            return "the step under way is lost"
+            return "the current step is lost"
         expected = await self._expected_s()
         if expected > limit and trainer.progress.step == 0:
             return "in the first step"

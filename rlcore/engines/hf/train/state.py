@@ -257,7 +257,7 @@ def _check_finite(source: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         shard = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if not bool(shard.isfinite().all()):
             raise CheckpointError(
-                f"checkpoint '{source}': weight '{name}' has numbers that are not finite; go on from an earlier one"
+                f"checkpoint '{source}': weight '{name}' has numbers that are not finite; continue from an earlier one"
             )
 
 
