@@ -82,10 +82,10 @@ def test_a_name_that_fails_for_two_steps_costs_their_samples_and_nothing_else(
 ) -> None:
     resolver = Resolver(fail)
     monkeypatch.setattr(socket, "getaddrinfo", resolver.getaddrinfo)
-    asked: dict[int, int] = dict.fromkeys(range(1, STEPS + 1), 0)
+    calls: dict[int, int] = dict.fromkeys(range(1, STEPS + 1), 0)
 
     def score(call: ServiceCall) -> ServiceAnswer:
-        asked[resolver.step] += 1
+        calls[resolver.step] += 1
         return ServiceAnswer({"score": len(call.json()["completion"])})
 
     with serving(score) as service:
@@ -108,7 +108,7 @@ def test_a_name_that_fails_for_two_steps_costs_their_samples_and_nothing_else(
 
     assert result.steps == STEPS
     assert resolver.broken, "a lookup that hangs is one, which both steps wait for"
-    assert asked == {step: 0 if step in BROKEN else SAMPLES_PER_STEP for step in asked}
+    assert calls == {step: 0 if step in BROKEN else SAMPLES_PER_STEP for step in calls}
     for step in range(1, STEPS + 1):
         rows = metrics.read_trajectories(result.run_dir, step)
         assert len({str(row["id"]) for row in rows}) == len(rows) == SAMPLES_PER_STEP
@@ -116,5 +116,5 @@ def test_a_name_that_fails_for_two_steps_costs_their_samples_and_nothing_else(
         errors = [str(row["info"].get("error", "")) for row in rows]
         assert all("\n" not in error and (words in error) == (step in BROKEN) for error in errors), errors
     failed = {entry["step"]: entry["reward/failed"] for entry in metrics.read(result.run_dir)}
-    assert failed == {step: SAMPLES_PER_STEP if step in BROKEN else 0 for step in asked}
+    assert failed == {step: SAMPLES_PER_STEP if step in BROKEN else 0 for step in calls}
     assert "Traceback" not in (result.run_dir / "log.txt").read_text()

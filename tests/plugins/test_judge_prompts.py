@@ -39,10 +39,10 @@ class Engine:
     errored = False
 
     def __init__(self) -> None:
-        self.asked: list[list[int]] = []
+        self.prompts: list[list[int]] = []
 
     async def generate(self, prompt: dict[str, Any], sampling: Any, number: str) -> AsyncIterator[Any]:
-        self.asked.append(prompt["prompt_token_ids"])
+        self.prompts.append(prompt["prompt_token_ids"])
         yield SimpleNamespace(outputs=[SimpleNamespace(text='{"score": 7}', finish_reason="stop")])
 
 
@@ -93,7 +93,7 @@ def asked_of_the_engine(tokenizer: Path, response: Any) -> tuple[list[int], Any]
     source = JudgeSource(cast(Replicas, OneReplica()), "Judge this: {response}", JudgeSettings(system="You judge."))
     [outcome] = asyncio.run(source.ask("polite", [make_trajectory(0, completion=response)], Lane.TRAIN))
     assert outcome.score == 7
-    [ids] = engine.asked
+    [ids] = engine.prompts
     return ids, AutoTokenizer.from_pretrained(tokenizer)
 
 
