@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from rlcore_vllm.engine import check_installed, is_too_old, open_engine
@@ -15,7 +16,8 @@ def imitate(directory: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> N
     (directory / "vllm" / "__init__.py").write_text("")
     (directory / "vllm" / "version.py").write_text(f"__version__ = {version!r}\n")
     for name in ("vllm", "vllm.version"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # so that its undoing takes the imitation away
+        del sys.modules[name]
     monkeypatch.syspath_prepend(str(directory))
 
 
