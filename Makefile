@@ -92,7 +92,7 @@ real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(GROUPED) -m real $(TESTS) $(ARGS)
 
 browser: $(STAMPS)/dev docs  ## rlcore-view and the site in Chromium (Debian: apt-get install chromium chromium-driver)
-	$(BIN)/python -m pytest -m browser $(VIEW)/tests tests/docs $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m browser $(VIEW)/tests tests/docs $(ARGS)
 
 vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, classifier, weights, restart
 	$(VLLM)/bin/python -m pytest $(GROUPED) -m real tests/real/test_vllm*.py plugins/vllm/tests $(ARGS)
