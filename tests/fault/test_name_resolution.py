@@ -74,7 +74,7 @@ def _names_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (servfail, "could not be reached (ClientConnectorDNSError: Temporary failure in name resolution"),
         (unknown, "could not be reached (ClientConnectorDNSError: Name or service not known"),
-        (silence, "deadline_s=1.5"),
+        (silence, "no answer within plugins.reward_loop.services.scorer.deadline_s=1.5"),
     ],
 )
 def test_a_name_that_fails_for_two_steps_costs_their_samples_and_nothing_else(

@@ -62,7 +62,7 @@ def test_a_sample_that_is_never_answered_fails_at_its_deadline_and_the_step_is_d
         rows = rows_of(train_with(tmp_path, [service.url], "deadline_s=1"))
     failed = [row for row in rows if row["status"] == "failed"]
     assert [(row["answer"], row["advantage"]) for row in failed] == [("3", None)]
-    assert ".deadline_s=1" in failed[0]["info"]["error"]
+    assert "no answer within plugins.reward_loop.services.scorer.deadline_s=1" in failed[0]["info"]["error"]
 
 
 def test_an_answer_after_the_deadline_is_ignored_and_counted_nowhere(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def test_nobody_listening_and_a_connection_closed_at_once_are_named_failures(
 def test_a_retry_after_beyond_the_deadline_fails_at_once(score: Score, one_service: Settings) -> None:
     with serving(lambda call: ServiceAnswer(status=429, headers={"Retry-After": "600"})) as service:
         error = error_of(score, one_service(service.url))
-    assert "deadline_s=60: the next try is 6" in error
+    assert "no answer within plugins.reward_loop.services.scorer.deadline_s=60: the next try is 6" in error
     assert error.endswith("before which it answered 429")
 
 
