@@ -30,7 +30,7 @@ def plan_colocation(
     """The roles that sleep while the actor trains: those that serve on its devices.
 
     These are the roles in the member pools of the actor's union, and those with GPUs in the actor's pool; without GPUs
-    there is no device to share. Roles that compute in the passes of a step (reference, critic) take their turn there,
+    no roles share a device. Roles that compute in the passes of a step (reference, critic) take their turn there,
     awake. In the actor's pool, roles stay awake if the plan has room for all of them at the same time. PlanError for a
     role that cannot sleep, and for a schedule that would sample or score in the pools of a union while the actor
     trains; roles in the actor's pool are then awake, and have to fit next to it.

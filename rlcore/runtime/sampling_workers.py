@@ -63,7 +63,7 @@ class Sampler:
     weights: WeightsSync | None
     """None if the rollout samples from the actor's own weights."""
     check: WeightsCheck | None
-    """Checks that replicas sample with the weights that were handed to them; None if there is no weight sync."""
+    """Checks that replicas sample with the weights that were handed to them; None without weight sync."""
     context_length: int | None
     """Maximum tokens of a prompt and its response together, as reported by the rollout; None if unknown."""
     vocabulary: int | None

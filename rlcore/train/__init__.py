@@ -79,8 +79,8 @@ def run_training(
 ) -> TrainResult:
     """Train as planned; Stopped when a signal ended the run.
 
-    Without a name, a run that is resumed is the newest one of this configuration. CheckpointError if there is no
-    checkpoint at the place that `start` names.
+    Without a name, a run that is resumed is the newest one of this configuration. CheckpointError if the place
+    that `start` names has no checkpoint.
     """
     if start.checkpoint is not None:
         start = replace(start, checkpoint=find_checkpoint(start.checkpoint))

@@ -315,7 +315,7 @@ def test_killed_at_random_moments_and_resumed_each_prompt_is_trained_once(config
 PHASES = {
     "sampling": ("plugins.null.token_s=0.2", "launched"),
     "rewards": ("reward.functions.slow.kwargs={seconds: 3}", "launched"),
-    # during an update of the first steps there is no save to resume from
+    # an update of the first steps comes before the first save, so nothing could be resumed
     "updating": ("plugins.null.update_s=1", "step 3: updating"),
     "saving": ("plugins.null.save_s=2", "saving"),
 }

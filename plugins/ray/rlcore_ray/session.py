@@ -178,8 +178,8 @@ class RaySession:
 def _loopback_only() -> Iterator[None]:
     """Makes a Ray that is started inside listen on the loopback interface only.
 
-    When asked for 127.0.0.1, Ray uses this machine's outer address and listens on all interfaces, unless it is told
-    that there is no other machine. Its processes learn that from the environment.
+    When asked for 127.0.0.1, Ray uses this machine's outer address and listens on all interfaces, unless multi-node
+    clusters are disabled. Ray's processes read that from the environment.
     """
     name, before, constant = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, dict(os.environ), "ENABLE_RAY_CLUSTER"
     may_have_others = getattr(ray_constants, constant)

@@ -16,7 +16,7 @@ def complete_replica(config: RunConfig, section: Any, request: WorkerRequest) ->
     """The request, with the share of each device that an awake engine reserves, and with an engine that spans the
     replica's devices.
 
-    ConfigError when there is no model, the devices cannot be spanned, or two settings state different numbers.
+    ConfigError if the model is missing, the devices cannot be spanned, or two settings give different numbers.
     """
     model, key = request.spec, request.settings or request.role.name
     if not isinstance(model, RewardModel):

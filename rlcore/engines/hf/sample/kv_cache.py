@@ -201,7 +201,7 @@ class SlotCache(Cache):
     def row_pass(self) -> RowPass:
         """The current pass over rows."""
         if not isinstance(self.now, RowPass):
-            raise ValueError("there is no current pass over rows")
+            raise ValueError("no pass over rows has begun")
         return self.now
 
     def reserve_prompts(self, num: int, positions: int, most: int) -> None:
