@@ -17,6 +17,7 @@ MODEL := .models/smollm2-135m-instruct
 TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(VIEW)/tests $(EXAMPLE)/plugin/tests examples/plugins
 # A test finds every assert of the core; these rooms hold what an assert would check.
 OPTIMIZED := $(addprefix tests/,algo config contracts data ground plan plugins reward runtime)
+FAST_OR_SLOW := not fault and not real and not gpu and not browser
 PYPROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS)) $(VIEW)/pyproject.toml $(EXAMPLE)/plugin/pyproject.toml
 # The default suite is many small tests: two processes, one compute thread each. The cases of the fault scorecard mostly
 # wait for processes of their own; those that fill the machine, such as Ray's, are one group, so that one runs at a time.
@@ -55,7 +56,7 @@ endif
 # The tests start many processes; where storing bytecode is forbidden, as in many containers, each would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real browser docs plots vllm bench results results-trl results-controls results-precision results-ppo \
+.PHONY: help setup setup-vllm setup-verifiers demo model test slow test-optimized fault fuzz soak real browser docs plots vllm bench results results-trl results-controls results-precision results-ppo \
     results-tool-agent results-openai-agent results-scale results-miniature results-transfer results-batches results-sharding results-weight-sync results-shared-pools \
     char-count-small char-count gpu-check lint fix types dist outsider ci clean
 
@@ -76,8 +77,11 @@ model: $(MODEL)  ## convert the model of the demo and of the `real` tests
 test: $(STAMPS)/dev  ## the default suite: core, plugins, example
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
+slow: $(STAMPS)/dev  ## tests that take over half a second each and need nothing else
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m slow $(TESTS) $(ARGS)
+
 test-optimized: $(STAMPS)/dev  ## tests of checks and of data under python -O, where no assert of ours may matter
-	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(BIN)/python -m pytest $(PARALLEL) $(OPTIMIZED) $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(BIN)/python -m pytest $(PARALLEL) -m "$(FAST_OR_SLOW)" $(OPTIMIZED) $(ARGS)
 
 fault: $(STAMPS)/dev  ## the fault scorecard's slow cases
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(GROUPED) -m fault $(TESTS) $(ARGS)

@@ -13,7 +13,7 @@ from rlcore.testing.leaks import leaks
 
 SUITES = ("fault", "real", "gpu")
 """Directories that hold nothing but tests of the mark of that name."""
-MARKS = (*SUITES, "browser")
+MARKS = (*SUITES, "browser", "slow")
 """A file with tests of one of these names it: see `MarkedFiles`."""
 
 
@@ -78,7 +78,7 @@ def names_mark(path: Path, mark: str) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """Tests that do not need a GPU see none, so that defaults are a CPU's on every machine."""
     config.pluginmanager.register(MarkedFiles())
-    if "not gpu" in config.option.markexpr:
+    if "not gpu" in config.option.markexpr or config.option.markexpr == "slow":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 

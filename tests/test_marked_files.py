@@ -33,8 +33,9 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
     [
         (NAMED, "fault", None),
         (OTHER, "fault", True),
+        (OTHER, "slow", True),
         (NAMED, "real", True),
-        (OTHER, "not fault and not real and not gpu and not browser", None),
+        (OTHER, "not fault and not real and not gpu and not browser and not slow", None),
         (OTHER, "fault or real", None),
         (OTHER, "", None),
     ],

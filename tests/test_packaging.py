@@ -148,7 +148,7 @@ def test_make_test_runs_the_tests_of_every_distribution() -> None:
 
 def test_ci_calls_targets_that_exist_and_fits_into_its_time() -> None:
     steps = re.findall(r"^step (\S+) (\d+) make (\S+)(?: ARGS=.*)?$", CI, re.MULTILINE)
-    names = "setup lint test fault real types outsider vllm docs browser test-optimized"
+    names = "setup lint test slow fault real types outsider vllm docs browser test-optimized"
     assert [name for name, _, _ in steps] == names.split()
     for name, _, target in steps:
         assert name == target

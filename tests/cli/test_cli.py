@@ -313,6 +313,7 @@ def test_a_reader_that_leaves_early_is_not_an_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_help_is_immediate_and_plans_are_fast(tmp_path: Path) -> None:
     def seconds(*arguments: str) -> float:
         start = time.perf_counter()

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -20,6 +22,7 @@ def test_help_imports_only_the_standard_library_and_the_errors() -> None:
     assert loaded == f"['__main__', 'rlcore', 'rlcore.cli', {light}]"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_there_is_found_missing_before_torch_is_imported(tmp_path: Path) -> None:
     code = "import sys; from rlcore.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
     for command in ("resume", "chat"):

@@ -35,6 +35,7 @@ def test_the_command_mends_them_first() -> None:
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "work"), [("train", "_train"), ("resume", "train_planned")])
 def test_a_terminal_that_goes_before_the_run_has_begun_ends_nothing(command: str, work: str, tmp_path: Path) -> None:
     """Planning may take minutes, and has no log yet."""

@@ -50,6 +50,7 @@ def run_test(path: Path, **environment: str) -> "subprocess.CompletedProcess[str
     return subprocess.run(command, env=kept | environment, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_the_project_has_data_a_reward_with_its_test_and_a_configuration(project: Path) -> None:
     assert {path.name for path in project.iterdir() if path.is_file()} == {
         "train.jsonl", "held.jsonl", "reward.py", "test_reward.py", "config.yaml",
@@ -78,6 +79,7 @@ def test_what_it_writes_trains_with_its_canary(project: Path) -> None:
     assert (result.steps, len(result.evaluations)) == (2, 3)
 
 
+@pytest.mark.slow
 def test_the_third_command_is_run_for_a_step_and_leaves_nothing(project: Path) -> None:
     out = (project.parent / "out.txt").read_text()
     assert "next (all were run just now, the third for one step with a stand-in for the model):" in out

@@ -57,6 +57,7 @@ def torch_imports(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     return lambda: len(set(seen.read_text().split()))
 
 
+@pytest.mark.slow
 def test_two_offers_pass_their_tests_and_the_check_and_train_and_torch_is_imported_once(
     place: Path, capsys: pytest.CaptureFixture[str], torch_imports: Callable[[], int]
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_tool_without_the_plugin_of_tools_is_refused(
     )
 
 
+@pytest.mark.slow
 def test_a_command_that_does_not_end_is_stopped(place: Path) -> None:
     (place / "sleeps.py").write_text("import time\ntime.sleep(60)\n")
     where, environment = str(place), {"PYTHONPATH": str(place)}

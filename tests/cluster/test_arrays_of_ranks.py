@@ -118,6 +118,7 @@ def holders() -> set[int]:
     return found
 
 
+@pytest.mark.slow
 def test_two_ranks_get_one_copy_which_is_made_off_the_loop_and_one_answers(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

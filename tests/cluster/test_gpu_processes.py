@@ -89,6 +89,7 @@ def seen(plugin: ModuleType, run_dir: Path, *overrides: str) -> dict[str, list[A
     return asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_a_worker_on_a_gpu_is_a_process_with_its_device_and_its_share_of_the_cores(
     plugin: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

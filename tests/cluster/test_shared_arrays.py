@@ -116,6 +116,7 @@ def test_the_memory_cannot_change_or_shrink_under_a_reader() -> None:
             change(message.memory.fd)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_last_reader_is_gone(link: tuple[ArrayLink, ArrayLink]) -> None:
     ours, theirs = link
     before, names = len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm")
@@ -134,6 +135,7 @@ def test_nothing_is_left_when_the_last_reader_is_gone(link: tuple[ArrayLink, Arr
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.slow
 def test_a_message_that_is_not_read_does_not_disturb_the_next_one(link: tuple[ArrayLink, ArrayLink]) -> None:
     ours, theirs = link
     before = len(os.listdir("/proc/self/fd"))

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from rlcore.config import RunConfig, load_config
@@ -42,6 +43,7 @@ def test_the_file_under_examples_is_what_the_code_renders() -> None:
     assert REFERENCE.read_text("utf-8") == render(), "run: rlcore config --reference > examples/reference.yaml"
 
 
+@pytest.mark.slow
 def test_every_field_is_documented() -> None:
     missing = [
         f"{name}.{spec.name}"

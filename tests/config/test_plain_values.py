@@ -101,6 +101,7 @@ def refuse(*arguments: object) -> None:
     raise NotPlain
 
 
+@pytest.mark.slow
 @settings_of_fuzz(50)
 @given(st.lists(layer(), max_size=3), st.sampled_from(["cpu", "cuda"]))
 def test_values_origins_and_errors_are_those_of_omegaconf(files: list[Any], device: str) -> None:

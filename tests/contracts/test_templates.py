@@ -207,6 +207,7 @@ def test_a_child_that_is_killed_or_says_nothing_is_an_error_and_replaced(monkeyp
     assert not is_running(second.pid)
 
 
+@pytest.mark.slow
 def test_threads_get_their_own_answers() -> None:
     tokenizer, wrong = tokenizer_with("{{ messages[0].content }}"), []
 

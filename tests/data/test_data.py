@@ -161,6 +161,7 @@ def test_a_file_of_another_kind_is_not_looked_up_on_the_hub(tmp_path: Path, name
         load_one(SourceConfig(path=str(tmp_path / name)))
 
 
+@pytest.mark.slow
 def test_a_dataset_that_is_not_there_is_a_configuration_error(tmp_path: Path) -> None:
     program = (
         "from rlcore.config import DataConfig, SourceConfig\nfrom rlcore.data import load_prompts\n"

@@ -58,6 +58,7 @@ def raw(directory: Path, ids: tuple[int, ...]) -> str:
     return str(AutoTokenizer.from_pretrained(directory).decode(list(ids)))
 
 
+@pytest.mark.slow
 def test_a_prompt_is_the_templated_conversation_with_the_next_turn_opened(directory: Path) -> None:
     ids = tokens_of(directory).encode_prompt(frozen_messages([{"role": "user", "content": "1+1?"}]))
     assert raw(directory, ids) == "<|user|>1+1?<|end|>\n<|assistant|>"

@@ -87,6 +87,7 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) 
     assert "no plugin of the catalogue has 'no_such_thing'; it has: agent_loop" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_search_imports_no_plugin_and_nothing_heavy() -> None:
     from rlcore.cluster.interpreter import run_in_new_interpreter
 

@@ -262,6 +262,7 @@ def test_generation_leaves_the_model_as_it_was(policy: PolicyModel) -> None:
     assert all(parameter.grad is None for parameter in policy.parameters())
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_freed_at_the_end_also_while_no_garbage_is_collected(policy: PolicyModel) -> None:
     gc.collect()
     gc.disable()

@@ -66,12 +66,14 @@ def test_two_steps_and_a_resume_equal_four_steps_bit_for_bit(config: dict[str, A
     assert rows[0]["actor/lr"] < 0.002
 
 
+@pytest.mark.slow
 def test_the_reward_rises(config: dict[str, Any]) -> None:
     result = train(config, "train.max_steps=12", "checkpoint.every_steps=0", "actor.lr=0.01")
     means = [row["reward/mean"] for row in metrics.read(result.run_dir) if "reward/mean" in row]
     assert sum(means[-3:]) / 3 > sum(means[:3]) / 3 + 0.1
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_a_lora_run_is_exported_as_a_model(config: dict[str, Any], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -116,6 +118,7 @@ def test_completions_carry_the_published_version(config: dict[str, Any], tmp_pat
     assert asyncio.run(story()) == [5, 5]
 
 
+@pytest.mark.slow
 def test_rows_that_outlive_an_update_continue_with_the_new_weights(config: dict[str, Any], tmp_path: Path) -> None:
     async def story() -> dict[str, Completion]:
         async with launch(plan_run([config], []), tmp_path / "run") as run:
@@ -141,6 +144,7 @@ def test_rows_that_outlive_an_update_continue_with_the_new_weights(config: dict[
     assert found["b"].version == 0
 
 
+@pytest.mark.slow
 def test_the_backend_is_planned_without_torch(config: dict[str, Any]) -> None:
     script = f"""
 import sys

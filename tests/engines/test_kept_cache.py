@@ -102,6 +102,7 @@ async def _all(sampler: EmbeddedSampler, requests: list[GenerateRequest]) -> lis
     return [completion async for completion in sampler.generate(requests)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_rows", [6, 2])
 def test_each_token_has_the_log_prob_of_the_weights_that_sampled_it_over_the_kept_cache(
     model: PolicyModel, max_rows: int
@@ -117,6 +118,7 @@ def test_each_token_has_the_log_prob_of_the_weights_that_sampled_it_over_the_kep
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_rows_that_begin_after_the_change_compute_their_prompts_with_the_new_weights(model: PolicyModel) -> None:
     """Two of three samples of the first prompt are in flight, so the third finds it in the cache."""
     completions, requests = sampled(model, 2, keeps_cache=True)
@@ -141,6 +143,7 @@ def test_without_it_rows_are_computed_again(model: PolicyModel) -> None:
     assert np.abs(completion.logprobs[change:] - kept[change:]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_same_tokens_are_sampled_where_nothing_changes(model: PolicyModel) -> None:
     """A change to the same weights: kept keys and values are what would be computed again."""
 

@@ -132,6 +132,7 @@ checkpointing: transformers drops the cache."""
 SLOW = GRID if os.environ.get("RLCORE_MEMORY_GRID") else GRID[::13]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "sizes", "model", "dtype", "checkpointing"),
     [
@@ -148,6 +149,7 @@ def test_the_plan_counts_what_an_update_holds_never_low_and_15_percent_high_at_m
     assert 1.0 <= found <= 1.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.fault)])
 def test_norms_of_queries_and_keys_and_large_heads_are_counted(tmp_path: Path, dtype: str) -> None:
     model = SMALL | {"head_dim": 64}

@@ -99,6 +99,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", WAYS.values(), ids=WAYS)
 def test_weights_are_bitwise_those_of_all_rows_computed(llama: Path, settings: dict[str, Any]) -> None:
     """Three updates with momentum and weight decay; micro-batches hold taught rows alone, the same in both engines."""
@@ -133,6 +134,7 @@ def test_other_micro_batches_change_the_rounding_of_sums_and_nothing_else(llama:
         assert (mine - theirs).norm() <= 1e-12 * theirs.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", WAYS.values(), ids=WAYS)
 def test_without_any_advantage_the_optimizer_steps_with_gradients_of_zero(
     llama: Path, settings: dict[str, Any]

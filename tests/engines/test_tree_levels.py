@@ -150,6 +150,7 @@ def long_conversations() -> Batch:
     return batch_of_rows([random_conversations(rng, rows=12, turns=5, longest=40) for _ in range(3)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [60, 300, 100_000])
 def test_gradients_and_logprobs_of_a_model_are_those_of_rows_one_by_one_under_any_split(
     model: Path, budget: int
@@ -167,6 +168,7 @@ def test_an_update_of_conversations_is_the_same_bit_for_bit_each_time(model: Pat
     assert torch.equal(runs[0][1], runs[1][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [300, 100_000])
 def test_the_shared_tokens_that_are_logged_are_those_that_no_micro_batch_computes(model: Path, budget: int) -> None:
     batch = long_conversations()

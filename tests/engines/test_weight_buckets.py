@@ -144,6 +144,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_one_that_dies_in_the_middle_delays_no_other_and_comes_back_to_the_right_version(server: Any) -> None:
     tensors = some_tensors()
     address = server.offer(tensors)
@@ -155,6 +156,7 @@ def test_one_that_dies_in_the_middle_delays_no_other_and_comes_back_to_the_right
     assert equal(dict(received_in_buckets(address)), tensors), "its successor"
 
 
+@pytest.mark.slow
 def test_one_that_stops_halfway_or_says_nothing_is_let_go(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_server, "EXCHANGE_S", 0.3)
     address = server.offer(tensors := some_tensors())

@@ -136,6 +136,7 @@ def test_one_that_leaves_in_the_middle_takes_no_other_with_it(server: Any, num: 
     assert stopped_after(server, num, lambda weights: weights.close()) == [True, True]
 
 
+@pytest.mark.slow
 def test_one_that_stops_in_the_middle_is_waited_for_no_longer_than_the_deadline(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_an_address_is_good_for_one_version_and_for_those_who_know_the_secret(se
     assert len(dict(weights.received(second))) == len(some_tensors())
 
 
+@pytest.mark.slow
 def test_one_who_goes_halfway_and_one_who_says_nothing_harm_nobody(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_the_signal_before_the_end_of_a_slurm_job_reaches_the_training_which_is_
     assert calls(tmp_path)[-1] == "rlcore: SIGTERM"
 
 
+@pytest.mark.slow
 def test_a_slurm_job_whose_head_fails_ends(batch: Any, tmp_path: Path) -> None:
     (tmp_path / ".venv" / "bin" / "ray").write_text(RAY.replace("= status ]; then exit 0", "= status ]; then exit 1"))
     assert batch(HEAD_FAILS="1").wait(30) == 1
@@ -145,6 +146,7 @@ def test_the_entry_point_of_the_rayjob_begins_or_continues_the_run(exists: bool,
     assert calls(tmp_path) == [expected]
 
 
+@pytest.mark.slow
 def test_the_configuration_is_planned_for_the_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_tiny_model(tmp_path / "model")  # the default suite has no converted SmolLM2
     assert main(["plan", str(CONFIG), f"model.path={model}", "--on", "2x8xH100-80GB"]) == 0

@@ -79,6 +79,7 @@ def test_the_notebook_trains_evaluates_and_resumes(tmp_path: Path) -> None:
     assert (found["steps"], found["same"], found["best"]) == (8, True, True)
 
 
+@pytest.mark.slow
 def test_the_python_of_the_documentation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

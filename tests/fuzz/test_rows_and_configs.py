@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +63,7 @@ def rows_of(data: bytes) -> None:
         json.dumps(order.state())
 
 
+@pytest.mark.slow
 @settings_of_fuzz(60)
 @given(st.one_of(changed(ROWS), st.lists(json_values(), min_size=1, max_size=3)))
 def test_rows_that_say_anything_become_prompts_or_an_error_of_one_line(rows: Any) -> None:
@@ -84,12 +86,14 @@ def planned(files: list[Any], overrides: list[str]) -> None:
     assert plan.loaded.yaml
 
 
+@pytest.mark.slow
 @settings_of_fuzz(15)
 @given(changed(CONFIG))
 def test_a_configuration_with_anything_in_it_becomes_a_plan_or_an_error_of_one_line(config: Any) -> None:
     planned([config] if isinstance(config, dict) else [{"train": config}], [])
 
 
+@pytest.mark.slow
 @settings_of_fuzz(40)
 @given(damaged(yaml.safe_dump(CONFIG).encode()))
 def test_a_damaged_file_of_yaml_becomes_a_plan_or_an_error_of_one_line(data: bytes) -> None:

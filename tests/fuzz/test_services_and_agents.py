@@ -103,18 +103,21 @@ def scored(answer: bytes, reward: RewardSettings, path: str) -> None:
         asyncio.run(score(Path(scratch)))
 
 
+@pytest.mark.slow
 @settings_of_fuzz(25)
 @given(answers(SCORE))
 def test_a_service_that_answers_anything_fails_samples_at_most(answer: bytes) -> None:
     scored(answer, RewardSettings(served_by="s"), "/score")
 
 
+@pytest.mark.slow
 @settings_of_fuzz(25)
 @given(answers(CHAT))
 def test_a_judge_that_answers_anything_fails_samples_at_most(answer: bytes) -> None:
     scored(answer, RewardSettings(kind="judge", served_by="s", judge=JudgeSettings(model="j")), "/v1")
 
 
+@pytest.mark.slow
 @settings_of_fuzz(15)
 @given(answers({"scores": [SCORE, {"score": 1}, {"score": 0}]}))
 def test_a_service_of_groups_that_answers_anything_fails_samples_at_most(answer: bytes) -> None:
@@ -134,6 +137,7 @@ async def goes_on(ask: Ask) -> None:
     assert status == 200 or found["error"]["code"] in ("max_turns", "context_length_exceeded"), found
 
 
+@pytest.mark.slow
 @settings_of_fuzz(25)
 @given(changed(REQUEST))
 def test_an_agent_may_request_anything_and_learns_what_is_wrong(body: Any) -> None:

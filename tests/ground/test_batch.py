@@ -270,6 +270,7 @@ def test_mini_batches_follow_their_random_stream() -> None:
     assert order(1) != order(2)
 
 
+@pytest.mark.slow
 @given(lengths=st.lists(st.integers(0, 40), max_size=40), max_tokens=st.integers(1, 100))
 @settings(deadline=None, max_examples=300)
 def test_micro_batches_hold_every_row_once_within_the_budget(lengths: list[int], max_tokens: int) -> None:
@@ -289,6 +290,7 @@ def test_micro_batches_of_hand_computed_lengths() -> None:
     assert [part.tolist() for part in parts] == [[1], [3, 2], [0, 4]]
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10_000), max_tokens=st.integers(1, 60), num_groups=st.integers(0, 3))
 @settings(deadline=None, max_examples=60)
 def test_any_micro_batches_of_any_mini_batch_give_its_loss(seed: int, max_tokens: int, num_groups: int) -> None:

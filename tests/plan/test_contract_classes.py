@@ -190,6 +190,7 @@ def test_a_class_made_in_a_function_is_refused_for_a_role_with_processes(site: P
     assert planned(*settings, "cluster.in_process=true", plugins=plugins).workers
 
 
+@pytest.mark.slow
 def test_the_command_refuses_a_virtual_subclass_and_starts_nothing(site: Path, tmp_path: Path) -> None:
     *names, settings, plugins = ROLES["judge"]
     write_wrong(site, names_of(*names, root="Worker"), "registered", WORKER_HOOK)

@@ -110,6 +110,7 @@ def test_an_earlier_timer_keeps_running_and_a_shorter_one_comes_first(monkeypatc
         assert signal.getsignal(signal.SIGALRM) is (handler if before[0] else signal.getsignal(signal.SIGALRM))
 
 
+@pytest.mark.slow
 def test_code_that_catches_everything_is_ended_with_the_process(site: Path) -> None:
     write_package(site, "hangs", "import time\nwhile True:\n    try: time.sleep(60)\n    except: pass\n")
     code = (

@@ -55,6 +55,7 @@ def test_an_engine_that_sleeps_keeps_its_graphs_and_its_context() -> None:
     assert training(eager) == actor + CONTEXT_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("vllm")
 def test_what_is_chosen_for_one_gpu_is_never_refused() -> None:
     for _, _, parameters, shape, _, _ in FITS:

@@ -103,6 +103,7 @@ def test_every_card_has_a_source_and_figures_that_belong_together() -> None:
         assert 200 < card.memory_gb_s < 9000
 
 
+@pytest.mark.slow
 def test_a_run_is_planned_for_a_machine_that_is_not_here(
     settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_run_is_planned_for_a_machine_that_is_not_here(
     assert shorter["phases"]["update"]["seconds"] < 0.5 * on["phases"]["update"]["seconds"]
 
 
+@pytest.mark.slow
 def test_what_would_help_most_is_named_with_what_it_saves(
     settings: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +149,7 @@ def test_what_would_help_most_is_named_with_what_it_saves(
     assert "assumed: H100-80GB: 989 TFLOP/s" in text
 
 
+@pytest.mark.slow
 def test_what_cannot_be_planned_there_is_refused_in_one_line(
     settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

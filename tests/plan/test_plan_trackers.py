@@ -92,6 +92,7 @@ def test_a_name_that_is_offered_twice_is_refused(plugin: Path) -> None:
         planned(plugin, "track.to=wandb")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -149,6 +149,7 @@ def test_the_core_refuses_a_backend_that_a_plugin_offers_for_another_interface(s
     assert "plugin 'seed_extra' (seed-extra 1.0) offers backend 'engine' for Scorer" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_command_line_refuses_it_with_exit_code_2_and_starts_nothing(site: Path, tmp_path: Path) -> None:
     write_plugin(site, "seed_extra", extra=True)
     prompts = write_prompts(tmp_path / "prompts.jsonl", 8)

@@ -45,6 +45,7 @@ def checked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
     return code, {row["name"]: row["problems"] for row in json.loads(capsys.readouterr().out)}
 
 
+@pytest.mark.slow
 def test_a_plugin_is_not_red_because_of_anothers_fault(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_package(site, "check_fine", HEAD + GOOD)
     write_package(site, "check_broken", "1 / 0")
@@ -57,6 +58,7 @@ def test_a_plugin_is_not_red_because_of_anothers_fault(site: Path, capsys: pytes
     assert (code, list(problems)) == (2, ["check_fine", "check_broken"])
 
 
+@pytest.mark.slow
 def test_a_file_is_checked_by_its_path_and_configurations_are_not_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +190,7 @@ def test_a_check_that_no_signal_reaches_names_the_line(
     assert problems["check_deaf"] == [expected]
 
 
+@pytest.mark.slow
 def test_the_name_core_belongs_to_rlcore(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(PluginError, match="plugin 'core': the name belongs to rlcore itself"):
         load(["core"])
@@ -262,6 +265,7 @@ def test_a_name_that_could_not_be_chosen_is_a_problem(site: Path, name: str, tim
     assert f"plugin 'check_clash' (check-clash 1.0): agent loop '{name}' is offered twice, by " in problem
 
 
+@pytest.mark.slow
 def test_what_a_plugin_writes_to_stdout_is_not_what_was_found(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = "import atexit, os\nos.write(1, b'{}\\xff')\natexit.register(print, 'bye')\n"
     write_package(site, "check_prints", HEAD + source + AGENT.format(name="single_turn", times=1))
@@ -276,6 +280,7 @@ LEFT_BEHIND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", LEFT_BEHIND)
 def test_a_check_does_not_wait_for_what_a_plugin_leaves_behind(
     site: Path, capsys: pytest.CaptureFixture[str], what: str

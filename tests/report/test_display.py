@@ -142,6 +142,7 @@ async def loud(trajectory, unused=""):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "is_terminal", [pytest.param(False, marks=pytest.mark.fault), True], ids=["a pipe", "a terminal"]
 )
@@ -188,6 +189,7 @@ def calls_that_print(path: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_what_modules_write_to_the_terminal_goes_through_one_function() -> None:
     places = {
         str(path.relative_to(ROOT))
@@ -224,6 +226,7 @@ def assert_trained_to_its_end(run_dir: Path) -> None:
     assert log.count("nothing more is shown; training continues") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("also_errors", [False, pytest.param(True, marks=pytest.mark.fault)])
 def test_training_outlives_whoever_reads_its_output(tmp_path: Path, also_errors: bool) -> None:
     errors = subprocess.STDOUT if also_errors else subprocess.PIPE

@@ -161,6 +161,7 @@ STALE = ("rollout.backend=null_replica", "actor.lr=0.3", "rollout.check_weights_
 """Replicas with a copy of the weights that are not asked whether they follow: what steps measure has to show it."""
 
 
+@pytest.mark.slow
 def test_replicas_that_keep_their_first_weights_are_found(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,10 +171,12 @@ def test_replicas_that_keep_their_first_weights_are_found(
     assert "weights do not reach the sampler" not in found(run(config, *stale, "train.name=healthy"))
 
 
+@pytest.mark.slow
 def test_a_sampler_that_differs_is_reported_once(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     check_words(run(config, *STALE, "plugins.null.keep_weights=true"), capsys, "sampler and trainer differ")
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_destroys_the_policy_is_found(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,6 +221,7 @@ def test_an_estimator_of_a_plugin_that_gives_nothing_is_found(
     check_words(train(config, "algo.advantage=nothing", plugins=plugins).run_dir, capsys, "advantages are zero", 3)
 
 
+@pytest.mark.slow
 def test_a_loss_of_a_plugin_without_a_slope_is_found(
     config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +232,7 @@ def test_a_loss_of_a_plugin_without_a_slope_is_found(
     check_words(directory, capsys, "no gradient", 3)
 
 
+@pytest.mark.slow
 def test_a_policy_that_collapsed_is_found_when_the_reward_goes(
     config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +250,7 @@ def test_a_policy_that_collapsed_is_found_when_the_reward_goes(
     assert lines[0].startswith("learning: the reward fell: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -282,6 +288,7 @@ def test_rounding_to_nearest_that_keeps_weights_is_found(config: dict[str, Any],
     assert found(train(config, *half, "train.name=stochastic").run_dir) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_learns_says_so_and_warns_of_nothing(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_full_disk_does_not_end_a_run_and_is_reported_once(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
 def test_what_has_the_name_of_the_temporary_file_is_replaced_and_not_written_to(tmp_path: Path, kind: str) -> None:

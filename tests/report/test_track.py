@@ -100,6 +100,7 @@ def test_tensorboard_has_every_metric_under_its_step(tmp_path: Path) -> None:
     assert PartialState._shared_state == state_before, "accelerate's process state is given back"
 
 
+@pytest.mark.slow
 def test_without_trackers_nothing_is_imported_and_no_thread_runs(tmp_path: Path) -> None:
     program = (
         "import sys, threading\nfrom pathlib import Path\nfrom rlcore.report.trackers import Trackers\n"
@@ -212,6 +213,7 @@ def test_a_tracker_that_does_not_start_is_a_configuration_error_and_the_others_a
     assert [name for name, _ in made["good"].calls] == ["start", "close"]
 
 
+@pytest.mark.slow
 def test_a_tracker_that_hangs_holds_up_no_step(tmp_path: Path) -> None:
     release, warnings = threading.Event(), list[str]()
 

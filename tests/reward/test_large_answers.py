@@ -66,6 +66,7 @@ def rewards(number: int, size: int) -> list[Reward]:
     return found
 
 
+@pytest.mark.slow
 def test_rewards_beyond_the_budget_of_a_step_fail_and_memory_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_info, "BUDGET", 32 << 20)
     gc.collect()

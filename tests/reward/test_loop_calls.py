@@ -52,6 +52,7 @@ def called(name: str, directory: Path, use: Callable[[LoopCaller, "asyncio.Task[
     return asyncio.run(asyncio.wait_for(main(), 20.0))
 
 
+@pytest.mark.slow
 def test_an_error_is_seen_also_where_the_caller_leaves_as_it_is_raised(tmp_path: Path) -> None:
     async def use(caller: LoopCaller, call: "asyncio.Task[Any]") -> None:
         await asyncio.sleep(0)
@@ -62,6 +63,7 @@ def test_an_error_is_seen_also_where_the_caller_leaves_as_it_is_raised(tmp_path:
     assert called("raises", tmp_path, use) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_turns", [0, 3])
 def test_closing_ends_calls_under_way_and_those_that_have_not_begun(num_turns: int, tmp_path: Path) -> None:
     async def use(caller: LoopCaller, call: "asyncio.Task[Any]") -> None:

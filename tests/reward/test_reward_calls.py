@@ -44,6 +44,7 @@ def test_a_function_that_returns_too_few_scores_fails_its_group() -> None:
         assert reward.info["error"] == "f: post_process: returned a list of 3 for 4 samples"
 
 
+@pytest.mark.slow
 def test_rewards_that_look_at_groups_say_so() -> None:
     async def scope(manager: FunctionRewards) -> str:
         return manager.scope
@@ -68,6 +69,7 @@ async def logged(tmp_path: Path, name: str, **settings: Any) -> list[dict[str, A
     return [json.loads(line) for line in (tmp_path / "reward_calls.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_calls_are_kept_with_query_response_score_and_latency(tmp_path: Path) -> None:
     for name, scores in (("only_completions", [2.0, 1.0, 3.0, 5.0]), ("async_plain", [1.0] * 4)):
         directory = tmp_path / name

@@ -195,6 +195,7 @@ def test_the_settings_of_a_plugin_in_a_plain_file_reach_its_reward_functions(her
     assert judged(made, here).score == 0.5 * 3**2
 
 
+@pytest.mark.slow
 def test_functions_of_plugins_without_a_section_and_of_entry_points_get_no_settings(site: Path) -> None:
     source = """
     from rlcore.contracts.hooks import hookimpl

@@ -129,6 +129,7 @@ def test_signal_alarm_works_in_a_sync_function(rewards: str) -> None:
     assert one(rewards, "with_alarm").score == 0.25
 
 
+@pytest.mark.slow
 def test_an_async_function_that_fails_or_never_ends_fails_its_sample(rewards: str) -> None:
     assert re.fullmatch(r"f: \S*scorers\.py:\d+: KeyError: 'gone' .*", one(rewards, "async_raises").info["error"])
     assert (
@@ -189,6 +190,7 @@ def test_service_bound_says_when_calls_wait_for_children(rewards: str) -> None:
     assert use_rewards(functions, use) == [0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_evaluation_goes_ahead_of_training(rewards: str) -> None:
     async def use(manager: FunctionRewards) -> list[str]:
         order: list[str] = []

@@ -74,6 +74,7 @@ def test_functions_that_may_ask_a_service_are_not_called(tmp_path: Path, source:
     assert not (tmp_path / "scores.py.called").exists()
 
 
+@pytest.mark.slow
 def test_the_plan_imports_neither_the_function_nor_torch(tmp_path: Path) -> None:
     canary_notes(tmp_path, RIGHT)
     assert "scores" not in sys.modules

@@ -48,6 +48,7 @@ def versions(run: Path) -> list[set[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_replicas_with_a_copy_sample_what_the_embedded_rollout_samples(here: Path) -> None:
     embedded = train(config(here, backend="null"))
     copies = train(config(here, backend="null_replica", replicas=2))

@@ -124,6 +124,7 @@ def test_without_being_named_it_is_not_offered() -> None:
         make_plan(loaded, hooks, Facts(cpus=8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_it_is_started_on_its_devices_and_samples_with_the_weights_of_each_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str

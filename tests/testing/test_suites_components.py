@@ -37,6 +37,7 @@ class TestRolloutPool(ResourcePoolSuite):
     requests = (WorkerRequest(ROLLOUT, "copies", "rollout", replicas=2, gpus=2.0),)
 
 
+@pytest.mark.slow
 def test_pytest_runs_a_suite_of_one_line(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

@@ -96,6 +96,7 @@ class TestFunctionsOfGroups(RewardManagerSuite):
     settings = {"reward.functions.letters.fn": f"{BROKEN}:centres", "reward.functions.letters.scope": "group"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

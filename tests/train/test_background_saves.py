@@ -136,6 +136,7 @@ def test_one_checkpoint_is_written_at_a_time(tmp_path: Path) -> None:
     assert found[:3] == ["snapshot 1", "write-1 1", "written 2"]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_from_a_checkpoint_written_in_the_background(tmp_path: Path) -> None:
     whole = run_training(planned(tmp_path, "null", "whole")).run_dir
     run = run_training(planned(tmp_path, "patient", "patient")).run_dir
@@ -156,6 +157,7 @@ def test_training_waits_for_an_actor_without_snapshots_and_where_the_host_holds_
     assert calls(tmp_path, "waits") == [f"save {step}" for step in range(1, STEPS + 1)]
 
 
+@pytest.mark.slow
 def test_a_write_error_ends_the_run_and_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     words = r"No space left on device.*last checkpoint: .*step_1, continue with --resume"
     with pytest.raises(RlcoreError, match=words):
@@ -181,6 +183,7 @@ def test_behind_an_error_of_the_run_the_checkpoint_that_is_being_written_is_fini
     assert calls(tmp_path, "ended")[-1] == "written 2"
 
 
+@pytest.mark.slow
 def test_a_run_that_a_worker_ends_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path) -> None:
     slow = {"plugins.null.save_s": 1.0, "plugins.null.fail_at_update": 3}
     with pytest.raises(RlcoreError, match="update 3 fails"):

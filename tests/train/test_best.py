@@ -100,6 +100,7 @@ def kept(result: rlcore.TrainResult) -> list[str]:
     return sorted(path.name for path in (result.run_dir / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_saved_kept_and_named(settings: dict[str, Any]) -> None:
     result = train(settings, "checkpoint.best=eval/heldout/mean")
     assert kept(result) == ["best", "latest", "step_2", "step_6"]
@@ -109,6 +110,7 @@ def test_the_best_checkpoint_is_saved_kept_and_named(settings: dict[str, Any]) -
     assert checkpoint.load(result.best).step == 2
 
 
+@pytest.mark.slow
 def test_a_best_step_at_which_no_checkpoint_is_due_is_saved(settings: dict[str, Any]) -> None:
     result = train(
         settings, "checkpoint.best=eval/heldout/mean", "checkpoint.every_steps=0", "checkpoint.best_mode=min"
@@ -117,12 +119,14 @@ def test_a_best_step_at_which_no_checkpoint_is_due_is_saved(settings: dict[str, 
     assert kept(result) == ["best", "latest", "step_1", "step_6"]
 
 
+@pytest.mark.slow
 def test_without_the_setting_no_checkpoint_is_spared(settings: dict[str, Any]) -> None:
     result = train(settings)
     assert kept(result) == ["latest", "step_6"]
     assert result.best is None
 
 
+@pytest.mark.slow
 def test_a_run_ends_early_also_when_it_is_resumed(settings: dict[str, Any], tmp_path: Path) -> None:
     rules = ("train.stop.metric=eval/heldout/mean", "train.stop.patience=2")
     result = train(settings, *rules)

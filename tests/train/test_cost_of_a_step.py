@@ -7,6 +7,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 import rlcore
 from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
@@ -85,6 +87,7 @@ async def _counted(trainer: Trainer) -> int:
     return calls.num
 
 
+@pytest.mark.slow
 def test_a_sample_costs_the_controller_few_calls(tmp_path: Path) -> None:
     """The calls of a step that do not depend on the number of samples cancel out."""
     few, many = calls_of_a_step(64, tmp_path), calls_of_a_step(256, tmp_path)

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rlcore.testing.runs import run_settings
 from rlcore.train import train
 
@@ -23,6 +25,7 @@ print([name for name in {FOR_MODELS!r} if name in sys.modules])
 """
 
 
+@pytest.mark.slow
 def test_a_run_without_a_model_loads_nothing_that_only_models_need(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RUN, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
@@ -70,6 +73,7 @@ def rlcore_worker_classes():
 """
 
 
+@pytest.mark.slow
 def test_the_processes_of_workers_and_rewards_load_nothing_that_only_loading_a_configuration_needs(
     tmp_path: Path,
 ) -> None:

@@ -74,6 +74,7 @@ def check_versions(rows: list[dict[str, Any]]) -> None:
     assert any(len(set(row)) > 1 for row in versions), "no weights arrived while a response was sampled"
 
 
+@pytest.mark.slow
 def test_each_token_has_the_version_and_the_log_prob_of_the_weights_that_sampled_it(tmp_path: Path) -> None:
     """The null policy is one softmax, kept with every checkpoint, so a token's log-prob can be computed again."""
     config = settings_in(tmp_path, "null_replica")
@@ -95,6 +96,7 @@ def test_each_token_has_the_version_and_the_log_prob_of_the_weights_that_sampled
         assert "old_logprob" not in arrays, "pi_old is what was recorded"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["continue", "restart"])
 def test_the_embedded_sampler_computes_nothing_again_where_it_keeps_its_cache(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

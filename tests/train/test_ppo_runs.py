@@ -67,6 +67,7 @@ def halves(config: dict[str, Any], *overrides: str) -> Path:
     return train(config, "train.name=halves", *overrides, resume=True).run_dir
 
 
+@pytest.mark.slow
 def test_a_run_without_torch_resumes_bit_for_bit_and_its_critic_improves(config: dict[str, Any]) -> None:
     whole = train(config).run_dir
     assert differing(whole, halves(config)) == []
@@ -91,6 +92,7 @@ def test_only_a_run_with_a_critic_has_metrics_of_one(config: dict[str, Any]) -> 
     assert not (run / "checkpoints" / "step_1" / "critic").exists()
 
 
+@pytest.mark.slow
 def test_a_run_trains_both_models_and_tells_of_the_critic(real: dict[str, Any]) -> None:
     run = train(real, "train.max_steps=2").run_dir
     named = ("loss", "clip_frac", "explained_variance", "value_mean", "return_mean", "grad_norm", "lr")

@@ -57,6 +57,7 @@ def trained(overrides: list[str], *more: str) -> Path:
     return train({}, *overrides, *more, plugins=[*null, "critic_engine"]).run_dir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["null", "hf"])
 def test_a_streamed_run_with_one_minibatch_a_step_equals_the_unstreamed_one(backend: str, tmp_path: Path) -> None:
     overrides = settings(tmp_path, backend, **{"actor.minibatch_prompts": 0, "train.max_steps": 3, "actor.lr": 0.01})
@@ -70,6 +71,7 @@ def advantages(run: Path) -> dict[str, float]:
     return {str(row["id"]): row["advantage"] for row in metrics.read_trajectories(run, 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["null", "hf"])
 def test_without_whitening_streaming_changes_no_advantage(backend: str, tmp_path: Path) -> None:
     overrides = settings(
@@ -118,6 +120,7 @@ def test_the_plan_says_what_streamed_advantages_are_whitened_over(tmp_path: Path
         assert any("whitened over each mini-batch" in note for note in notes) is streamed
 
 
+@pytest.mark.slow
 def test_streamed_ppo_learns(tmp_path: Path) -> None:
     learning = {"actor.lr": 0.02, "actor.minibatch_prompts": 2, "rollout.samples_per_prompt": 8, "train.max_steps": 10}
     run = trained(settings(tmp_path, "hf", **learning), *STREAM)

@@ -92,6 +92,7 @@ def trained(run_dir: Path) -> list[tuple[str, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_resumed_run_issues_what_an_uninterrupted_one_does(plugin: Path, tmp_path: Path, schedule: str) -> None:
     config, plugins = settings(tmp_path, schedule), ["null", str(plugin)]

@@ -60,6 +60,7 @@ def test_rows_and_functions_train_as_their_files_do(settings: dict[str, Any], tm
     assert differing(runs[0].run_dir, runs[2].run_dir) == []
 
 
+@pytest.mark.slow
 def test_a_run_of_rows_and_a_local_function_resumes_without_them_also_elsewhere(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:

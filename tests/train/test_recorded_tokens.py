@@ -87,6 +87,7 @@ def test_a_single_turn_keeps_ids_log_probs_entropy_mask_advantages_and_versions(
         assert version in (0, 1)
 
 
+@pytest.mark.slow
 def test_several_turns_keep_their_spans(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(ENVIRONMENT)
     agent = json.dumps({"environment": {"fn": f"{tmp_path / 'mine.py'}:Asks"}, "children": 1})

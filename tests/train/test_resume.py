@@ -58,6 +58,7 @@ def test_resume_names_a_damaged_checkpoint_and_takes_the_one_before(
     assert "continuing after step 2" in shown
 
 
+@pytest.mark.slow
 def test_resume_without_a_checkpoint_that_verifies_changes_nothing(config: dict[str, Any]) -> None:
     run_dir = run(config, "checkpoint.every_steps=1", "train.max_steps=2").run_dir
     for directory in (run_dir / "checkpoints").glob("step_*"):
@@ -77,6 +78,7 @@ def test_resume_without_a_checkpoint_that_verifies_changes_nothing(config: dict[
     assert run(config, resume=True, from_start=True).steps == 4
 
 
+@pytest.mark.slow
 def test_resume_of_steps_whose_checkpoints_are_gone_is_refused(config: dict[str, Any]) -> None:
     whole = run(config, "train.name=whole").run_dir
     run_dir = run(config, "train.max_steps=2").run_dir

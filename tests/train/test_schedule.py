@@ -124,6 +124,7 @@ def trained(run_dir: Path, steps: int) -> list[tuple[str, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_every_schedule_trains_each_prompt_once_within_the_bound(
     config: dict[str, Any], mode: str, in_order: list[tuple[str, int]]
@@ -139,12 +140,14 @@ def test_every_schedule_trains_each_prompt_once_within_the_bound(
     assert (state["in_flight"], state["retired"], state["order"]["position"]["issued"]["train"]) == ([], 24, 24)
 
 
+@pytest.mark.slow
 def test_one_step_off_repeats_bit_for_bit(config: dict[str, Any]) -> None:
     settings = ("schedule.max_staleness=1", "actor.epochs=2")
     one, other = (run(config, *settings, f"train.name={name}").run_dir for name in "ab")
     assert differing(one, other) == []
 
 
+@pytest.mark.slow
 def test_later_epochs_use_every_minibatch_again(config: dict[str, Any]) -> None:
     result = run(config, *MODES["pipeline"], "actor.epochs=3", "train.max_steps=2")
     assert result.checkpoint is not None
@@ -152,6 +155,7 @@ def test_later_epochs_use_every_minibatch_again(config: dict[str, Any]) -> None:
     assert updates == 2 * 2 * 3
 
 
+@pytest.mark.slow
 def test_what_is_ready_late_is_given_up_and_counted(config: dict[str, Any]) -> None:
     drop = ("schedule.max_staleness=1", "schedule.on_stale=drop", "schedule.stream_minibatches=true")
     config["reward"]["functions"]["score"]["fn"] = config["reward"]["functions"]["score"]["fn"].replace("slow", "late")
@@ -196,6 +200,7 @@ def test_after_a_signal_each_prompt_is_trained_once_and_no_judgement_is_bought_t
     assert not kept & after.keys()
 
 
+@pytest.mark.slow
 def test_rewards_that_came_after_a_steps_checkpoint_are_kept_when_a_signal_ends_the_run_in_the_next_step(
     config: dict[str, Any], tmp_path: Path, in_order: list[tuple[str, int]]
 ) -> None:
@@ -224,6 +229,7 @@ def test_a_crash_loses_what_was_not_saved_and_trains_each_prompt_once(
     assert trained(result.run_dir, 6) == in_order
 
 
+@pytest.mark.slow
 def test_failures_are_dropped_and_counted_group_by_group_and_the_budget_holds(config: dict[str, Any]) -> None:
     fn = config["reward"]["functions"]["score"]["fn"].replace("slow", "fails")
     settings = (*MODES["pipeline"], f"reward.functions.score.fn={fn}", "train.max_steps=10")
@@ -233,6 +239,7 @@ def test_failures_are_dropped_and_counted_group_by_group_and_the_budget_holds(co
         run(config, *settings, "reward.error_budget_frac=0", "train.name=strict")
 
 
+@pytest.mark.slow
 def test_weights_that_were_not_handed_over_are_noticed_before_the_update(config: dict[str, Any]) -> None:
     with pytest.raises(WorkerError, match=r"sampled with version 1 of the weights, the step begins with version 2"):
         run(config, "plugins.null.forget_version=2")

@@ -54,6 +54,7 @@ def test_streamed_updates_are_made_before_the_last_groups_rewards_are_given(sche
     assert [events.count("updated", step) for step in (1, 2, 3)] == [PROMPTS] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", [False, True], ids=["grpo", "ppo"])
 def test_the_transformers_engine_updates_before_the_last_groups_rewards_are_given(critic: bool, tmp_path: Path) -> None:
     settings = (STREAM, tiny(tmp_path), PPO | {"plugins.critic_engine.backend": "hf"} if critic else {})
@@ -66,6 +67,7 @@ async def last_reward_when_nothing_else_happens(events: Events, event: Event) ->
         await events.quiet()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [{}, ONE_OFF, REPLICA], ids=["synchronous", "one step off", "replicas"])
 def test_without_streaming_no_update_begins_before_every_reward_of_the_step_is_given(
     schedule: dict[str, Any], tmp_path: Path
@@ -119,6 +121,7 @@ def test_on_policy_no_update_begins_while_anything_of_the_step_is_sampled(
         assert max(events.places("sampled", step)) < min(events.places("updating", step))
 
 
+@pytest.mark.slow
 def test_one_step_off_the_embedded_sampler_finishes_before_the_weights_change(tmp_path: Path) -> None:
     async def hold(events: Events, event: Event) -> None:
         if events.count("sampled", event.step) == NUM - 1:
@@ -155,6 +158,7 @@ def test_samplers_that_may_run_during_updates_take_the_next_pass_before_one_ends
     assert played(tmp_path, Script(sample=hold), 1, schedule, last_step=9).count("sampled", 1) == NUM
 
 
+@pytest.mark.slow
 def test_one_step_off_the_embedded_sampler_finishes_a_pass_before_it_begins_the_next(tmp_path: Path) -> None:
     async def hold(events: Events, event: Event) -> None:
         if event.step == 1:
@@ -279,6 +283,7 @@ def test_under_dynamic_sampling_equal_groups_fill_what_is_missing_with_advantage
     assert all(minibatch.advantages_B is not None and not minibatch.advantages_B.any() for minibatch in minibatches)
 
 
+@pytest.mark.slow
 def test_under_dynamic_sampling_forward_passes_are_made_of_what_is_trained_on_alone(tmp_path: Path) -> None:
     async def hold(events: Events, event: Event) -> None:
         await events.quiet()
@@ -304,6 +309,7 @@ def test_where_late_prompts_are_dropped_a_step_trains_on_those_that_are_ready_an
     assert (1, 0) not in trained
 
 
+@pytest.mark.slow
 def test_where_steps_wait_a_late_prompt_is_trained_on_in_its_own_step(tmp_path: Path) -> None:
     async def hold(events: Events, event: Event) -> None:
         if (event.step, event.prompt) == (1, 0):

@@ -117,12 +117,14 @@ def test_a_run_records_no_tokens_if_so_configured(config: dict[str, Any]) -> Non
     assert not (run(config, "train.record_tokens=none").run_dir / "tokens").exists()
 
 
+@pytest.mark.slow
 def test_the_reward_rises(config: dict[str, Any]) -> None:
     result = run(config, "train.max_steps=30", "checkpoint.every_steps=0")
     means = [row["reward/mean"] for row in metrics.read(result.run_dir)]
     assert sum(means[-5:]) / 5 > sum(means[:5]) / 5 + 0.1
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_are_equal_and_with_another_are_not(config: dict[str, Any]) -> None:
     one, other, third = (
         run(config, f"train.name={n}", f"train.seed={s}").run_dir for n, s in (("a", 0), ("b", 0), ("c", 1))
@@ -131,6 +133,7 @@ def test_two_runs_with_one_seed_are_equal_and_with_another_are_not(config: dict[
     assert differing(one, third) != []
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_one_that_was_never_interrupted(config: dict[str, Any], tmp_path: Path) -> None:
     kl = ("algo.kl.placement=reward", "algo.kl.controller=adaptive", "reference.backend='null'")
     evaluation = (heldout(tmp_path), "eval.every_steps=2", *kl)
@@ -187,6 +190,7 @@ def test_a_signal_ends_the_run_also_when_the_save_fails(config: dict[str, Any], 
         run(config)
 
 
+@pytest.mark.slow
 def test_a_secret_from_the_environment_is_in_nothing_that_a_run_shows_or_saves(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +211,7 @@ def test_a_secret_from_the_environment_is_in_nothing_that_a_run_shows_or_saves(
     assert "a-very-secret-value" not in shown.out + shown.err
 
 
+@pytest.mark.slow
 def test_a_canary_that_scores_badly_refuses_to_train(config: dict[str, Any], tmp_path: Path) -> None:
     """Scorecard case 19."""
     config["reward"]["functions"] = {"vowels": {"fn": f"{tmp_path}/rewards.py:vowels"}}
@@ -280,6 +285,7 @@ def test_a_sample_whose_reward_fails_is_left_out_and_the_budget_stops_the_run(
         run(config, "train.name=strict", *functions, "reward.error_budget_frac=0.0", "train.max_steps=20")
 
 
+@pytest.mark.slow
 def test_equal_rewards_warn_and_dynamic_sampling_replaces_such_groups_within_its_limit(
     config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,6 +299,7 @@ def test_equal_rewards_warn_and_dynamic_sampling_replaces_such_groups_within_its
     assert checkpoint.load(result.checkpoint).state["order"]["position"]["issued"]["train"] == 4 * 12
 
 
+@pytest.mark.slow
 def test_a_step_with_dynamic_sampling_trains_on_groups_that_differ(config: dict[str, Any], tmp_path: Path) -> None:
     wide = ("rollout.max_tokens=32", "algo.max_resample_rounds=40")
     config["reward"]["functions"] = {"vowels": {"fn": f"{tmp_path / 'rewards.py'}:vowels"}}
@@ -304,6 +311,7 @@ def test_a_step_with_dynamic_sampling_trains_on_groups_that_differ(config: dict[
         assert all(row["advantage"] != 0.0 for row in trained)
 
 
+@pytest.mark.slow
 def test_the_soft_length_penalty_lowers_the_advantage_of_long_responses(config: dict[str, Any], tmp_path: Path) -> None:
     config["reward"]["functions"] = {"same": {"fn": f"{tmp_path / 'rewards.py'}:constant"}}
     penalty = ("algo.overlong=penalty", "algo.overlong_buffer=8", "train.max_steps=20", "rollout.max_tokens=64")

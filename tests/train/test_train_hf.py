@@ -97,6 +97,7 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(
     assert differing(whole, result.run_dir) == []
 
 
+@pytest.mark.slow
 def test_the_metrics_of_an_update_are_those_the_documentation_names(config: dict[str, Any]) -> None:
     rows = step_rows(train(config, "algo.kl.placement=loss", "algo.entropy_coef=0.01", "actor.lr=1e-9"))
     needed = {"policy/loss", "policy/entropy", "policy/kl", "policy/clip_frac_low", "policy/clip_frac_high"}
@@ -116,6 +117,7 @@ def test_rows_of_groups_with_equal_rewards_are_left_out_of_updates(config: dict[
     assert all(row["actor/grad_norm"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "low", "high"), [("float32", 0.0, 1e-4), ("bfloat16", 1e-4, 0.2), ("float16", 1e-5, 0.02)]
 )
@@ -129,6 +131,7 @@ def test_how_far_sampler_and_trainer_differ_is_logged_of_the_embedded_sampler_to
     assert all(("policy/importance_mean" in row) is (dtype != "float32") for row in rows)
 
 
+@pytest.mark.slow
 def test_with_two_minibatches_the_recorded_logprobs_serve_as_those_of_the_old_policy(config: dict[str, Any]) -> None:
     result = train(config, "train.max_steps=1", "actor.lr=1e-9")
     assert step_rows(result)[0]["policy/ratio_max"] == pytest.approx(1.0, abs=1e-3)
@@ -143,6 +146,7 @@ def test_every_preset_without_a_critic_trains(config: dict[str, Any], preset: st
     assert all(np.isfinite(row["policy/loss"]) and row["actor/grad_norm"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_evaluated_with_its_weights(config: dict[str, Any]) -> None:
     result = train(config)
     step, expected = result.evaluations[-1]

@@ -70,6 +70,7 @@ def take_step(run: Path, later: Path) -> None:
         trace.write(f",\n{event(STEPS + 1)}\n]\n".encode())
 
 
+@pytest.mark.slow
 def test_a_poll_reads_what_is_new_and_nothing_else(run: Path, later: Path) -> None:
     memory = FileMemory()
     editions = Editions([run], lambda: [read(run, memory)], 100.0)
@@ -151,6 +152,7 @@ def new_settings(run: Path) -> None:
 CHANGES = (grow, cut_back_and_go_on, cut_back, cut_back_trace, replace_file, remove_tokens, other_layout, new_settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_after_any_change_what_is_remembered_is_what_a_fresh_look_finds(
     run: Path, change: Callable[[Path], None]

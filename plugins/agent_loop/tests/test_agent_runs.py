@@ -26,6 +26,7 @@ def test_tools_that_cannot_work_are_said_when_the_plan_is_made(tools: dict[str, 
         requests(RunConfig(), AgentLoopSettings(tools=tools))
 
 
+@pytest.mark.slow
 def test_a_run_with_the_plugin_trains_and_measures_the_agent(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def add(a, b):\n    return a + b\n\n"

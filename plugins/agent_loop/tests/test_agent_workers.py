@@ -129,6 +129,7 @@ def test_workers_are_a_role_of_the_plan_and_none_by_default(tmp_path: Path) -> N
     assert "agent" not in {worker.request.role.name for worker in plan_run([config(tmp_path, 0)], [], ["null"]).workers}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("record", "is_kept"), [("all", True), ("steps", False)])
 def test_tool_calls_of_workers_come_to_the_trace_of_the_run_with_its_times(
     record: Literal["all", "steps"], is_kept: bool, tmp_path: Path
@@ -171,6 +172,7 @@ class Game(Environment):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["tool search", "environment Game"])
 def test_a_run_knows_what_its_workers_samples_wait_for(what: str, tmp_path: Path) -> None:
     settings, mine = config(tmp_path, 1), tmp_path / "waiting.py"

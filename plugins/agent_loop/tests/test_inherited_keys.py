@@ -19,6 +19,7 @@ def program(base_url, api_key, messages):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("named", "found"), [((), ""), (("OUR_KEY",), "OUR_KEY"), (("OUR_KEY", "NO_KEY"), "OUR_KEY")])
 def test_only_keys_that_are_named_get_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...], found: str

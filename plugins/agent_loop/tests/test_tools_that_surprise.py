@@ -149,6 +149,7 @@ def test_a_task_that_several_calls_share_fails_them_all_when_the_first_runs_out_
     assert all("took longer" in result or "CancelledError" in result for result in results[1:])
 
 
+@pytest.mark.slow
 def test_a_sync_tool_in_a_process_that_raises_a_cancellation_is_answered_and_the_process_stays(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "cancels", "Counter", deadline_s=20.0)
     assert results_of((call("Counter", by=1), call("cancels"), call("Counter", by=1)), settings, processes=True) == [

@@ -71,6 +71,7 @@ def test_a_name_that_resolves_again_is_asked_again(
     assert only.reward.status is RewardStatus.OK
 
 
+@pytest.mark.slow
 def test_a_resolver_that_does_not_answer_is_a_timeout_and_other_threads_continue(
     score: Score, one_service: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,6 +214,7 @@ def test_a_retry_after_beyond_the_deadline_fails_at_once(score: Score, one_servi
     assert error.endswith("before which it answered 429")
 
 
+@pytest.mark.slow
 def test_no_more_calls_are_open_than_slots_and_waiting_does_not_fail(
     score: Score, samples: Samples, one_service: Settings
 ) -> None:
