@@ -77,8 +77,8 @@ model: $(MODEL)  ## convert the model of the demo and of the `real` tests
 test: $(STAMPS)/dev  ## the default suite: core, plugins, example
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
-slow: $(STAMPS)/dev  ## tests that take over half a second each and need nothing else
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m slow $(TESTS) $(ARGS)
+slow: $(STAMPS)/dev $(MODEL)  ## more of the default suite, over half a second per test; templates of plugins, benchmarks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(GROUPED) -m slow $(TESTS) $(ARGS)
 
 test-optimized: $(STAMPS)/dev  ## tests of checks and of data under python -O, where no assert of ours may matter
 	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(BIN)/python -m pytest $(PARALLEL) -m "$(FAST_OR_SLOW)" $(OPTIMIZED) $(ARGS)

@@ -147,8 +147,8 @@ def test_make_test_runs_the_tests_of_every_distribution() -> None:
 
 
 def test_ci_calls_targets_that_exist_and_fits_into_its_time() -> None:
-    steps = re.findall(r"^step (\S+) (\d+) make (\S+)(?: ARGS=.*)?$", CI, re.MULTILINE)
-    names = "setup lint test slow fault real types outsider vllm docs browser test-optimized"
+    steps = re.findall(r"^step(?:_if_time)? (\S+) (\d+) make (\S+)(?: ARGS=.*)?$", CI, re.MULTILINE)
+    names = "setup lint test fault real types outsider docs browser test-optimized slow vllm"
     assert [name for name, _, _ in steps] == names.split()
     for name, _, target in steps:
         assert name == target
@@ -158,18 +158,26 @@ def test_ci_calls_targets_that_exist_and_fits_into_its_time() -> None:
     assert all(int(seconds) < int(end) / 2 for _, seconds, _ in steps)
 
 
-def test_a_step_for_which_no_time_is_left_has_failed_and_the_next_is_run(tmp_path: Path) -> None:
+def summary_of(steps: str, directory: Path) -> tuple[int, list[list[str]]]:
+    """Exit code, and the first words of the summary's lines, of `.ci/run` with these steps."""
     before, _, after = CI.partition("# Four environments")
-    steps = "END=$((SECONDS + 1))\nstep late 60 sleep 20\nEND=900\nstep good 60 true\n"
-    script = tmp_path / ".ci" / "run"
-    script.parent.mkdir()
+    script = directory / ".ci" / "run"
+    script.parent.mkdir(parents=True)
     script.write_text(before + steps + after[after.index('echo "=== summary"') :])
     done = subprocess.run(["bash", script], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert [line.split()[:4] for line in done.stdout.splitlines()[-2:]] == [
-        ["FAILED", "late", "(exit", "124,"],
-        ["ok", "good", "(0", "s)"],
-    ]
+    _, _, lines = done.stdout.partition("=== summary\n")
+    return done.returncode, [line.split()[:4] for line in lines.splitlines()]
+
+
+def test_a_step_for_which_no_time_is_left_has_failed_and_the_next_is_run(tmp_path: Path) -> None:
+    steps = "END=$((SECONDS + 1))\nstep late 60 sleep 20\nEND=900\nstep good 60 true\n"
+    assert summary_of(steps, tmp_path) == (1, [["FAILED", "late", "(exit", "124,"], ["ok", "good", "(0", "s)"]])
+
+
+def test_a_last_step_is_left_out_in_words_when_its_limit_is_more_than_the_time_left(tmp_path: Path) -> None:
+    steps = "END=$((SECONDS + 90))\nstep_if_time long 100 false\nstep_if_time short 60 true\n"
+    assert summary_of(steps, tmp_path) == (0, [["left", "out", "long", "(90"], ["ok", "short", "(0", "s)"]])
+    assert summary_of("END=900\nstep_if_time bad 60 false\n", tmp_path / "b") == (1, [["FAILED", "bad", "(exit", "1,"]])
 
 
 def test_what_agents_and_contributors_are_told_to_type_exists() -> None:

@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic and plumbing; that each one still runs at its smallest is a `real` test."""
+"""The benchmarks' own arithmetic and plumbing; that each one still runs at its smallest is a `slow` test."""
 
 import json
 import re
@@ -271,7 +271,7 @@ SMOKE = {
 }
 
 
-@pytest.mark.real
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SMOKE)
 def test_a_benchmark_runs_at_its_smallest(name: str, tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def check_gpu_record(line: dict[str, Any], directory: Path) -> None:
     assert "| tiny | ours |" in page
 
 
-@pytest.mark.real
+@pytest.mark.slow
 def test_the_gpu_check_refuses_a_machine_without_a_device_in_one_line() -> None:
     program = "import sys; sys.path.insert(0, sys.argv[1]); import gpu_check; gpu_check.require('cuda')"
     call = [sys.executable, "-c", program, str(BENCHMARKS)]

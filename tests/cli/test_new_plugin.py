@@ -71,7 +71,7 @@ def test_two_offers_pass_their_tests_and_the_check_and_train_and_torch_is_import
     assert not (place / "rlcore-mine" / "runs").exists()
 
 
-@pytest.mark.fault
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, "tool,critic,loss"])
 def test_every_kind_passes_its_tests_and_the_check_and_trains(
     place: Path, kind: str, torch_imports: Callable[[], int], capsys: pytest.CaptureFixture[str]
@@ -127,7 +127,7 @@ def test_templates_import_public_names_only() -> None:
     assert [module for module in modules if not PUBLIC.fullmatch(module)] == []
 
 
-@pytest.mark.fault
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "named"),
     [

@@ -53,7 +53,7 @@ def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin_file, "run_trial", lambda *arguments: 0.0)
 
 
-@pytest.mark.fault
+@pytest.mark.slow
 def test_a_file_is_written_checked_and_trained_with(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "new", "mine", "--file", "--offers", "reward,tracker"]) == 0
     assert {path.name for path in place.iterdir()} - {"__pycache__"} == {"mine.py"}
@@ -65,13 +65,13 @@ def test_a_file_is_written_checked_and_trained_with(place: Path, capsys: pytest.
     assert lines[4] == "later: rlcore plugins package mine.py"
 
 
-@pytest.mark.fault
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_of_every_kind_is_checked_and_trained_with(place: Path, kind: str) -> None:
     assert main(["plugins", "new", "mine", "--file", "--offers", kind]) == 0
 
 
-@pytest.mark.fault
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, "reward,tracker,order"])
 def test_a_written_file_becomes_a_package_that_passes_its_tests_and_trains(place: Path, kind: str) -> None:
     (place / "mine.py").write_text(text_of(kind))

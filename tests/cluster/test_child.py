@@ -213,7 +213,6 @@ def test_a_call_past_its_deadline_kills_the_child_even_while_it_holds_the_interp
     run(use)
 
 
-@pytest.mark.slow
 def test_calls_run_at_the_same_time_on_threads_and_a_hanging_one_takes_the_others_with_it(served: str) -> None:
     async def use(children: ChildProcesses) -> None:
         child = await children.start(f"{served}:Served", name="x", threads=32)
@@ -256,7 +255,6 @@ def test_a_cancelled_call_ends_its_child_at_once(served: str) -> None:
     run(use)
 
 
-@pytest.mark.slow
 def test_a_start_that_fails_names_its_cause_and_leaves_nothing(served: str) -> None:
     async def use(children: ChildProcesses) -> None:
         cases: list[tuple[str, type[Exception], str]] = [
@@ -278,7 +276,6 @@ def test_a_start_that_fails_names_its_cause_and_leaves_nothing(served: str) -> N
     run(use)
 
 
-@pytest.mark.slow
 def test_close_lets_the_object_close_and_kills_what_hangs_and_what_its_code_started(
     served: str, tmp_path: Path
 ) -> None:

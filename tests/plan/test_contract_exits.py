@@ -274,7 +274,6 @@ def real(project: Project, command: str, *more: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ENDS)
 def test_the_real_command_does_not_exit_with_0(project: Project, way: str) -> None:
     source, settings = PLANNING["rlcore_resource_pools()"]
@@ -303,7 +302,6 @@ def test_the_end_of_the_process_is_refused_in_a_probe(project: Project) -> None:
     assert message.endswith("failed: it called os._exit(0)\n")
 
 
-@pytest.mark.slow
 def test_a_thread_of_the_plugin_ends_the_process_with_a_line_and_not_with_0(project: Project) -> None:
     project.write(
         "import os, threading\n@hookimpl\ndef rlcore_agent_loops():\n"
@@ -315,14 +313,12 @@ def test_a_thread_of_the_plugin_ends_the_process_with_a_line_and_not_with_0(proj
     assert message.endswith(" called os._exit(256)\n")
 
 
-@pytest.mark.slow
 def test_what_runs_at_the_end_of_the_interpreter_does_not_make_a_refusal_a_success(project: Project) -> None:
     project.write("import atexit, os\natexit.register(os._exit, 0)\n@hookimpl\ndef rlcore_algorithms(): return 3")
     code, message = real(project, "plan")
     assert (code, message.count("\n")) == (2, 1)
 
 
-@pytest.mark.slow
 def test_a_forked_child_ends_as_it_likes(project: Project) -> None:
     project.write(
         COMPONENTS + "import os\nchild = os.fork()\nchild or os._exit(0)\n"
