@@ -1,0 +1,61 @@
+"""Data files of a configuration file count from its directory, then from the working directory."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlcore.config import load_config
+from rlcore.testing.null import SETTINGS
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a configuration and data, below the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task").mkdir()
+    sources = {"train": {"path": "train.jsonl"}}
+    text = yaml.safe_dump({"data": {"sources": sources}, "eval": {"sources": {"held": {"path": "held.jsonl"}}}})
+    (tmp_path / "task" / "config.yaml").write_text(text)
+    (tmp_path / "task" / "train.jsonl").write_text("{}\n")
+    (tmp_path / "held.jsonl").write_text("{}\n")
+    return tmp_path / "task"
+
+
+def paths(*overrides: str) -> tuple[str, str, str]:
+    """The paths of both sources, and the origin of the first."""
+    without_data = [setting for setting in SETTINGS if not setting.startswith("data.")]
+    loaded = load_config([Path("task/config.yaml")], [*without_data, *overrides], ())
+    config = loaded.config
+    assert loaded.values["data.sources.train.path"] in loaded.yaml
+    return (
+        config.data.sources["train"].path,
+        config.eval.sources["held"].path,
+        loaded.origins["data.sources.train.path"],
+    )
+
+
+@pytest.mark.usefixtures("project")
+def test_a_path_counts_from_the_directory_of_its_file_if_the_data_is_there() -> None:
+    assert paths() == ("task/train.jsonl", "held.jsonl", "task/config.yaml")
+
+
+def test_the_directory_of_the_file_comes_before_the_working_directory(project: Path) -> None:
+    (project.parent / "train.jsonl").write_text("{}\n")
+    (project / "held.jsonl").write_text("{}\n")
+    assert paths()[:2] == ("task/train.jsonl", "task/held.jsonl")
+
+
+@pytest.mark.usefixtures("project")
+def test_a_path_of_the_command_line_counts_from_the_working_directory() -> None:
+    override = "data.sources.train.path=train.jsonl"
+    assert paths(override) == ("train.jsonl", "held.jsonl", f"override '{override}'")
+
+
+def test_an_absolute_and_an_interpolated_path_stay(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA", "train")
+    assert paths(f"data.sources.train.path={project}/train.jsonl")[0] == f"{project}/train.jsonl"
+    (project / "config.yaml").write_text(
+        "data: {sources: {train: {path: '${oc.env:DATA}.jsonl'}}}\neval: {sources: {held: {path: held.jsonl}}}\n"
+    )
+    assert paths()[0] == "train.jsonl"
