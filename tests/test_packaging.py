@@ -172,7 +172,7 @@ def test_a_step_for_which_no_time_is_left_has_failed_and_the_next_is_run(tmp_pat
     ]
 
 
-def test_what_agents_and_contributors_are_told_to_type_exists() -> None:
+def test_commands_in_the_guides_for_agents_and_contributors_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*##", MAKEFILE, re.MULTILINE))
     for name in ("AGENTS.md", "CONTRIBUTING.md", "README.md"):
         commands = re.findall(r"(?:^|`)make ([a-z-]+(?: [a-z-]+)*)", (ROOT / name).read_text(), re.MULTILINE)
