@@ -84,8 +84,8 @@ class Tokens(ABC):
             before = self._render(answered, schemas, opening=False)
             if probe == END_PROBE and not (before.startswith(opened) and probe in before):
                 raise ConfigError(
-                    "chat template: the role 'assistant' breaks it: a response does not stand behind the opening of "
-                    f"its turn as it was sampled; {way_out}"
+                    "chat template: the role 'assistant' breaks it: a response does not follow the opening of its "
+                    f"turn exactly as it was sampled; {way_out}"
                 )
             for role in roles:
                 more = [*answered, {"role": role, "name": "x", "content": "y"}]

@@ -96,7 +96,7 @@ def test_turns_are_counted_in_tokens_too_and_put_right_afterwards() -> None:
 
 
 def test_waiting_calls_continue_as_if_the_tokens_had_been_known_from_the_start() -> None:
-    """600 tokens per minute are ten per second. A call reserves 100 tokens at 0 s and uses only 20 of them. So three more
+    """600 tokens per minute are ten per second. A call reserves 100 tokens at 0 s and uses only 20. So three more
     calls of ten tokens were due before 5 s, and one is due then."""
     now = 0.0
 
