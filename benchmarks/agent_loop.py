@@ -4,12 +4,12 @@
 
 Prints one JSON line:
 
-* `overlap`: 256 conversations whose tool takes U(0, 2) s per call, against the longest chain of calls among them: no
-  conversation waits for another.
-* `turn_ms`: milliseconds of a turn when the tool takes no time, everything that runs in the process counted, by the
-  number of turns of a conversation: it stays the same if nothing is tokenised twice.
-* `continuation_ms`: milliseconds of tokenising a tool's result with SmolLM2's own tokenizer and template, where the
-  model is there, behind conversations of different lengths.
+* `overlap`: the time of 256 conversations whose tool takes U(0, 2) s per call, compared with the longest chain of
+  calls among them. No conversation waits for another.
+* `turn_ms`: milliseconds per turn by the number of turns of a conversation, when the tool takes no time. It counts all
+  work of the process, and stays the same if nothing is tokenised twice.
+* `continuation_ms`: milliseconds to tokenise a tool's result after conversations of different lengths. It uses
+  SmolLM2's tokenizer and template, and needs the model.
 """
 
 import argparse
@@ -53,12 +53,12 @@ def always(text):
     """Every turn calls the tool."""
     return [ToolCall("wait", {})]
 '''
-# Half of all bytes end a turn of the null model, whose other tokens mean nothing.
+# Half of all bytes end a turn of the null model. Its other tokens have no meaning.
 STOPS = [chr(byte) for byte in range(128)]
 
 
 async def conversations(directory: Path, pauses: Sequence[Sequence[float]], turns: int) -> float:
-    """Seconds of one rollout: a conversation for each list of pauses."""
+    """Seconds of one rollout with one conversation per list of pauses."""
     (directory / "tool.py").write_text(TOOL)
     rows = [{"question": "?", "pauses": list(pause)} for pause in pauses]
     (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -96,7 +96,7 @@ async def conversations(directory: Path, pauses: Sequence[Sequence[float]], turn
 
 
 def overlap(num: int, longest_s: float) -> dict[str, float]:
-    """The wall time of `num` conversations of three calls each, against the longest chain of calls."""
+    """The wall time of `num` conversations of three calls each, and the longest chain of calls."""
     numbers = random.Random(0)
     pauses = [[numbers.uniform(0, longest_s) for _ in range(3)] for _ in range(num)]
     with tempfile.TemporaryDirectory() as directory:
@@ -116,7 +116,7 @@ def turn_ms(num: int, turns: int, repeats: int) -> dict[str, float]:
 
 
 def continuation_ms(repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of one continuation behind conversations of 1 and of 128 turns."""
+    """Milliseconds of one continuation after conversations of 1 and of 128 turns."""
     tokens = load_tokens(ModelConfig(path=str(MODEL)), "")
     result = [{"role": "tool", "content": "The weather is fine. " * 8}]
     measured = {}

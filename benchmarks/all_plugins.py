@@ -23,9 +23,10 @@ def always(text):
 
 
 def all_plugins(directory: Path, turns: int, workers: int, url: str) -> dict[str, Any]:
-    """Each sample has so many turns, a call after each but the last, a reward from a function or a service, and values.
+    """Settings of the run: each sample has `turns` turns with a call between two of them, a reward, and values.
 
-    `workers`: of the role agent; 0 is the controller's own loop. `url`: of the service; empty: the function.
+    `workers` is the number of workers of the role agent; with 0 the controller's loop runs the agent. `url` is the
+    address of the reward service; empty: a function computes rewards.
     """
     (directory / "tool.py").write_text(TOOL)
     reward_loop: dict[str, Any] = {"expose": True}

@@ -1,12 +1,18 @@
-"""Measures how batches reach eight ranks: seconds of the controller's loop and bytes.
+"""Measures the sending of batches to eight ranks: seconds of the controller's loop, and bytes.
 
     .venv/bin/python benchmarks/batches.py [--smoke] [--pipe] [--out docs/results/batches]
 
-The ranks are processes of this machine that receive a batch, read rows of it and compute nothing. A step has two passes
-(of the reference and of the old policy: 10 bytes per position there, 4 back) and one update (22 bytes there, nothing
-back). Said of each call: seconds until its answer, seconds of computing on the controller's loop, the longest time for
-which the loop served nothing else, and the bytes that the controller wrote and read. With --pipe also without shared
-memory: every rank is sent the whole batch through a pipe, which takes 12 GB of memory at 512 rows.
+The ranks are processes of this machine that receive a batch, read rows of it and compute nothing. A step has two
+passes, of the reference and of the old policy, and one update. A pass sends 10 bytes per position and returns 4; an
+update sends 22 bytes per position and returns nothing. The result has for each call:
+
+* the seconds until its answer,
+* the seconds of computing on the controller's loop,
+* the longest time in which the loop served nothing else,
+* the bytes that the controller wrote and read.
+
+--pipe also measures without shared memory: each rank gets the whole batch through a pipe, which takes 12 GB of memory
+at 512 rows.
 """
 
 import argparse
@@ -45,7 +51,7 @@ EXPLAINED = (
 
 
 def batch_of(num_rows: int, num_tokens: int, seed: int = 0) -> Batch:
-    """Rows of `num_tokens` tokens, of which the second half was sampled; 16 samples per prompt."""
+    """Rows of `num_tokens` tokens, the second half of them sampled; 16 samples per prompt."""
     rng = np.random.default_rng(seed)
     shape = (num_rows, num_tokens)
     loss_mask_BT = np.zeros(shape, dtype=np.bool_)
@@ -80,7 +86,7 @@ def filled(batch: Batch) -> Batch:
 
 
 async def ticking(gaps: list[float]) -> None:
-    """Notes how long after its turn the loop came round."""
+    """Records the delay of each turn of the loop."""
     while True:
         began = time.perf_counter()
         await asyncio.sleep(TICK_S)
@@ -121,7 +127,7 @@ async def measured(replica: Any, method: Any, batch: Batch, rounds: int) -> dict
 
 @contextmanager
 def pipe_only(on: bool) -> Iterator[None]:
-    """With `on` neither this process nor workers that are started inside share memory."""
+    """With `on`, neither this process nor workers that start in the block share memory."""
     before = shared_arrays.MIN_SHARED_BYTES
     if on:
         shared_arrays.MIN_SHARED_BYTES = 1 << 62

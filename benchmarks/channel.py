@@ -1,8 +1,8 @@
-"""Two sides of a comparison, each in a separate process environment, both loaded, one computing at a time.
+"""Two sides of a comparison, each in a separate process environment. Both are loaded, and one computes at a time.
 
-A side is a program with a `Channel`: JSON lines come in on stdin, one answer per line goes out on what was stdout when
-it began; whatever libraries print goes to stderr. The parent holds a `Side` for each and asks them in turn. Only the
-standard library: this file runs in the environments of peers.
+A side is a program with a `Channel`. It reads JSON lines from stdin, and writes one answer per line to its original
+stdout; output of libraries goes to stderr. The parent holds a `Side` for each and asks them in turn. This file uses
+only the standard library, because it runs in the environments of peers.
 """
 
 import json
@@ -41,7 +41,7 @@ class Channel:
 
 
 class Side:
-    """The parent's end: starts the program, asks, and stops it on leaving."""
+    """The parent's end: starts the program, sends questions, and stops the program at the end of the block."""
 
     def __init__(self, name: str, python: Path, program: Path, spec: Mapping[str, Any], threads: int) -> None:
         self.name = name
@@ -62,11 +62,11 @@ class Side:
 
     @property
     def pid(self) -> int:
-        """Of the side's process."""
+        """Id of the side's process."""
         return self._process.pid
 
     def ask(self, question: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-        """The side's answer; SideError when it dies or `deadline_s` pass."""
+        """The side's answer; SideError when it dies or does not answer within `deadline_s`."""
         self._say(question)
         return self.answer(deadline_s)
 
@@ -101,7 +101,7 @@ class Side:
         return line
 
     def close(self) -> None:
-        """Close the channel, upon which the side ends; kill it if it does not."""
+        """Close the channel, so that the side ends; kill the side if it does not."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

@@ -1,4 +1,4 @@
-"""An rlcore plugin for benchmarks of pools: workers on separate pools that sleep as long as devices would compute.
+"""An rlcore plugin for benchmarks of pools: workers sleep in separate pools as long as devices would compute.
 
 Every cost is in device seconds per sample, divided by the devices that share the work: a rollout or judge replica is
 one device, the actor has all devices of its pool.
@@ -45,7 +45,7 @@ NUM_TOKENS = 4
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """The cost of a sample; `plugins.device_times`."""
+    """The cost of a sample: the section `plugins.device_times`."""
 
     generate_s: float = 0.0
     """Device seconds of sampling."""
@@ -54,15 +54,15 @@ class DeviceTimes:
     train_s: float = 0.0
     """Device seconds of all passes and updates."""
     turn_s: float = 0.0
-    """Seconds that a server takes to fall asleep, and again to wake up."""
+    """Seconds that a server takes to fall asleep, and to wake up."""
     judges: int = 1
-    """Judge replicas, a device each."""
+    """Judge replicas, with one device each."""
     train_devices: int = 1
     """Devices of the actor's pool."""
 
 
 class TimedActor(ActorWorker):
-    """Updates nothing, for as long as its devices would take."""
+    """Sleeps as long as its devices would take, and updates nothing."""
 
     def setup(self) -> None:
         self._times: DeviceTimes = self.context.section
@@ -75,7 +75,7 @@ class TimedActor(ActorWorker):
         return {}
 
     def publish(self, version: int) -> None:
-        """There is nothing to name."""
+        """Does nothing: there are no weights."""
 
     def weights(self, version: int, directory: Path) -> WeightsHandle:
         return WeightsHandle(version, "directory", str(directory))
@@ -84,14 +84,14 @@ class TimedActor(ActorWorker):
         (directory / "model").mkdir()
 
     def restore(self, directory: Path) -> None:
-        """There is nothing to restore."""
+        """Does nothing: there is no state."""
 
     def facts(self) -> dict[str, Any]:
         return {"num_parameters": 0, "context_length": None}
 
 
 class TimedServer:
-    """Sleeping and waking take a while."""
+    """Takes `turn_s` to fall asleep and to wake up."""
 
     _times: DeviceTimes
 
@@ -103,7 +103,7 @@ class TimedServer:
 
 
 class TimedRollout(TimedServer, RolloutWorker):
-    """Its samples are finished one after the other, evenly spaced."""
+    """Finishes its samples one after another, evenly spaced."""
 
     def setup(self) -> None:
         self._times = self.context.section
@@ -129,7 +129,7 @@ class TimedRollout(TimedServer, RolloutWorker):
 
 
 class TimedJudge(TimedServer, RewardReplica):
-    """Answers one request after the other."""
+    """Answers one request after another."""
 
     def setup(self) -> None:
         self._times = self.context.section
@@ -145,7 +145,7 @@ class TimedJudge(TimedServer, RewardReplica):
 
 
 class Judged(RewardManager):
-    """Sends each sample to the judge that owes the fewest."""
+    """Sends each sample to the judge with the fewest pending ones."""
 
     def __init__(self, context: BuildContext) -> None:
         self._replicas = context.workers(JUDGE).replicas

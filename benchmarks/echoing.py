@@ -18,7 +18,7 @@ from rlcore.types import Completion, GenerateRequest, WeightsHandle
 
 RLCORE_API = "1"
 READ = "read.json"
-"""In the run directory: what the replica has read, and how long that took."""
+"""File in the run directory with the bytes that a replica read, and the seconds that this took."""
 
 
 class Echo(Worker):
@@ -33,7 +33,7 @@ class Echo(Worker):
 
 
 class Reader(RolloutWorker):
-    """Reads every weight that it is handed, and samples nothing."""
+    """Reads all weights that it receives, and samples nothing."""
 
     def setup(self) -> None:
         """Does nothing: there is nothing to load."""
@@ -46,7 +46,7 @@ class Reader(RolloutWorker):
         began, num_bytes = time.perf_counter(), 0
         together = handle.kind == "nccl"
         for _, tensor in self._receiver.weights(handle) if together else weights_of(handle):
-            float(tensor.sum())  # it is mapped, or still on its way: reading is what takes time
+            float(tensor.sum())  # the tensor is mapped, or still arriving: reading it takes the time
             num_bytes += tensor.numel() * tensor.element_size()
         seconds = time.perf_counter() - began
         written = self.context.run_dir / f"{READ}.{os.getpid()}"

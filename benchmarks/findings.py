@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/findings.py [--steps N] [--out FILE.md]
 
 Trains each example's ci.yaml as its first lines say, for N steps (12), on the policy without torch. Prints a line per
-finding that a run repeats at its end. A person judges whether it is true; docs/results/findings.md has the judgements
-of this table. The exit code is 1 if a run fails.
+finding that a run repeats at its end. A person judges whether it is true; docs/results/findings.md has these
+judgements. The exit code is 1 if a run fails.
 """
 
 import argparse

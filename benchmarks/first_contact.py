@@ -1,7 +1,7 @@
 """Makes a beginner's mistakes with the real commands, and prints the answer to each as JSON lines.
 
 `docs/results/first_contact.md` grades the messages. `plan`, `config`, `init`, `sweep`, `plugins` or `rlcore.train` find
-MISTAKES before the first process of a run; those of `first_contact_runs` are found in a run on the null policy.
+MISTAKES before the first process of a run. A run on the null policy finds those of `first_contact_runs`.
 """
 
 import argparse
@@ -49,22 +49,22 @@ class Mistake:
     name: str
     words: str
     arguments: tuple[str, ...] = ()
-    """Of the command line."""
+    """Arguments of the command line."""
     call: Callable[[], Any] | None = None
-    """Of Python, instead."""
+    """A call in Python, instead of a command."""
     files: Mapping[str, str] = field(default_factory=dict)
     is_note: bool = False
     """The answer is a note of the plan, and the run continues."""
 
 
 def plan(name: str, words: str, *overrides: str, is_note: bool = False, **files: str) -> Mistake:
-    """A mistake in a run; `files` by name, with __ for the dot."""
+    """A mistake in a run; `files` maps names to contents, with __ for the dot."""
     named = {name.replace("__", "."): text for name, text in files.items()}
     return Mistake(name, words, ("plan", *RUN, *overrides, *NULL), files=named, is_note=is_note)
 
 
 def of_python(**changed: Any) -> Callable[[], Any]:
-    """`rlcore.train` with a reward, and what is changed."""
+    """A call of `rlcore.train` with a reward and changed arguments."""
 
     def call() -> Any:
         from rlcore import train
@@ -213,7 +213,7 @@ MISTAKES = (
 
 
 def answers(chosen: str = "") -> Iterator[dict[str, Any]]:
-    """The answer to each mistake, which is made in an empty directory with FILES."""
+    """Makes each mistake in an empty directory with FILES; yields the answers."""
     for mistake in MISTAKES:
         if chosen in mistake.name:
             with tempfile.TemporaryDirectory(prefix="first-contact-") as directory, contextlib.chdir(directory):
@@ -254,7 +254,7 @@ def answered(mistake: Mistake) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the answers; 1 when one is not as expected."""
+    """Print the answers; returns 1 if one is not as expected."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="mistakes whose name has this text")
     parsed = parser.parse_args()

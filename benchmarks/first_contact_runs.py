@@ -1,4 +1,4 @@
-"""Mistakes of a first day that only a run meets: `benchmarks/first_contact.py` makes them after the others."""
+"""Mistakes of a first day that only a run finds: `benchmarks/first_contact.py` makes them after the others."""
 
 import contextlib
 import os
@@ -43,9 +43,9 @@ class RunMistake:
     files: Mapping[str, str] = field(default_factory=dict)
     command: str = "train"
     service: ServiceAnswer | None = None
-    """Answers the scorer's requests; its address is put in the place of URL in the settings."""
+    """Answers the scorer's requests; its address replaces URL in the settings."""
     interrupt_at: str = ""
-    """Ctrl-C when this file is there."""
+    """The run gets Ctrl-C when this file exists."""
 
 
 def reward(name: str) -> str:
@@ -108,8 +108,8 @@ RUN_MISTAKES = (
 
 
 def made(mistake: RunMistake, base: tuple[str, ...]) -> dict[str, object]:
-    """The answer of a child process in the working directory: exit code, line, seconds of the clock and of all its
-    processes."""
+    """The answer of a child process in the working directory: exit code, line, wall-clock seconds and CPU seconds of
+    all its processes."""
     Path("rewards.py").write_text(REWARDS, "utf-8")
     for name, text in mistake.files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)

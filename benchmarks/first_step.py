@@ -1,10 +1,10 @@
-"""Seconds from an empty directory to the first step of an own task, part by part, as JSON lines.
+"""Measures the seconds from an empty directory to the first step of a new task, part by part, as JSON lines.
 
     .venv/bin/python benchmarks/first_step.py [--model DIRECTORY] [--out FILE.json]
 
-Each run is the three-key command with small settings, in a child process: on the policy without torch, and with
-`--model` on that model. A part has the seconds of the clock, and those of the processor of the run and all its
-processes: on a machine that is shared, only the latter say what a part costs.
+Each run is the three-key command with small settings, in a child process. One run is on the policy without torch; with
+`--model`, another is on that model. A part has wall-clock seconds, and CPU seconds of the run and all its processes. On
+a shared machine, only the latter show the cost of a part.
 """
 
 import argparse
@@ -46,7 +46,7 @@ LINES = (
     ("updating on", "first samples and rewards"),
     ("step 1/1", "first update"),
 )
-"""Words of the run's own lines, with the part that they end."""
+"""Words of lines that the run prints, and the part that ends with each."""
 
 
 def parts(plugins: str, settings: tuple[str, ...]) -> Iterator[dict[str, Any]]:
@@ -82,7 +82,7 @@ def _own_parts() -> list[str]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Seconds of the process, its living descendants and those that have ended."""
+    """CPU seconds of the process, its living descendants and those that have ended."""
     ticks = 0
     for directory in [pid, *_descendants(pid)]:
         try:

@@ -1,4 +1,4 @@
-"""The plugin `fixed_lengths`: an agent loop whose rows have given lengths, each by its own token budget."""
+"""The plugin `fixed_lengths`: an agent loop whose rows have given lengths, each by a separate token budget."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -16,21 +16,21 @@ RLCORE_API = "1"
 
 @dataclass(frozen=True)
 class FixedLengthsSection:
-    """`plugins.fixed_lengths`."""
+    """The section `plugins.fixed_lengths`."""
 
     lengths: tuple[int, ...] = ()
-    """New tokens of each row, prompt by prompt in the order of their ids."""
+    """New tokens of each row, prompt by prompt, in the order of the prompts' ids."""
 
 
 class FixedLengths(AgentLoop):
-    """One turn, a request for each sample."""
+    """An agent loop with one turn and one request per sample."""
 
     def __init__(self, context: BuildContext) -> None:
         self._context = context
         self._lengths: tuple[int, ...] = context.section.lengths
 
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
-        """Every sample of every task, each as it finishes."""
+        """Yields every sample of every task as it finishes."""
         origins: dict[str, tuple[RolloutTask, int, tuple[int, ...]]] = {}
         requests = []
         for task in tasks:

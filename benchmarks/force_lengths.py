@@ -1,4 +1,4 @@
-"""For `generate` of transformers: rows whose lengths are given."""
+"""Rows of given lengths for `generate` of transformers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 
 class ForceLengths(LogitsProcessor):
-    """Row r ends with its lengths[r]-th token, and not before; a row of the maximal length just runs out."""
+    """Ends row r with its lengths[r]-th token, and not earlier. A row of the maximal length reaches the limit."""
 
     def __init__(self, lengths: Sequence[int], end: int, prompt_length: int) -> None:
         self._lengths = torch.tensor(list(lengths))
@@ -26,7 +26,7 @@ class ForceLengths(LogitsProcessor):
 
 
 def with_forced_lengths(plain: Callable[..., Any], lengths: Sequence[int], end: int) -> Callable[..., Any]:
-    """The `generate` of a model, whose rows have these lengths."""
+    """The `generate` of a model with rows of these lengths."""
 
     def generate(**arguments: Any) -> Any:
         ids = arguments["input_ids"]

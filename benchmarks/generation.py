@@ -1,9 +1,9 @@
-"""The embedded rollout against transformers' `generate`, and against vLLM where it can be imported.
+"""Compares the embedded rollout with transformers' `generate`, and with vLLM if it can be imported.
 
     OMP_NUM_THREADS=2 .venv/bin/python benchmarks/generation.py [--smoke]
 
-Prints one JSON line: tokens per second of each, A B A B, with the same model, prompts, number of rows, length of every
-response (nothing ends a row early), dtype and threads. A gate comes first: greedy tokens must be equal.
+First a gate: greedy tokens must be equal. Then prints one JSON line: tokens per second of each, in turns A B A B. All
+have the same model, prompts, number of rows, length of every response (nothing ends a row early), dtype and threads.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from rlcore.types import Completion, GenerateRequest, Sampling
 
 GATE_TOKENS = 8
 KV_CACHE_GIB = 2.0
-"""Of vLLM."""
+"""Size of vLLM's KV cache."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Work:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are sampled in all."""
+        """Total number of sampled tokens."""
         return len(self.prompts) * self.samples * self.new_tokens
 
     def shortened(self) -> "Work":
-        """The same rows with few tokens each: for warming up."""
+        """The same rows with few tokens each, for warming up."""
         return Work(self.prompts, self.samples, min(4, self.new_tokens))
 
 
@@ -74,7 +74,7 @@ class Embedded:
 
 
 class Transformers:
-    """`generate` on the very same weights: prompts padded on the left, every prompt once for each sample."""
+    """`generate` with the same weights, prompts padded on the left, and every prompt once per sample."""
 
     def __init__(self, model: PolicyModel) -> None:
         self._model = model.transformer
@@ -100,7 +100,7 @@ class Transformers:
 
 
 class Vllm:
-    """vLLM in float32, not compiled."""
+    """vLLM in float32, without compilation."""
 
     def __init__(self, model: Path) -> None:
         for name, value in ENVIRONMENT.items():
@@ -132,14 +132,14 @@ def assert_lengths(lengths: Sequence[int], work: Work, samples: int | None = Non
 
 
 def prompts_of(vocabulary: int, num: int, length: int) -> tuple[tuple[int, ...], ...]:
-    """Random prompts of up to a tenth fewer tokens than `length`."""
+    """Random prompts of `length` tokens or up to a tenth fewer."""
     generator = torch.Generator().manual_seed(0)
     shorter = torch.randint(0, length // 10 + 1, (num,), generator=generator).tolist()
     return tuple(tuple(torch.randint(0, vocabulary, (length - s,), generator=generator).tolist()) for s in shorter)
 
 
 def rates(sides: dict[str, Callable[[Work], Any]], work: Work, repeats: int) -> dict[str, dict[str, float]]:
-    """Tokens a second of each side, the sides taking turns."""
+    """Tokens per second of each side; the sides take turns."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for run in sides.values():
         run(work.shortened())
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true", help="few short rows, once: does it still run?")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
-    keep_freed_memory()  # as every run does; both sides have it
+    keep_freed_memory()  # as in every run; it affects both sides
     settings = ModelConfig(path=str(chosen.model), tokenizer="bytes" if chosen.smoke else "")
     model = load_model(ModelKind.CAUSAL_LM, settings, dtype="float32", device="cpu")
     if not isinstance(model, PolicyModel):

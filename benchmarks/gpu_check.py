@@ -1,12 +1,18 @@
-"""Measures what users run on a machine with CUDA: `make gpu-check`. Without a device it ends with a one-line error.
+"""Measures typical runs on a machine with CUDA: `make gpu-check`. Without a device it ends with a one-line error.
 
     .venv/bin/python benchmarks/gpu_check.py [--tiny --device cpu] [--only attention] [--out docs/results/gpu]
 
-In the order of a short hour: tests marked `gpu`, attention's memory by length, steps on the embedded sampler and on
-vLLM at 64 and 256 rows with their differences of log-probs, their memory over time and the plan's estimate, chunks of
-logits, and a step beside TRL's with colocated vLLM (beside plain transformers where TRL's environment is missing).
-Models have random weights of the shapes of 0.5B and 1.5B. The record is written after each part, so an hour that ends
-early leaves what it has; a part that fails is a line. One JSON line on stdout at the end.
+The parts come in an order for a short hour:
+
+* tests marked `gpu`;
+* attention's memory by length;
+* steps on the embedded sampler and on vLLM at 64 and 256 rows, with their differences of log-probs, their memory over
+  time and the plan's estimate;
+* chunks of logits;
+* a step compared with TRL's with colocated vLLM, or with plain transformers' if TRL's environment is missing.
+
+Models have random weights and the shapes of 0.5B and 1.5B. The record is written after each part, so an hour that ends
+early keeps its results. A part that fails is one line. Prints one JSON line on stdout at the end.
 """
 
 import argparse
@@ -33,12 +39,12 @@ GIB = 2**30
 PART_S = 900.0
 MICRO_BATCH = 4
 PHASES = ("step", "generate", "passes", "update", "weights", "sleep", "wake")
-"""Of the seconds that a step logs; not each run has all of them."""
+"""Phases that a step logs, in seconds; not every run has all of them."""
 OURS = ("actor.micro_batch_tokens=16384",)
 
 
 class Peer(vs_trl.Comparison):
-    """Against TRL with colocated vLLM, or plain transformers where TRL is not set up."""
+    """A comparison with TRL with colocated vLLM, or with plain transformers if TRL is not set up."""
 
     def trl(self, micro_batch: int) -> Side:
         """The other side."""
@@ -50,21 +56,21 @@ class Peer(vs_trl.Comparison):
 
 
 class Check:
-    """The record of one go, and what it is measured with."""
+    """The record of one run of this program, and its settings."""
 
     def __init__(self, own: argparse.Namespace, scratch: Path) -> None:
         self.own, self.scratch, self.results = own, scratch, dict[str, Any]()
         self.shapes = ("tiny",) if own.tiny else ("0.5B", "1.5B")
 
     def spec(self, **more: Any) -> dict[str, Any]:
-        """Settings of all parts: device, format, lengths."""
+        """Settings that all parts share: device, format, lengths."""
         device, threads = self.own.device, 1 if self.own.tiny else 0
         dtype = "float32" if self.own.tiny else "bfloat16"
         sizes = {"samples": 4, "prompt": 64, "length": 16} if self.own.tiny else {"samples": 16, "prompt": 1024}
         return {"device": device, "dtype": dtype, "threads": threads, "shape": self.shapes[-1], **sizes, **more}
 
     def model(self, shape: str) -> Path:
-        """A model of this shape, with a tokenizer, written once."""
+        """A model of this shape with a tokenizer; it is written once."""
         directory = self.scratch / shape
         if not directory.exists():
             write_shape(directory, shape)
@@ -72,7 +78,7 @@ class Check:
         return directory
 
     def part(self, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs a part in a separate process; its figures, or {'failed': why}."""
+        """Run a part in a separate process; returns its figures, or {'failed': reason}."""
         call = [sys.executable, str(vs_trl.HERE / "gpu_parts.py"), name, json.dumps(spec)]
         try:
             done = subprocess.run(call, capture_output=True, text=True, timeout=PART_S, check=False)
@@ -85,7 +91,7 @@ class Check:
 
 
 def require(device: str) -> str:
-    """The device's name; SystemExit, in one line, when there is none."""
+    """The device's name; SystemExit with one line if there is none."""
     import torch
 
     if device == "cpu":
@@ -96,7 +102,7 @@ def require(device: str) -> str:
 
 
 def run_tests(check: Check) -> dict[str, Any]:
-    """The tests marked `gpu`."""
+    """Run the tests marked `gpu`."""
     if check.own.device == "cpu":
         return {"tests": "not run on a CPU"}
     call = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", str(ROOT / "tests" / "gpu")]
@@ -107,13 +113,13 @@ def run_tests(check: Check) -> dict[str, Any]:
 
 
 def attention(check: Check) -> dict[str, Any]:
-    """Memory of an update by length, with the prompt shared and not."""
+    """Memory of an update by length, with and without a shared prompt."""
     lengths = [64, 128] if check.own.tiny else [1024, 2048, 4096, 8192]
     return check.part("attention", check.spec(ways=["tree", "none"], lengths=lengths))
 
 
 def runs(check: Check) -> dict[str, Any]:
-    """Steps on each sampler at 64 and 256 rows, of each shape."""
+    """Steps on each sampler at 64 and 256 rows, for each shape."""
     found = {}
     vllm = bool(find_spec("vllm")) and not check.own.tiny
     for shape in check.shapes:
@@ -122,7 +128,7 @@ def runs(check: Check) -> dict[str, Any]:
             spec = check.spec(model=str(check.model(shape)), backend=backend, length=length, steps=2)
             for rows in (
                 [(8, 16)] if check.own.tiny else [(64,), (256,)]
-            ):  # a process each, which takes a while to start
+            ):  # one process each, because a process starts slowly
                 measured = check.part("runs", {**spec, "rows": rows})
                 failed = {str(number): measured for number in rows} if "failed" in measured else measured
                 found |= {f"{shape} {backend} {number}": result for number, result in failed.items()}
@@ -133,13 +139,13 @@ def runs(check: Check) -> dict[str, Any]:
 
 
 def head_chunks(check: Check) -> dict[str, Any]:
-    """Seconds by rows of logits at a time."""
+    """Seconds by the number of rows of logits per chunk."""
     rows = [16, 32] if check.own.tiny else [128, 512, 1024, 2048, 4096, 8192]
     return check.part("head_chunks", check.spec(rows=rows, length=16 if check.own.tiny else 1024))
 
 
 def beside_peer(check: Check) -> dict[str, Any]:
-    """Steps of ours, then of the peer: a device has no room for both at once."""
+    """Steps of ours, then of the peer, because a device does not have room for both."""
     found = {}
     for shape in check.shapes:
         tiny = check.own.tiny
@@ -173,7 +179,7 @@ PARTS: dict[str, Callable[[Check], dict[str, Any]]] = {
     "head_chunks": head_chunks,
     "beside_peer": beside_peer,
 }
-"""In the order of a short hour."""
+"""The parts, in an order for a short hour."""
 
 
 def page(device: str, results: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
@@ -246,7 +252,7 @@ TABLES: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure part after part, and write the record after each."""
+    """Measure one part after another, and write the record after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "gpu", help="written as .json and .md")
     parser.add_argument("--rounds", type=int, default=3, help="timed steps of each side")
@@ -261,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             try:
                 with boundary(name, WorkerError):
                     check.results[name] = PARTS[name](check)
-            except RlcoreError as error:  # the parts after it are measured all the same
+            except RlcoreError as error:  # the later parts are still measured
                 check.results[name] = {"failed": str(error)}
             say(f"gpu-check: {name}: {check.results[name].get('failed', 'done')}")
             facts = machine()

@@ -1,8 +1,8 @@
-"""The measurements of `gpu_check.py`, each in its own process: a part that fails or is late does not affect the others.
+"""The measurements of `gpu_check.py`, each in a separate process: a failed or late part does not affect the others.
 
     .venv/bin/python benchmarks/gpu_parts.py attention '{"model": ..., "device": "cuda", ...}'
 
-Prints one JSON line. Memory is bytes: of a device what its driver says, on a CPU what is resident.
+Prints one JSON line. Memory is in bytes: for a device as its driver reports it, for a CPU resident memory.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ SHAPES: dict[str, dict[str, int]] = {
     "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
     "tiny": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
 }
-"""Of Qwen2.5, with two heads of keys; the tiny one is for trying this program."""
+"""Shapes of Qwen2.5, with two key heads; the tiny one is for tests of this program."""
 SAMPLE_S = 0.1
-"""Between two looks at the memory."""
+"""Seconds between two samples of the memory."""
 
 
 def write_shape(directory: Path, name: str, **settings: int) -> Path:
-    """A model of this shape with random weights; the directory."""
+    """Write a model of this shape with random weights; returns the directory."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -60,7 +60,7 @@ def write_shape(directory: Path, name: str, **settings: int) -> Path:
 
 
 def attention(spec: dict[str, Any]) -> dict[str, Any]:
-    """Peak memory and seconds of an update of two layers by length of a response, per way of sharing the prompt."""
+    """Peak memory and seconds of an update of two layers, by length of a response and method of sharing the prompt."""
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         model = write_shape(Path(scratch) / "model", spec["shape"], num_hidden_layers=2)
@@ -79,7 +79,7 @@ def attention(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def head_chunks(spec: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of an update of one layer by rows of logits that are computed at a time."""
+    """Seconds of an update of one layer, by the number of rows of logits per chunk."""
     found = {}
     before = activations.DEVICE_ROWS
     with tempfile.TemporaryDirectory() as scratch:
@@ -97,8 +97,8 @@ def head_chunks(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def runs(spec: dict[str, Any]) -> dict[str, Any]:
-    """By rows at a time, steps of a real run: times, tokens per second, differences of log-probs between sampler and
-    trainer, memory planned and seen over time."""
+    """Steps of a real run, by rows at a time: times, tokens per second, differences of log-probs between sampler and
+    trainer, planned memory, and memory over time."""
     return {str(rows): asyncio.run(_run(spec | {"rows": rows, "groups": max(1, rows // 16)})) for rows in spec["rows"]}
 
 
@@ -157,15 +157,15 @@ class Timeline:
 
     @property
     def peak(self) -> float:
-        """The most that was seen."""
+        """The largest value."""
         return max((used for _, used in self.points), default=0.0)
 
     def mark(self, name: str) -> None:
-        """Remember when something ended."""
+        """Record the end of something."""
         self.marks[name] = time.perf_counter() - self._began
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop sampling."""
         self._ended.set()
         self._thread.join()
 
@@ -190,7 +190,7 @@ def _device_used() -> int:
 
 @contextmanager
 def _peak(device: str) -> Iterator[dict[str, int]]:
-    """The memory that was needed inside, in addition to what was in use before."""
+    """The peak memory of the block beyond the memory in use before."""
     import torch
 
     found = {"bytes": 0}
@@ -237,7 +237,7 @@ PARTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Measure the part that is named, and print it."""
+    """Measure the named part, and print its figures."""
     if len(sys.argv) != 3 or sys.argv[1] not in PARTS:
         raise SystemExit(f"gpu_parts: name a part and its JSON; parts: {', '.join(PARTS)}")
     print(json.dumps(PARTS[sys.argv[1]](json.loads(sys.argv[2]))), flush=True)

@@ -2,11 +2,15 @@
 
     .venv/bin/python benchmarks/learning_controls.py [--out docs/results/learning_controls] [--smoke]
 
-Task, start, prompts, rewards, number of samples and seeds are those of `learning_vs_trl.py`, where GRPO is shown to
-learn as TRL does; so are area, interval and limit. Compared with GRPO are PPO, whose control is PPO with its critic
-frozen at 0, which must fail the same check, and GRPO on samples that are up to one and up to four versions old, also
-with the ratio forced to 1, as if the weights of the moment had drawn them: what the correction is worth on this task.
-PPO does not whiten its advantages here: the batch's mean would stand in for the critic. One JSON line on stdout.
+Task, start, prompts, rewards, number of samples, seeds, area, interval and limit are those of `learning_vs_trl.py`,
+which shows that GRPO learns as TRL does. Compared with GRPO are:
+
+* PPO. Its control is PPO with its critic frozen at 0, which must fail the same check. PPO does not whiten its
+  advantages here, because the batch's mean would replace the critic.
+* GRPO on samples that are up to one and up to four versions old. Its control forces the ratio to 1, as if the current
+  weights had drawn the samples, and so shows the value of the correction on this task.
+
+Prints one JSON line on stdout.
 """
 
 import argparse
@@ -50,7 +54,7 @@ PLUGINS = {name: ["critic_engine"] for name in ("ppo", "ppo_frozen")}
 
 
 def curves_of_seed(task: Task, seed: int, root: Path, names: Sequence[str]) -> dict[str, list[float]]:
-    """The curve of each run, all from the same model."""
+    """The curve of each run; all runs start from the same model."""
     directory = root / f"seed_{seed}"
     model = write_tiny_task(directory / "model", seed=seed)
     found = {}
@@ -65,7 +69,7 @@ def curves_of_seed(task: Task, seed: int, root: Path, names: Sequence[str]) -> d
 
 
 def judged(curves: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
-    """Each run against GRPO."""
+    """Each run compared with GRPO."""
     by_name = {name: [curve[name] for curve in curves] for name in curves[0]}
     against = {name: paired(rows, by_name["grpo"]) for name, rows in by_name.items() if name != "grpo"}
     return {

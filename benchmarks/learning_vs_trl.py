@@ -1,10 +1,11 @@
-"""Learning curves of ours and of TRL on the same task, and whether they are equal within noise.
+"""Compares learning curves of ours and of TRL on the same task: they must be equal within noise.
 
     .venv/bin/python benchmarks/learning_vs_trl.py [--out docs/results/vs_trl_learning] [--smoke]
 
-A tiny random model learns to write lower-case letters: same start, prompts, settings, reward and held-out prompts, five
-seeds. Compared is the area under the held-out curve, seed by seed: the mean difference must be at most 0.05. A control
-run of ours whose rewards are dealt out at random within the batch must fail the same check. One JSON line on stdout.
+A tiny random model learns to write lower-case letters. Start, prompts, settings, reward and held-out prompts are the
+same; there are five seeds. The comparison is of the area under the held-out curve, seed by seed: the mean difference
+must be at most 0.05. A control run of ours whose rewards are permuted at random within the batch must fail the same
+check. Prints one JSON line on stdout.
 """
 
 import argparse
@@ -45,7 +46,7 @@ class Task:
 
 
 def conversation(index: int) -> list[dict[str, str]]:
-    """A prompt; no two are equal."""
+    """A prompt; all prompts differ."""
     word = WORDS[index % len(WORDS)]
     return [{"role": "user", "content": f"{word} {index}"}]
 
@@ -59,7 +60,7 @@ def our_side(
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
 ) -> Side:
-    """Ours, started."""
+    """Our side, started."""
     for name, first, count in (("train", 0, task.prompts * task.steps), ("heldout", 100_000, task.heldout)):
         rows = [json.dumps({"prompt": conversation(first + index), "answer": ""}) for index in range(count)]
         (directory / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
@@ -81,7 +82,7 @@ def our_side(
 
 
 def trl_side(task: Task, model: Path, directory: Path, seed: int) -> Side:
-    """TRL, started."""
+    """TRL's side, started."""
     spec = {
         "model": str(model),
         "dtype": "float32",
@@ -93,7 +94,7 @@ def trl_side(task: Task, model: Path, directory: Path, seed: int) -> Side:
         "lr": task.lr,
         "threads": 1,
         "seed": seed,
-        "max_steps": task.steps + 1,  # the last evaluation is asked for where another step would begin
+        "max_steps": task.steps + 1,  # the last evaluation comes where another step would begin
         "reward": "letter_share",
         "heldout": [conversation(100_000 + index) for index in range(task.heldout)],
         "work_dir": str(directory / "work"),
@@ -112,13 +113,13 @@ def curve(side: Side, task: Task) -> list[float]:
 
 
 def evaluated(side: Side) -> float:
-    """The mean reward of held-out prompts, one sampled completion each."""
+    """The mean reward of held-out prompts, with one sampled completion each."""
     answer = side.ask({"do": "evaluate"}, ANSWER_S)
     return float(answer["reward"] if "reward" in answer else answer["eval/heldout/mean"])
 
 
 def curves_of_seed(task: Task, seed: int, root: Path) -> dict[str, list[float]]:
-    """The curves of ours, TRL and the control, all from the same model."""
+    """The curves of ours, TRL and the control; all start from the same model."""
     directory = root / f"seed_{seed}"
     model = write_tiny_task(directory / "model", seed=seed)
     found = {}
@@ -143,7 +144,7 @@ def area(curve: Sequence[float]) -> float:
 
 
 def paired(ours: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The mean difference of areas, its 95 % interval, and whether it is within noise: at most 0.05 either way."""
+    """The mean difference of areas, its 95 % interval, and True if it is within noise: at most 0.05 either way."""
     differences = [area(left) - area(right) for left, right in zip(ours, others, strict=True)]
     mean = statistics.fmean(differences)
     half = 0.0
@@ -153,7 +154,7 @@ def paired(ours: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -
 
 
 def judged(curves: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
-    """Ours against TRL, and the control against TRL, which must fail."""
+    """Ours compared with TRL, and the control, which must fail the comparison with TRL."""
     by_name = {name: [curve[name] for curve in curves] for name in ("ours", "trl", "control")}
     ends = {name: statistics.fmean(rows[-1] for rows in found) for name, found in by_name.items()}
     against_trl, control = paired(by_name["ours"], by_name["trl"]), paired(by_name["control"], by_name["trl"])

@@ -1,4 +1,4 @@
-"""A run as `rlcore train` launches it, paused between two steps: the production plan, workers, session and trainer."""
+"""A run as `rlcore train` launches it, with a pause after each step: production plan, workers, session and trainer."""
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -18,14 +18,14 @@ from rlcore.train.trainer import Trainer
 async def live(
     config: Mapping[str, Any], overrides: Sequence[str], plugins: Sequence[str], run_dir: Path
 ) -> AsyncIterator[Trainer]:
-    """The trainer of a launched run, with every sink of a real one; what its terminal says goes nowhere."""
+    """The trainer of a launched run, with every sink of a real one; the terminal's output is discarded."""
     plan = plan_run([config], overrides, plugins)
     run_dir.mkdir(parents=True, exist_ok=True)
     prompts, heldout = load_data(plan.config)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         async with launch(plan, run_dir) as run:
             session = Session(plan, run_dir, run, prompts, heldout, StopRequest(finish_step=False), Callbacks())
-            trainer = session._trainer  # `Session.train` takes all steps at once; a benchmark takes them one by one
+            trainer = session._trainer  # `Session.train` takes all steps; a benchmark takes them one by one
             try:
                 trainer.start()
                 yield trainer

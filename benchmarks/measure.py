@@ -1,7 +1,7 @@
-"""Shared by all benchmarks: facts about the machine, medians with their spread, peak memory, one JSON line.
+"""Helpers of all benchmarks: facts about the machine, medians with their spread, peak memory, one JSON line.
 
-Only the standard library at import time, and torch for the GEMM peak: this file also runs in the environments of peers.
-Times are wall-clock seconds, memory is bytes, rates are per second.
+It imports only the standard library, and torch for the GEMM peak, because it also runs in the environments of peers.
+Times are wall-clock seconds, memory is in bytes, rates are per second.
 """
 
 import gc
@@ -26,9 +26,9 @@ DISTRIBUTIONS = ("rlcore", "torch", "transformers", "accelerate", "trl", "vllm",
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """median, min, max, number of values, and spread: (max - min) / median, 0 of a single value.
+    """Median, min, max, number of values, and spread: (max - min) / median, 0 for a single value.
 
-    ValueError when there is no value.
+    ValueError without values.
     """
     if not values:
         raise ValueError("summary: no value was measured")
@@ -46,7 +46,7 @@ def timed(work: Callable[[], object]) -> float:
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Python's garbage is collected before, and not within: for measuring what takes milliseconds."""
+    """Python's garbage is collected before the block and not within, for measurements of milliseconds."""
     gc.collect()
     gc.disable()
     try:
@@ -58,9 +58,9 @@ def collector_off() -> Iterator[None]:
 def gemm_peak_gflops(
     threads: int, seconds: float = 2.0, size: int = 2048, dtype: str = "float32", device: str = "cpu"
 ) -> float:
-    """The best rate of a square matrix product, in GFLOP/s: the machine's own ceiling, as it is now.
+    """The best rate of a square matrix product, in GFLOP/s: the machine's current ceiling.
 
-    Two FLOPs for each multiply-add. The best of all products within `seconds`, the first not counted.
+    A multiply-add counts as two FLOPs. It is the best of all products within `seconds`, except for the first.
     """
     import torch
 
@@ -80,11 +80,11 @@ def gemm_peak_gflops(
 
 
 def _nothing() -> None:
-    """There is nothing to wait for."""
+    """Does nothing: there is nothing to wait for."""
 
 
 def reset_peak_rss() -> bool:
-    """Begin a new peak for this process; False where the kernel forbids it: then the peak is of its whole life."""
+    """Reset this process's peak. False if the kernel forbids it: then the peak covers the process's whole life."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -93,7 +93,7 @@ def reset_peak_rss() -> bool:
 
 
 def peak_rss_bytes(pid: int | str = "self") -> int:
-    """The highest resident memory (VmHWM) of a process since it began, or since it reset its peak."""
+    """The highest resident memory (VmHWM) of a process since its start, or since it reset its peak."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -106,13 +106,14 @@ def resident_bytes() -> int:
 
 
 def peak_rss_of_tree(pid: int) -> int:
-    """The peaks of a process and of every process that it has started and that still lives, added up."""
+    """The sum of the peaks of a process and of all its descendants that still live."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return peak_rss_bytes(pid) + sum(peak_rss_of_tree(int(child)) for child in children)
 
 
 def machine(threads: int | None = None, python: Path | None = None) -> dict[str, Any]:
-    """CPU, cores, memory, load average, kernel, versions and commit; `python`: the versions of another environment."""
+    """CPU, cores, memory, load average, kernel, versions and commit; with `python`, versions are of that
+    environment."""
     return {
         "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -126,7 +127,7 @@ def machine(threads: int | None = None, python: Path | None = None) -> dict[str,
 
 
 def versions() -> dict[str, str]:
-    """Python and those of DISTRIBUTIONS that are installed here."""
+    """Versions of Python and of the DISTRIBUTIONS that are installed here."""
     found = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:
@@ -160,7 +161,7 @@ def emit(benchmark: str, result: Mapping[str, Any], facts: Mapping[str, Any] | N
 
 
 def conclude(benchmark: str, result: Mapping[str, Any], facts: Mapping[str, Any], out: Path | None, text: str) -> None:
-    """`emit`; with `out` the record is also kept as OUT.json, and `text` as OUT.md."""
+    """`emit`; with `out`, also write the record as OUT.json, and `text` as OUT.md."""
     emit(benchmark, result, facts)
     if out:
         keep(result, facts, out, text)
@@ -189,7 +190,7 @@ def say(message: str) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """The value with every float at five significant digits: nothing here is measured better than that."""
+    """The value with every float at five significant digits: no measurement here is more precise."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, Mapping):

@@ -1,10 +1,11 @@
-"""Peak memory of an update compared with the plan's estimate, at one and four times the batch.
+"""Compares the peak memory of an update with the plan's estimate, at one and four times the batch.
 
     .venv/bin/python benchmarks/memory.py [--trl-bytes 5.5e9 ...] [--smoke]
 
-Each batch has a separate process, so that no peak hides another, and takes two steps: in the first one Adam's moments
-come after the backward pass, in every later one they are there beside it. Prints one JSON line. `--trl-bytes` are TRL's
-peaks for the same batches, as `vs_trl.py` prints them ('peak_rss_bytes'), to be compared with. See docs/performance.md.
+Each batch has a separate process, so that no peak hides another. It takes two steps: in the first one Adam's moments
+are allocated after the backward pass, in every later one they exist during it. Prints one JSON line. `--trl-bytes` are
+TRL's peaks for the same batches, as `vs_trl.py` prints them ('peak_rss_bytes'), for comparison. See
+docs/performance.md.
 """
 
 import argparse
@@ -26,7 +27,7 @@ TOLERANCE = 0.15
 
 
 def measured(options: argparse.Namespace, model: Path, directory: Path, times: int) -> dict[str, Any]:
-    """The peak of `STEPS` steps with `times` as many prompts, and the plan's estimate of it."""
+    """The peak of `STEPS` steps with `times` times as many prompts, and the plan's estimate of it."""
     scenario = vs_trl.sized(SCENARIOS["E1"], options)
     scenario = replace(scenario, prompts=scenario.prompts * times)
     comparison = vs_trl.Comparison(scenario, model, options, directory)

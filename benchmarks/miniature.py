@@ -1,11 +1,11 @@
-"""A week of a cluster in miniature: replicas on nodes that leave and come back for a thousand steps.
+"""Simulates a week of a cluster: replicas on nodes that leave and return during a thousand steps.
 
     .venv/bin/python benchmarks/miniature.py [--smoke] [--steps N] [--seed N] [--out docs/results/miniature]
 
-64 replicas (48 of the rollout, 16 of a reward model) sit on eight nodes of a cluster that is made up
-(`miniature_cluster.py`); the plan, dispatch, restarts, weights, rewards and records are those of every run. The run is
-made twice, with nodes that stay and with nodes that leave, and both are compared: every prompt and sample must be
-recorded once, and metrics, trajectories and the last checkpoint must be equal bit for bit. Prints one JSON line.
+64 replicas (48 of the rollout, 16 of a reward model) are on eight nodes of a simulated cluster
+(`miniature_cluster.py`). The plan, dispatch, restarts, weights, rewards and records are those of every run. There are
+two runs, one with nodes that stay and one with nodes that leave. Each must record every prompt and sample once. Their
+metrics, trajectories and last checkpoints must be equal bit for bit. Prints one JSON line.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from rlcore.testing.runs import differing, run_settings
 
 PROMPTS, GROUP = 24, 4
 STEADY_S = 0.1
-"""Seconds of service after which deaths are forgotten: here a node stays for seconds. It is ten minutes elsewhere."""
+"""Seconds of service after which deaths are forgotten. Here a node stays for seconds; elsewhere it is ten minutes."""
 
 
 def settings(directory: Path, name: str, steps: int, replicas: tuple[int, int], **nodes: Any) -> dict[str, Any]:
-    """The overrides of a run with so many replicas of the rollout and of the reward model."""
+    """The overrides of a run with `replicas` of (rollout, reward model)."""
     model = {"path": "none", "backend": "marker", "replicas": replicas[1], "pool": "main"}
     reward = {"kind": "model", "served_by": "marker", "weight": 0.5}
     return {
@@ -54,7 +54,7 @@ def settings(directory: Path, name: str, steps: int, replicas: tuple[int, int], 
 
 
 def accounts(run_dir: Path, steps: int) -> dict[str, int]:
-    """The samples recorded, those recorded more than once, and those that failed."""
+    """The numbers of recorded samples, of those recorded more than once, and of those that failed."""
     found: Counter[tuple[Any, ...]] = Counter()
     failed = 0
     for step in range(1, steps + 1):

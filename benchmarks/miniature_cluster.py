@@ -1,7 +1,7 @@
-"""The cluster `miniature`: nodes with seats for replicas, which leave and come back while a run goes on.
+"""The cluster `miniature`: nodes with seats for replicas, which leave and return during a run.
 
 A replica lives on this process's loop, so hundreds fit into one process. When its node leaves, every call to it fails
-as that of a process that was killed does, and its next life waits for a free seat on a node that is there.
+like a call to a killed process. Its next life waits for a free seat on a present node.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ RLCORE_API = "1"
 
 @dataclass(frozen=True)
 class MiniatureSettings:
-    """The nodes and how often they leave."""
+    """The nodes, and the frequency of their departures."""
 
     nodes: int = option(8, at_least=1)
     seats: int = option(8, at_least=1)
@@ -37,7 +37,7 @@ class MiniatureSettings:
 
 @dataclass(eq=False)
 class Node:
-    """A machine: it is there or not, and holds bodies."""
+    """A machine, present or away, that holds bodies."""
 
     name: str
     there: bool = True
@@ -45,7 +45,7 @@ class Node:
 
 
 class Body:
-    """The process of one replica, which is none: its worker runs on the controller's loop."""
+    """The stand-in for the process of one replica: its worker runs on the controller's loop."""
 
     rendezvous = ""
 
@@ -63,7 +63,7 @@ class Body:
         return await asyncio.shield(self._gone)
 
     def end(self, reason: str) -> None:
-        """The process is killed."""
+        """End it like a killed process."""
         if not self._gone.done():
             self._gone.set_result(reason)
         if self in self.node.bodies:
@@ -94,7 +94,7 @@ class Body:
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._gone}, return_when=asyncio.FIRST_COMPLETED)
-            if self._gone.done():  # an answer that arrives with the departure is lost, too
+            if self._gone.done():  # an answer that arrives together with the departure is lost, too
                 raise WorkerError(f"{where}: {self._gone.result()}")
             return task.result()
         finally:
@@ -170,7 +170,7 @@ class Marker(RewardReplica):
     """A reward model whose score is a function of the text."""
 
     def setup(self) -> None:
-        """There is nothing to load."""
+        """Does nothing: there are no files."""
 
     async def score(self, requests: Sequence[Any]) -> list[RawScore]:
         await asyncio.sleep(0.002)

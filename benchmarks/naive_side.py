@@ -1,7 +1,7 @@
-"""The plain way to take a GRPO step with transformers: `generate`, then full logits, row by row of a micro-batch.
+"""A plain GRPO step with transformers: `generate`, then full logits, row by row of a micro-batch.
 
-The other side of `gpu_check.py`, on machines where TRL is not set up. The spec and the questions are those of
-`trl_side.py`, without `gate` and `evaluate`.
+It is the other side of `gpu_check.py` on machines without TRL. The spec and the questions are those of `trl_side.py`,
+without `gate` and `evaluate`.
 """
 
 import sys
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class NaiveSide:
-    """A model, an optimizer, and nothing shared between the samples of a prompt."""
+    """A model and an optimizer; the samples of a prompt share no computation."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         torch.set_num_threads(spec["threads"])
@@ -35,7 +35,7 @@ class NaiveSide:
     def sample(self, new_tokens: int, lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """(rows, T) ids and (rows, T) mask of the sampled tokens; every prompt is computed for each of its samples."""
         rows = [ids for ids in self.prompt_ids for _ in range(self._spec["samples"])]
-        prompts = torch.tensor(rows, device=self._device)  # the scenarios' prompts are equally long
+        prompts = torch.tensor(rows, device=self._device)  # all prompts of a scenario have the same length
         generate = with_forced_lengths(self.model.generate, lengths, self.tokenizer.eos_token_id)
         with torch.no_grad():
             ids_BT = generate(
@@ -87,7 +87,7 @@ class NaiveSide:
             torch.cuda.synchronize()
 
     def warm(self) -> dict[str, Any]:
-        """Two tokens for every row: what is allocated and compiled once is not timed."""
+        """Sample two tokens per row, so that one-time allocation and compilation are not timed."""
         self.sample(2, [2] * len(self.prompt_ids) * self._spec["samples"])
         return {}
 

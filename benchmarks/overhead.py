@@ -2,13 +2,13 @@
 
     .venv/bin/python benchmarks/overhead.py [--smoke]
 
-Prints one JSON line: what the controller takes for a step of 64 samples and for a sample from 64 to 16 384, seconds to
-import rlcore and to make a plan in a fresh interpreter. The null models of policy and critic work in threads of this
-process, and say how much CPU their sampling and their updates took; the rest counts as the controller's. The reward is
-an async function on the controller's own loop; with a sync one, each call goes to a child process and back, and
-`children` says what that adds. `all_plugins_step_s`: 64 samples with reward loop, agent loop and critic engine: a turn
-a sample, or two with a call between them, on the controller's loop or in two workers; and rewards from a service in
-another process.
+Prints one JSON line: the controller's seconds for a step of 64 samples and per sample from 64 to 16 384, and the
+seconds to import rlcore and to make a plan in a fresh interpreter. The null models of policy and critic work in threads
+of this process. They report the CPU time of their sampling and their updates; the rest counts as the controller's. The
+reward is an async function on the controller's loop. With a sync one, each call goes to a child process and back;
+`children` has the additional time. `all_plugins_step_s` is for 64 samples with reward loop, agent loop and critic
+engine. A sample has one turn, or two with a call between them. The agent is on the controller's loop or in two workers.
+Rewards may also come from a service in another process.
 """
 
 import argparse
@@ -52,7 +52,7 @@ print(time.perf_counter() - began)
 
 
 def settings(directory: Path, samples: int, reward: str) -> list[str]:
-    """Overrides of a run whose steps have that many samples."""
+    """Overrides of a run with `samples` samples per step."""
     return [
         *(setting for setting in SETTINGS if not setting.startswith(("data.", "reward."))),
         f"data.sources.all.path={directory / 'prompts.jsonl'}",
@@ -74,9 +74,9 @@ async def step_seconds(
 ) -> dict[str, dict[str, float]]:
     """The seconds of a step.
 
-    `wall`: the clock. `model`: CPU of the null models. `controller`: wall less model; both hold
-    the interpreter, so they take turns. `controller_cpu`: CPU of all threads of the process less model, also what
-    writes the step before this one. `main_cpu`: of it, that of the event loop's thread.
+    `wall`: wall-clock time. `model`: CPU of the null models. `controller`: wall less model; both hold the interpreter,
+    so they take turns. `controller_cpu`: CPU of all threads of the process less model, including those that write the
+    previous step. `main_cpu`: the share of the event loop's thread in it.
     """
     with tempfile.TemporaryDirectory(dir=directory) as run_dir:
         async with live(config or {}, overrides, plugins, Path(run_dir)) as trainer:
@@ -102,7 +102,7 @@ async def _timed_step(trainer: Any) -> dict[str, float]:
 
 def _clocks(trainer: Any) -> dict[str, float]:
     critic = getattr(trainer.run.critic, "_worker", None)
-    # what meters how busy a role is stands around its replicas
+    # the replicas are wrapped in those that meter the busy time of a role
     models = [getattr(owner, "replica", owner).worker for owner in (trainer.actor, critic) if owner is not None]
     return {
         "wall": time.perf_counter(),
@@ -113,7 +113,7 @@ def _clocks(trainer: Any) -> dict[str, float]:
 
 
 def with_all_plugins(directory: Path, steps: int) -> dict[str, dict[str, dict[str, float]]]:
-    """`step_seconds` of 64 samples, by the turns of each, where they run, and where rewards come from."""
+    """`step_seconds` of 64 samples, by number of turns, place of the agent, and source of rewards."""
     found = {}
     for name, turns, workers, served in (
         ("one_turn", 1, 0, False),
@@ -131,7 +131,7 @@ def with_all_plugins(directory: Path, steps: int) -> dict[str, dict[str, dict[st
 
 
 def fresh_seconds(program: str, arguments: Sequence[str], times: int) -> dict[str, float]:
-    """The numbers that a program prints, in a fresh interpreter each time."""
+    """Summary of the numbers that a program prints, each time in a fresh interpreter."""
     call = [sys.executable, "-c", program, *arguments]
     printed = [subprocess.run(call, capture_output=True, text=True, check=True, timeout=120) for _ in range(times)]
     return summary([float(line.stdout) for line in printed])
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "all_plugins_step_s": together,
             "import_s": imported,
             "plan_s": planned,
-            "gemm_peak_gflops": gemm_peak_gflops(threads, seconds=0.1 if smoke else 2.0),  # torch was not loaded before
+            "gemm_peak_gflops": gemm_peak_gflops(threads, seconds=0.1 if smoke else 2.0),  # last: it loads torch
         },
         machine(threads),
     )

@@ -2,18 +2,20 @@
 
     .venv/bin/python benchmarks/overlap.py small|system_d [--slots N ...] [--modes M ...] [--steps N] [--smoke]
 
-One JSON line for each number of reward slots (0: any number) and each mode. `small` is 1/100 of a step of 256 samples
-whose rewards take 1 to 40 s; `system_d` is 1/50 of a published run of 1024 prompts x 5 samples on 8 GPUs, whose own
-figures (seconds, divided by 50) are in the output. Times are from the beginning of the first step to the end of the
-last.
+Prints one JSON line for each number of reward slots (0: any number) and each mode. `small` is 1/100 of a step of 256
+samples whose rewards take 1 to 40 s. `system_d` is 1/50 of a published run of 1024 prompts x 5 samples on 8 GPUs; the
+output has the figures of that run (seconds, divided by 50). Times are from the beginning of the first step to the end
+of the last.
 
-oracle_step_s: the replay of the same draws by a scheduler that loses no time (`rlcore.train.oracle`). ratio:
-measured over that. service_busy: the share of the slots' time that was used between the ends of the second and the
-second-last step. drawn_step_s: the drawn rewards of a step over the slots, below which no schedule gets. late_step_s:
-by how much longer than drawn the slots were held a step, because the run's loop, which serves here too, did something
-else when a reward ended. between_steps_s: seconds per step between the ends of the second and the second-last, without
-the first's generation and the last's updates, which nothing can hide. misplaced: rewards that landed on another sample
-than theirs.
+* `oracle_step_s`: the replay of the same draws by a scheduler that loses no time (`rlcore.train.oracle`).
+* `ratio`: the measured seconds over those of the oracle.
+* `service_busy`: the used share of the slots' time between the ends of the second and the second-last step.
+* `drawn_step_s`: the drawn rewards of a step over the slots, the lower bound of every schedule.
+* `late_step_s`: seconds per step for which the slots were held longer than drawn. The run's loop also serves the
+  rewards here, and may be busy when one ends.
+* `between_steps_s`: seconds per step between the ends of the second and the second-last step. It leaves out the first
+  generation and the last updates, which no schedule can hide.
+* `misplaced`: rewards that a wrong sample got.
 """
 
 import argparse
@@ -38,14 +40,14 @@ PLUGIN = Path(__file__).resolve().parent / "sleeping.py"
 
 @dataclass(frozen=True)
 class Workload:
-    """A step, scaled."""
+    """The scaled durations of a step."""
 
     prompts: int
     samples: int
     minibatches: int
     times: Sleeping
     published_step_s: dict[str, float]
-    """Measurements of others, scaled as the rest, by mode."""
+    """Published seconds per step by mode, scaled like the rest."""
 
 
 WORKLOADS = {
@@ -134,7 +136,7 @@ async def measure(directory: Path, load: Workload, times: Sleeping, mode: str, s
 
 
 def draws(rows: Sequence[dict[str, Any]], load: Workload, times: Sleeping) -> Draws:
-    """The random durations of a step, from the names of its samples."""
+    """The random durations of a step, derived from the names of its samples."""
     names = finishing_order([name(row) for row in rows])
     groups = {key: index for index, key in enumerate(sorted({(prompt, epoch) for prompt, epoch, _ in names}))}
     return Draws(
@@ -153,18 +155,18 @@ def name(row: dict[str, Any]) -> tuple[str, int, int]:
 
 
 def busy_frac(served: Sequence[tuple[float, float]], begin: float, end: float, slots: int) -> float:
-    """The share of the slots' time between two moments in which they served."""
+    """The share of the slots' time between `begin` and `end` in which they served."""
     used = sum(max(0.0, min(end, until) - max(begin, since)) for since, until in served)
     return used / (slots * (end - begin))
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of at least one value."""
+    """The mean of at least one value."""
     return sum(values) / len(values)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, one JSON line for each combination."""
+    """Measure, and print one JSON line for each combination."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--slots", type=int, nargs="+", default=None)

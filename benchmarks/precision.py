@@ -1,13 +1,15 @@
-"""Learning curves of each number format on two tasks, and how far sampler and trainer differ in it.
+"""Measures learning curves of each number format on two tasks, and the difference of sampler and trainer in it.
 
     .venv/bin/python benchmarks/precision.py [--out docs/results/precision] [--smoke]
 
-sums: the demo, SmolLM2-135M learns to add one-digit numbers, twelve steps at a learning rate of 2e-5, at which a
-bfloat16 weight that is rounded to nearest hardly moves. letters: a tiny random model learns to write lower-case
-letters, 40 steps at 2e-3. Same start, prompts, settings and seeds in every format; the start is stored in bfloat16, as
-most checkpoints are. TRL trains on sums, from the same start. Compared with float32 is the mean reward of all training
-steps, seed by seed. A run that is complete below `--runs` is read and not run again; curves that OUT.json holds stay
-there unless they are run again, and OUT is written after each run. One JSON line on stdout.
+* sums: the demo. SmolLM2-135M learns to add one-digit numbers, in twelve steps at a learning rate of 2e-5. A bfloat16
+  weight that is rounded to nearest hardly moves at that rate.
+* letters: a tiny random model learns to write lower-case letters, in 40 steps at 2e-3.
+
+Start, prompts, settings and seeds are the same in every format; the start is stored in bfloat16, as most checkpoints
+are. TRL trains on sums, from the same start. The mean reward of all training steps is compared with that of float32,
+seed by seed. A run that is complete below `--runs` is read and not repeated. Curves in OUT.json stay there unless they
+are run again, and OUT is written after each run. Prints one JSON line on stdout.
 """
 
 import argparse
@@ -47,15 +49,15 @@ REWARD, DIFFERENCE, ENTROPY = "reward/mean", "policy/rollout_logprob_diff", "pol
 RATIO = "policy/importance_max"
 TASKS = ("sums", "letters")
 COLUMNS = 12
-"""Steps that the table of a learning curve shows, at most."""
+"""The most steps that the table of a learning curve shows."""
 
 Curves = dict[str, dict[str, dict[int, Any]]]
-"""By task, format and seed."""
+"""Curves by task, format and seed."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Steps of each task and prompts of a step; fewer in a smoke test."""
+    """Steps of each task, and prompts per step; fewer in a smoke test."""
 
     steps: Mapping[str, int]
     prompts: int = 8
@@ -143,7 +145,7 @@ def steps_in(file: Path) -> list[dict[str, Any]]:
 
 
 def against(found: Mapping[int, Any], base: Mapping[int, Any]) -> dict[str, Any]:
-    """The mean difference of the curves' heights over seeds that both have, and its 95 % interval."""
+    """The mean difference of the curves' heights over the seeds that both have, and its 95 % interval."""
     seeds = sorted(found.keys() & base.keys())
     means = [statistics.fmean(found[seed]["reward"]) - statistics.fmean(base[seed]["reward"]) for seed in seeds]
     if not means:
@@ -230,7 +232,7 @@ def _differences(kind: str, seeds: Mapping[int, Any]) -> str:
 
 
 def kept_curves(out: Path | None) -> Curves:
-    """The curves in OUT.json; none without that file."""
+    """The curves in OUT.json, if that file exists."""
     if out is None or not out.with_suffix(".json").exists():
         return {}
     record = json.loads(out.with_suffix(".json").read_text())

@@ -19,17 +19,17 @@ PIPE = "RLCORE_BATCHES_PIPE"
 
 
 def keep_in_pipe() -> None:
-    """This process shares no memory from now on."""
+    """Stop this process from sharing memory."""
     from rlcore.cluster import shared_arrays
 
     shared_arrays.MIN_SHARED_BYTES = 1 << 62
 
 
 class Receiver(Worker):
-    """Reads the rows that it is given, as a pass and an update would."""
+    """Reads its rows as a pass and an update would."""
 
     def setup(self) -> None:
-        """Load nothing; with PIPE in the environment, answers go through the pipe, however large they are."""
+        """Loads nothing. With PIPE in the environment, answers of any size go through the pipe."""
         if PIPE in os.environ:
             keep_in_pipe()
 
@@ -39,11 +39,11 @@ class Receiver(Worker):
         return np.zeros(batch.tokens.token_ids_BT.shape, dtype=np.float32)
 
     def update(self, minibatch: Batch) -> Metrics:
-        """The number of tokens that were read."""
+        """Returns the number of tokens that were read."""
         return {"num_tokens": self._read(minibatch)}
 
     def _read(self, batch: Batch) -> float:
-        """One row of each eight, on a rank of eight."""
+        """Reads one row in eight: the share of a rank of eight."""
         rows = slice(self.context.rank, None, self.context.num_ranks)
         return float(batch.tokens.valid_BT[rows].sum()) + 0.0 * float(batch.tokens.token_ids_BT[rows].sum())
 

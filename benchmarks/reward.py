@@ -8,12 +8,12 @@ from typing import Any
 
 
 def letter_share(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
-    """The share of each completion's characters that are lower-case letters; 0 of an empty completion."""
+    """The share of each completion's characters that are lower-case letters; 0 for an empty completion."""
     return [_share(_text(completion)) for completion in completions]
 
 
 def permuted_letter_share(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
-    """`letter_share`, dealt out among the batch at random: a control that must learn nothing."""
+    """`letter_share`, permuted at random within the batch: a control that must learn nothing."""
     rewards = letter_share(prompts, completions)
     random.Random("".join(map(_text, completions))).shuffle(rewards)
     return rewards
@@ -22,7 +22,7 @@ def permuted_letter_share(prompts: Sequence[Any], completions: Sequence[Any], **
 def last_number(
     prompts: Sequence[Any], completions: Sequence[Any], answer: Sequence[str], **columns: Any
 ) -> list[float]:
-    """1.0 where the last number of the completion is the answer, else 0.0: the reward of examples/arithmetic."""
+    """1.0 if the last number of the completion is the answer, else 0.0: the reward of examples/arithmetic."""
     return [_is_last(_text(completion), wanted) for completion, wanted in zip(completions, answer, strict=True)]
 
 

@@ -4,15 +4,15 @@
 
 Prints one JSON line:
 
-* `requests_per_s`: samples scored in a second by a service that takes no time; the service is another process.
-  `bare_requests_per_s`: aiohttp alone, the same number of the same questions, in turns with it; `of_bare`: the ratio.
-* `efficiency`: with 256 calls in flight to a service that takes 250 ms, the time of so many full `rounds` over the time
-  it took, from the first sample to the last reward: the first calls are sent, and the last ones answered, one after
+* `requests_per_s`: samples per second with a service that takes no time and runs in another process.
+  `bare_requests_per_s`: the same number of equal requests by aiohttp alone, in turns with ours. `of_bare`: the ratio.
+* `efficiency`: the time of the full `rounds` over the measured time, from the first sample to the last reward. 256
+  calls are in flight to a service that takes 250 ms. The first calls are sent, and the last ones answered, one after
   another. `bare_efficiency`: that of aiohttp alone.
-* `eval_slowdown`: with 64 slots and a service that takes U(0.05, 0.15) s, the time of an evaluation of 64 samples while
-  5000 training samples are pending, over its time alone.
+* `eval_slowdown`: the time of an evaluation of 64 samples while 5000 training samples are pending, over its time alone.
+  There are 64 slots, and the service takes U(0.05, 0.15) s.
 
-Python's garbage collector is set as a training run sets it (`rlcore.train.trainer`), for ours and for bare aiohttp.
+Python's garbage collector has the settings of a training run (`rlcore.train.trainer`), for ours and for bare aiohttp.
 """
 
 import argparse
@@ -43,19 +43,20 @@ from rlcore.types import Lane, RewardStatus, Trajectory
 IN_FLIGHT, SERVICE_S = 256, 0.25
 EVAL_SLOTS = 64
 TOGETHER = 32
-"""Samples submitted per iteration of the event loop, if there is room: one per iteration would keep slots waiting."""
+"""Samples submitted per iteration of the event loop, if there is room. With one per iteration, slots would wait."""
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 ANSWER = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{"score": 1.0}'
 
 
 class Answers(asyncio.Protocol):
-    """One connection to the service, which does as little as a service can: it must not be what is measured."""
+    """One connection to the service. It does as little as a service can, because the service must not limit the
+    result."""
 
     def __init__(self, draw: Callable[[], float]) -> None:
         self._draw, self._received = draw, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what answers are written to."""
+        """Keep the transport for the answers."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -78,7 +79,7 @@ class Answers(asyncio.Protocol):
 
 
 async def serve(shortest_s: float, longest_s: float) -> None:
-    """The service: it says where it listens, and ends with the process that started it."""
+    """The service. It prints its port, and ends with the process that started it."""
     loop, stop, random_ = asyncio.get_running_loop(), asyncio.Event(), random.Random(0)
     server = await loop.create_server(lambda: Answers(lambda: random_.uniform(shortest_s, longest_s)), "127.0.0.1", 0)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
@@ -89,7 +90,7 @@ async def serve(shortest_s: float, longest_s: float) -> None:
 
 @contextmanager
 def serving(shortest_s: float, longest_s: float) -> Iterator[str]:
-    """The service's address; it is a separate process."""
+    """Runs the service in a separate process; yields its address."""
     command = [sys.executable, __file__, "--serve", str(shortest_s), str(longest_s)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -101,7 +102,7 @@ def serving(shortest_s: float, longest_s: float) -> Iterator[str]:
 
 
 def manager_of(url: str, run_dir: Path, **service: Any) -> RewardManager:
-    """The reward loop as a run would build it, with one reward by this service."""
+    """The reward loop as a run would build it, with one reward from this service."""
     settings = RewardLoopSettings(
         rewards={"helpful": RewardSettings(served_by="scorer")},
         services={"scorer": ServiceSettings(urls=(url,), **service)},
@@ -112,7 +113,7 @@ def manager_of(url: str, run_dir: Path, **service: Any) -> RewardManager:
 async def seconds_of(
     manager: RewardManager, trajectories: Sequence[Trajectory], lane: Lane, most_pending: int = 0
 ) -> float:
-    """Seconds until all samples, which are ready, are scored; with at most so many pending, unless 0."""
+    """Seconds until all samples, which are ready, are scored; at most `pending` are pending, 0: any number."""
     room = asyncio.Semaphore(most_pending or len(trajectories))
 
     async def stream() -> AsyncIterator[Trajectory]:
@@ -140,7 +141,7 @@ def samples(number: int) -> list[Trajectory]:
 
 
 async def rounds(run_dir: Path, service_s: float, number: int, repeats: int) -> list[float]:
-    """Seconds of `number` training samples with 256 in flight, by repeat; connections are open before."""
+    """Seconds of `number` training samples with 256 in flight, per repeat; connections are opened earlier."""
     with serving(service_s, service_s) as url:
         manager = manager_of(url, run_dir, concurrency=IN_FLIGHT)
         await manager.start()
@@ -152,7 +153,7 @@ async def rounds(run_dir: Path, service_s: float, number: int, repeats: int) -> 
 
 
 async def bare_seconds(session: aiohttp.ClientSession, url: str, number: int) -> float:
-    """Seconds for so many calls by aiohttp alone, 256 at a time."""
+    """Seconds for `number` calls by aiohttp alone, 256 at a time."""
     body = json.dumps(question(make_trajectory(0))).encode()
     left = iter(range(number))
 
@@ -167,7 +168,7 @@ async def bare_seconds(session: aiohttp.ClientSession, url: str, number: int) ->
 
 
 async def bare_rounds(service_s: float, number: int) -> float:
-    """Seconds for so many calls by aiohttp alone to a service with this delay, 256 at a time."""
+    """Seconds for `number` calls by aiohttp alone to a service with this delay, 256 at a time."""
     with serving(service_s, service_s) as url:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             await bare_seconds(session, url, IN_FLIGHT)
@@ -175,7 +176,7 @@ async def bare_rounds(service_s: float, number: int) -> float:
 
 
 async def beside_bare(run_dir: Path, number: int, repeats: int) -> tuple[list[float], list[float]]:
-    """Seconds of `number` training samples at a service that takes no time, and of aiohttp alone, in turns."""
+    """Seconds of `number` training samples with a service that takes no time, and of aiohttp alone, in turns."""
     ours, bare = [], []
     with serving(0.0, 0.0) as url:
         manager = manager_of(url, run_dir, concurrency=IN_FLIGHT)
@@ -193,7 +194,7 @@ async def beside_bare(run_dir: Path, number: int, repeats: int) -> tuple[list[fl
 
 
 async def lanes(run_dir: Path, pending: int, repeats: int) -> tuple[list[float], list[float]]:
-    """Seconds of an evaluation of 64: alone, and while training samples are pending."""
+    """Seconds of an evaluation of 64 samples: alone, and while training samples are pending."""
     alone, beside = [], []
     with serving(0.05, 0.15) as url:
         manager = manager_of(url, run_dir, concurrency=EVAL_SLOTS, eval_slots=EVAL_SLOTS)
@@ -217,7 +218,7 @@ async def lanes(run_dir: Path, pending: int, repeats: int) -> tuple[list[float],
 @contextmanager
 def collector_of_a_run() -> Iterator[None]:
     """The garbage collector as it is while a run trains."""
-    from rlcore.train.trainer import QUIET_THRESHOLDS  # late: it imports torch, and the service needs nothing
+    from rlcore.train.trainer import QUIET_THRESHOLDS  # late: it imports torch, which the service does not need
 
     before = gc.get_threshold()
     gc.collect()

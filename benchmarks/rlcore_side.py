@@ -1,4 +1,4 @@
-"""Our side of a comparison: the production plan, launch and trainer, one step when asked. See `benchmarks/channel.py`.
+"""Our side of a comparison: production plan, launch and trainer, one step per request. See `benchmarks/channel.py`.
 
 The spec: `config` (as in a configuration file), `overrides`, `plugins`, `run_dir`.
 """
@@ -37,7 +37,7 @@ from rlcore.types import (
 
 
 async def serve(channel: Channel, spec: dict[str, Any]) -> None:
-    """Launch what the spec describes and answer questions until the channel is closed."""
+    """Launch the run of the spec, and answer questions until the channel is closed."""
     run_dir = Path(spec["run_dir"])
     async with live(spec["config"], spec.get("overrides", []), spec.get("plugins", []), run_dir) as trainer:
         run = trainer.run
@@ -53,7 +53,7 @@ async def serve(channel: Channel, spec: dict[str, Any]) -> None:
 
 
 async def answer(run: Runtime, trainer: Trainer, run_dir: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """One question: step, evaluate, warm, logprobs or gate."""
+    """The answer to one question: step, evaluate, warm, logprobs or gate."""
     match question["do"]:
         case "step":
             return await step(trainer, run_dir)
@@ -74,7 +74,7 @@ async def answer(run: Runtime, trainer: Trainer, run_dir: Path, question: dict[s
 
 
 async def step(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
-    """One training step, and its times as the trainer logs them."""
+    """Take one training step; returns its times as the trainer logs them."""
     began = time.perf_counter()
     await trainer.step()
     step_s = time.perf_counter() - began
@@ -91,7 +91,8 @@ async def step(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
 
 
 async def warm(run: Runtime, trainer: Trainer, question: dict[str, Any]) -> dict[str, Any]:
-    """Two tokens for every prompt and one forward pass: what is allocated and compiled once is not timed."""
+    """Sample two tokens per prompt and run one forward pass, so that one-time allocation and compilation are not
+    timed."""
     sampling = Sampling(max_tokens=2)
     requests = [
         GenerateRequest(f"warm/{index:06d}", tuple(ids), sampling, n=run.plan.config.rollout.samples_per_prompt, seed=0)
@@ -110,7 +111,7 @@ def fixed_span(question: dict[str, Any], row: int) -> slice:
 
 
 def fixed_batch(run: Runtime, question: dict[str, Any]) -> Batch:
-    """The question's rows as the trainer would have collated and weighed them; groups are runs of equal prompts."""
+    """The question's rows as the trainer would collate and weight them. A group is a series of equal prompts."""
     groups: list[list[ScoredTrajectory]] = []
     previous = None
     for prompt_ids, completion_ids in zip(question["prompt_ids"], question["completion_ids"], strict=True):

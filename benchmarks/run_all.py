@@ -1,10 +1,10 @@
-"""Every benchmark but learning curves, one after the other: `make bench`. Their JSON lines go to stdout; with --out
-into a file as well.
+"""Runs every benchmark except for learning curves, one after another: `make bench`. JSON lines go to stdout, with --out
+also into a file.
 
     .venv/bin/python benchmarks/run_all.py [--out lines.jsonl] [--smoke]
 
-`generation.py` runs a second time in .venv-vllm, where `make setup-vllm` has made that; `memory.py` is given TRL's
-peaks at one and four times the batch of E1. A benchmark that fails is named at the end; the others still run.
+`generation.py` runs a second time in .venv-vllm if `make setup-vllm` has made it. `memory.py` gets TRL's peaks at one
+and four times the batch of E1. A benchmark that fails is named at the end; the others still run.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from measure import ROOT, say
 HERE = Path(__file__).resolve().parent
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 DEADLINE_S = 3 * 3600.0
-"""Of one program. TRL's steps with prompts of 512 tokens, or with four times the batch, take minutes each."""
+"""Timeout of one program. TRL's steps with prompts of 512 tokens, or with four times the batch, take minutes each."""
 TIMES = 4
-"""Factor of the second comparison of memory over E1's prompts."""
+"""Factor of E1's prompts in the second comparison of memory."""
 OTHERS = (
     ("scale.py",),
     ("miniature.py",),
@@ -47,7 +47,7 @@ class Everything:
         self._printed: list[str] = []
 
     def run(self, program: str, *arguments: str, python: str = sys.executable) -> list[dict[str, Any]]:
-        """The JSON lines that a benchmark printed, passed on; none when it failed."""
+        """Run a benchmark and pass its JSON lines on; returns them, or none if it failed."""
         arguments = (*arguments, *self._size)
         call = [python, str(HERE / program), *arguments]
         say(f"=== {program} {' '.join(arguments)}" + ("" if python == sys.executable else f" ({python})"))
@@ -71,22 +71,24 @@ def e1(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def larger(line: dict[str, Any]) -> list[str]:
-    """The arguments of vs_trl.py for the same comparison with `TIMES` as many prompts: two steps of each side, so that
-    Adam's moments are there in the second, as in `memory.py`."""
+    """The arguments of vs_trl.py for the same comparison with `TIMES` times as many prompts.
+
+    Each side takes two steps, so that Adam's moments exist in the second, as in `memory.py`.
+    """
     prompts, micro_batch = TIMES * line["scenario"]["prompts"], line["trl_micro_batch"]
     sizes = ["--prompts", str(prompts), "--rounds", "2", "--skip-sweep", "--micro-batch", str(micro_batch)]
     return ["--scenario", "E1", *sizes]
 
 
 def trl_peaks(*lines: dict[str, Any] | None) -> list[str]:
-    """The argument of memory.py: TRL's peaks at one and at four times the batch, as far as they were measured."""
+    """The argument of memory.py: the measured peaks of TRL at one and at four times the batch."""
     measured = list(itertools.takewhile(lambda line: line is not None, lines))
     peaks = [str(line["peak_rss_bytes"]["trl"]) for line in measured if line is not None]
     return ["--trl-bytes", *peaks] if peaks else []
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run them all; exit code 1 when one failed."""
+    """Run all benchmarks; exit code 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="a file for the JSON lines")
     parser.add_argument("--smoke", action="store_true", help="every benchmark at its smallest")

@@ -1,15 +1,16 @@
-"""Measures the controller's cost: 1000 rollout replicas and 16 384 samples per step, with workers that do nothing.
+"""Measures the controller's cost with 1000 rollout replicas, 16 384 samples per step and workers that do nothing.
 
     .venv/bin/python benchmarks/scale.py [--smoke] [--steps N] [--seconds S] [--out docs/results/scale]
 
-A whole production run: plan, launch, streaming, rewards on the loop, batch, update, metrics, trajectories on disk. Its
-workers answer at once, so the process's CPU time is the controller's, that of 1000 threads included. Prints one JSON
-line: seconds of wall and CPU time a step, their share of a step of 60 s, and what becomes of resident memory, which is
-read after every step: its growth a step with the 95 % interval, over all steps after the first ten and over the second
-half of them. Memory is flat when that half's upper end, times 100 steps, is less than a hundredth of it, or when its
-growth cannot be told from none and memory has risen by less than a twentieth.
+It is a whole production run: plan, launch, streaming, rewards on the loop, batch, update, metrics, trajectories on
+disk. Its workers answer at once, so the process's CPU time is the controller's, including that of 1000 threads. Prints
+one JSON line: wall and CPU seconds per step, their share of a step of 60 s, and the growth of resident memory. Memory
+is read after every step. The growth per step has a 95 % interval, over all steps after the first ten and over the
+second half of them. Memory is flat in two cases. In the first, the upper end of that half's interval, times 100 steps,
+is less than a hundredth of the memory. In the second, its growth is not significantly above 0, and memory has risen by
+less than a twentieth.
 
-In one command: `make results-scale`, which takes as long as 100 steps do, six to ten minutes.
+In one command: `make results-scale`, which takes as long as 100 steps: six to ten minutes.
 """
 
 import argparse
@@ -70,13 +71,13 @@ async def on_the_loop(trajectory):
 
 
 def settings(directory: Path, replicas: int, samples: int) -> list[str]:
-    """Overrides of a run with that many replicas and samples per step."""
+    """Overrides of a run with this number of replicas and samples per step."""
     return [
         *(setting for setting in SETTINGS if not setting.startswith(("data.", "reward.", "rollout."))),
         f"data.sources.all.path={directory / 'prompts.jsonl'}",
         f"reward.functions.score.fn={directory / 'rewards.py'}:on_the_loop",
         "rollout.backend=instant",
-        "rollout.check_weights_every=0",  # it makes up its log-probs
+        "rollout.check_weights_every=0",  # the backend invents its log-probs
         f"rollout.replicas={replicas}",
         f"rollout.samples_per_prompt={GROUP}",
         f"rollout.max_tokens={NEW_TOKENS}",
@@ -87,7 +88,7 @@ def settings(directory: Path, replicas: int, samples: int) -> list[str]:
 
 
 async def steps_of(directory: Path, replicas: int, samples: int, steps: int, seconds: float) -> dict[str, Any]:
-    """Wall and CPU seconds of each step, and resident bytes after it; no step begins after `seconds`."""
+    """Wall and CPU seconds of each step, and resident bytes after it. No step begins after `seconds`."""
     ends_at = time.perf_counter() + seconds
     wall, cpu, resident = [], [], []
     plugins = ["null", str(directory / "instant.py")]
@@ -136,8 +137,8 @@ def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         f"Resident memory: {warm:.0f} MiB after {result['warm_steps']} steps, {end:.0f} MiB after the last. It grows "
         f"by {kib[0]} KiB a step, 95 % [{kib[1]}, {kib[2]}]; over the second half by {kib[3]} KiB, "
         f"95 % [{kib[4]}, {kib[5]}]. "
-        f"Flat (less than {FLAT_FRAC:.0%} over {FLAT_STEPS} steps by the upper end of the latter, or not to be told "
-        f"from none and a rise of less than {RISE_FRAC:.0%}): {'yes' if result['flat'] else 'NO'}.",
+        f"Flat (less than {FLAT_FRAC:.0%} over {FLAT_STEPS} steps by the upper end of the latter, or a growth that is "
+        f"not significant and a rise of less than {RISE_FRAC:.0%}): {'yes' if result['flat'] else 'NO'}.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -152,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     replicas, samples, steps = (8, 64, 6) if chosen.smoke else (1000, 16384, chosen.steps)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16384)), hard))  # a loop each, three descriptors
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16384)), hard))  # 3 for each loop
     with tempfile.TemporaryDirectory(prefix="scale-") as scratch:
         directory = Path(scratch)
         write_prompts(directory / "prompts.jsonl", 2 * samples // GROUP)

@@ -1,4 +1,4 @@
-"""The scenarios compared: prompts, lengths, and the arithmetic that a step of them needs."""
+"""The scenarios of comparisons: prompts, lengths, and the arithmetic of a step."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 NEVER = "<|never|>"
-"""An end-of-sequence token whose id lies beyond the vocabulary, so that no model can sample it."""
+"""An end-of-sequence token whose id is outside of the vocabulary, so that no model can sample it."""
 _TEXT = """river stone market window letter garden engine winter paper bridge simple yellow morning silver music number
 forest kitchen travel ocean summer doctor pencil mountain village history ticket corner button island"""
 WORDS = tuple(_TEXT.split())
@@ -22,9 +22,9 @@ class Scenario:
     name: str
     prompt_tokens: int
     new_tokens: int
-    """Of the longest row."""
+    """New tokens of the longest row."""
     varying: bool = False
-    """Lengths are drawn once for each row, with a mean of about a third of `new_tokens`."""
+    """True if the length of each row is drawn once, with a mean of about a third of `new_tokens`."""
     prompts: int = 8
     samples: int = 8
     rounds: int = 3
@@ -36,11 +36,11 @@ class Scenario:
 
     @property
     def group_tokens(self) -> int:
-        """Tokens of a whole group whose prompt is computed once: our micro-batch."""
+        """Tokens of a whole group whose prompt is computed once. This is our micro-batch."""
         return self.prompt_tokens + self.samples * self.new_tokens
 
     def lengths(self) -> list[int]:
-        """The number of new tokens of each row, prompt by prompt: the same in every call."""
+        """The number of new tokens of each row, prompt by prompt; every call returns the same."""
         if not self.varying:
             return [self.new_tokens] * self.rows
         drawn = np.random.default_rng(20).exponential(0.40 * self.new_tokens, self.rows)
@@ -59,22 +59,23 @@ SCENARIOS = {
 
 
 def conversations(tokenizer: Any, num: int, num_tokens: int) -> list[list[dict[str, str]]]:
-    """Different one-message conversations of exactly `num_tokens` tokens each, template and opening included.
+    """Different one-message conversations of exactly `num_tokens` tokens each, including template and opening.
 
-    ValueError when there is none, as when the template alone is longer.
+    ValueError if there is none, for example because the template alone is longer.
     """
     return [_conversation(tokenizer, np.random.default_rng((7, index)), num_tokens) for index in range(num)]
 
 
 def prompt_ids(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
-    """The conversation as a prompt."""
+    """The token ids of the conversation as a prompt."""
     return list(
         tokenizer.apply_chat_template(list(messages), tokenize=True, add_generation_prompt=True, return_dict=False)
     )
 
 
 def _conversation(tokenizer: Any, rng: np.random.Generator, num_tokens: int) -> list[dict[str, str]]:
-    """Random words while they fit, then single letters, with or without spaces, until the number is exact."""
+    """A message of random words while they fit, then of single letters, with or without spaces, until the number is
+    exact."""
 
     def tried(text: str) -> tuple[int, list[dict[str, str]]]:
         messages = [{"role": "user", "content": text}]
@@ -91,10 +92,10 @@ def _conversation(tokenizer: Any, rng: np.random.Generator, num_tokens: int) -> 
 
 
 def write_endless_model(model: Path, directory: Path) -> Path:
-    """The same model, by links, with an end-of-sequence token that is never sampled; the directory.
+    """Write the same model, as links, with an end-of-sequence token that is never sampled; returns the directory.
 
-    For engines that have no switch to ignore the end: each row then has exactly the length it is allowed. Prompts are
-    encoded as by the model's own tokenizer.
+    It is for engines that cannot ignore the end: each row then has exactly its maximal length. Prompts are encoded as
+    by the model's tokenizer.
     """
     from transformers import AutoTokenizer
 
@@ -103,7 +104,7 @@ def write_endless_model(model: Path, directory: Path) -> Path:
     template = str(tokenizer.chat_template)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     tokenizer.add_special_tokens({"eos_token": NEVER})
-    # After an assistant's message nothing: what the template puts there is taken for an end, too.
+    # The template must put nothing after an assistant's message: that would count as an end, too.
     tokenizer.chat_template = (
         "{% if messages[-1]['role'] == 'assistant' %}{{ messages[-1]['content'] }}{% else %}" + template + "{% endif %}"
     )
@@ -123,13 +124,13 @@ class Sizes:
     """Parameters of a model, for counting FLOPs."""
 
     body: int
-    """All but embedding and output layer."""
+    """All parameters except for embedding and output layer."""
     head: int
-    """The output layer: vocabulary times hidden size."""
+    """Parameters of the output layer: vocabulary times hidden size."""
 
     @classmethod
     def of(cls, model: Path, num_parameters: int) -> "Sizes":
-        """From the model's configuration and its number of parameters (a tied embedding counted once)."""
+        """The sizes from the model's configuration and its number of parameters (a tied embedding counts once)."""
         config = json.loads((model / "config.json").read_text())
         head = config["vocab_size"] * config["hidden_size"]
         tied = config.get("tie_word_embeddings", True)
@@ -139,8 +140,8 @@ class Sizes:
 def update_flops(scenario: Scenario, sizes: Sizes) -> float:
     """FLOPs of an update that computes each prompt once for its group: forward and backward, 6 per parameter and token.
 
-    The body for prompts and samples, the output layer for sampled tokens only; attention scores are left out, so a
-    rate computed from it is a little too low.
+    The body counts for prompts and samples, the output layer only for sampled tokens. Attention scores are left out, so
+    a rate that is computed from it is a little too low.
     """
     sampled, prompts = sum(scenario.lengths()), scenario.prompts * scenario.prompt_tokens
     return 6.0 * (sizes.body * (prompts + sampled) + sizes.head * sampled)

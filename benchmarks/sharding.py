@@ -1,11 +1,11 @@
-"""Measures the peak memory per rank of a sharded actor: 7B, 14B and 32B on 8 and 64 ranks, next to the plan's number.
+"""Measures the peak memory per rank of a sharded actor, and the plan's estimate: 7B, 14B and 32B on 8 and 64 ranks.
 
     .venv/bin/python benchmarks/sharding.py [--smoke] [--models 7B 14B 32B] [--ranks 8 64] [--out docs/results/sharding]
 
-The engine itself runs, on fake tensors and a fake process group: each operation is made without data, and the storages
-that are alive are added up. Rank 0 is measured, which has the most: it also gathers what is written. Micro-batches
-are short, so the numbers are those of weights, gradients and optimizer state. Rows of OUT.json that are not measured
-again stay, with the commit that they were measured at.
+The engine itself runs, on fake tensors and a fake process group. Operations run without data, and the bytes of living
+storages are added up. The figures are those of rank 0, which needs the most, because it also gathers the weights for
+writing. Micro-batches are short, so the numbers are those of weights, gradients and optimizer state. Rows of OUT.json
+that are not measured again stay, with the commit of their measurement.
 """
 
 import argparse
@@ -39,7 +39,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "32B": {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 40}
     | HEADS,
 }
-"""Of Qwen2.5, by its number of parameters."""
+"""Shapes of Qwen2.5 by number of parameters."""
 SMALL = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2} | {
     **HEADS,
     "num_key_value_heads": 2,
@@ -47,7 +47,7 @@ SMALL = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "
 }
 PHASES = ("start", "update", "score", "hand-over")
 BEFORE = {("7B", 8): (47.9, 28.6), ("14B", 8): (92.9, 54.5), ("32B", 8): (206, 117), ("32B", 64): (186, 70.6)}
-"""GiB at the start, and with whole weights, of the same measurement where each rank loaded the whole model."""
+"""(GiB at the start, GiB with whole weights) of the same measurement when each rank loaded the whole model."""
 EXPLAINED = (
     "Peak GiB of rank 0 in each phase, bfloat16 with float32 masters and moments. `held`: between two steps, shared",
     "out. `plan`: the largest phase as the plan counts it, without activations and the CUDA context, which come on",
@@ -55,14 +55,14 @@ EXPLAINED = (
     "that the first rank hands over. `before`: the largest phase where each rank loaded the whole model and made",
     "masters of it, which kept 14B off cards of 80 GB. `commit`: of the tree that was measured.",
     "",
-    "An update here is one micro-batch. With several, the float32 sums of the gradients are there beside gathered",
+    "An update here is one micro-batch. With several, the float32 sums of the gradients exist besides gathered",
     "layers: 4 bytes per parameter over the number of ranks, 15.3 GiB for 32B on 8. The plan counts them, unless a",
     "step is one micro-batch, so it refuses 32B on 8 cards of 80 GB where there are several.",
 )
 
 
 def write_model(directory: Path, shape: Mapping[str, int]) -> int:
-    """A model directory whose file of tensors has a header only; the number of parameters."""
+    """Write a model directory whose file of tensors has only a header; returns the number of parameters."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model("qwen2", **shape, tie_word_embeddings=False, architectures=["Qwen2ForCausalLM"])
@@ -87,7 +87,7 @@ def settings(num: int) -> EngineConfig:
 
 
 def measured(shape: Mapping[str, int], num: int) -> dict[str, int]:
-    """Bytes by phase, those of the plan, and the number of parameters."""
+    """Bytes by phase, bytes of the plan, and the number of parameters."""
     live = LiveBytes()
     with tempfile.TemporaryDirectory(prefix="sharding-") as scratch:
         found = {"parameters": write_model(Path(scratch), shape)}
@@ -98,18 +98,18 @@ def measured(shape: Mapping[str, int], num: int) -> dict[str, int]:
             engine.expect(10)
             found["start"], _ = live.phase()
             batch = random_batch(num_groups=1, samples=1)
-            engine.update(batch)  # which makes the optimizer's state
+            engine.update(batch)  # creates the optimizer's state
             live.phase()
             engine.update(batch)
             found["update"], found["held"] = live.phase()
             engine.logprobs(batch)
             found["score"], _ = live.phase()
-            weights: dict[str, Tensor] = {}  # as `copy_whole`, which compares addresses, and these tensors have none
+            weights: dict[str, Tensor] = {}  # in place of `copy_whole`: it compares addresses, which these tensors lack
             for names in engine._shards.unit_by_unit() if engine._shards else ():
                 weights |= private_copies(merged_weights(engine.model, names))
             peak, _ = live.phase()
             found["on the host"] = sum(tensor.nbytes for tensor in weights.values())
-            found["hand-over"] = peak - found["on the host"]  # at its end the host has all of it
+            found["hand-over"] = peak - found["on the host"]  # at its end all of it is on the host
     found["plan"] = planned(found["parameters"], shape, config)
     return found
 

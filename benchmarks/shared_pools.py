@@ -2,17 +2,17 @@
 
     .venv/bin/python benchmarks/shared_pools.py [--smoke] [--devices 8 16 32 64] [--slots] [--out OUT]
 
-Half of the devices sample, half judge, and each sample is judged the moment it is finished. `dedicated`: the actor
-trains on the devices that sample (a union of one pool), the reward pool is idle meanwhile. `shared`: it trains on the
-union of both. A production run, with workers that sleep as long as devices would compute (`device_times.py`), a
-hundredth of the costs of a published step: 40 s generation, 198 s of passes and update with a 7B model on 8 devices
-for 5120 samples (verl #2854), and judging that costs what sampling does. Servers take 5 s to fall asleep, and 5 s to
-wake up. Prints one JSON line: for each number of devices seconds per step (scaled up again), how busy the pools are,
-the gain, and the gain that the costs alone say.
+Half of the devices sample, half judge, and each sample is judged as soon as it is finished. `dedicated`: the actor
+trains on the devices that sample (a union of one pool), and the reward pool is idle meanwhile. `shared`: the actor
+trains on the union of both. It is a production run, with workers that sleep as long as devices would compute
+(`device_times.py`). The costs are a hundredth of a published step: 40 s of generation, 198 s of passes and update with
+a 7B model on 8 devices for 5120 samples (verl #2854). Judging costs as much as sampling. Servers take 5 s to fall
+asleep, and 5 s to wake up. Prints one JSON line. For each number of devices it has the seconds per step (scaled up
+again), the busy shares of the pools, the gain, and the gain that follows from the costs alone.
 
-With --slots also for real, on this machine's cores: `examples/ray_vllm` on Ray, SmolLM2-135M sampled by one vLLM engine
-and judged by another, each with a separate CPU; the actor trains with one rank on the sampler's CPU, or with two on
-both (`make setup-vllm` first; five to ten minutes). In one command: `make results-shared-pools`.
+--slots also measures real work on this machine's cores: `examples/ray_vllm` on Ray. One vLLM engine samples from
+SmolLM2-135M and another judges, each on a separate CPU. The actor trains with one rank on the sampler's CPU, or with
+two ranks on both (`make setup-vllm` first; five to ten minutes). In one command: `make results-shared-pools`.
 """
 
 import argparse
@@ -33,23 +33,23 @@ HERE = Path(__file__).resolve().parent
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 EXAMPLE = "examples/ray_vllm/config.yaml"
 DEADLINE_S = 1800.0
-"""Of one run on slots, with the start of two engines."""
+"""Timeout of one run on slots, including the start of two engines."""
 SAMPLES_A_DEVICE = 16
 GROUP = 4
 PUBLISHED = {"devices": 8, "generate": 40.0, "train": 198.0, "turn": 5.0}
 SCALE = 100.0
-"""A second of the published step takes a hundredth here."""
+"""Divisor of the published seconds."""
 WARM_STEPS = 1
 
 
 def device_seconds(phase_s: float, scale: float) -> float:
-    """Scaled device seconds per sample of a phase that takes that long in the published step."""
+    """Scaled device seconds per sample of a phase that takes `phase_s` in the published step."""
     devices = float(PUBLISHED["devices"])
     return phase_s / scale * devices / (devices * SAMPLES_A_DEVICE)
 
 
 def settings(directory: Path, devices: int, shared: bool, scale: float) -> list[str]:
-    """Overrides of a run on so many devices."""
+    """Overrides of a run on this number of devices."""
     servers = devices // 2
     samples = devices * SAMPLES_A_DEVICE
     return [
@@ -76,7 +76,7 @@ def settings(directory: Path, devices: int, shared: bool, scale: float) -> list[
 
 
 async def measured(directory: Path, devices: int, shared: bool, scale: float, steps: int) -> dict[str, Any]:
-    """Seconds of a step at full scale, and how busy the pools are."""
+    """Seconds of a step at full scale, and the busy shares of the pools."""
     name = f"{devices}-{'shared' if shared else 'dedicated'}"
     run_dir = directory / name
     plugins = [str(HERE / "device_times.py")]
@@ -126,13 +126,13 @@ def gain(both: Mapping[str, Any]) -> float:
 
 
 def expected_gain() -> float:
-    """By the costs alone: generation on half of the devices with judging hidden behind it, training on half or all."""
+    """The gain by the costs alone: generation on half of the devices hides judging; training is on half or all."""
     generate_s, train_s, turn_s = 2 * PUBLISHED["generate"], PUBLISHED["train"], 2 * PUBLISHED["turn"]
     return (generate_s + 2 * train_s + turn_s) / (generate_s + train_s + turn_s)
 
 
 async def compared(directory: Path, devices: int, scale: float, steps: int) -> dict[str, Any]:
-    """Both ways on so many devices."""
+    """`dedicated` and `shared` on this number of devices."""
     write_prompts(directory / "prompts.jsonl", 4 * devices * SAMPLES_A_DEVICE // GROUP)
     both = {
         "dedicated": await measured(directory, devices, False, scale, steps),
@@ -142,7 +142,7 @@ async def compared(directory: Path, devices: int, scale: float, steps: int) -> d
 
 
 def slots(directory: Path, prompts: int, steps: int) -> dict[str, Any]:
-    """Both ways for real."""
+    """`dedicated` and `shared` with real engines."""
     for needed in (VLLM_PYTHON, MODEL):
         if not needed.exists():
             raise SystemExit(f"shared_pools: {needed.relative_to(ROOT)} is missing; make setup-vllm model")

@@ -1,8 +1,8 @@
 """An rlcore plugin for benchmarks of the schedule: workers and rewards that sleep instead of computing.
 
-Generation takes `generate_s` whatever the number of samples: sample i of N is finished at generate_s * (i + 1) / N, in
-a random order that the names of the samples determine; so do the reward's duration and its score. The oracle and the
-check that every reward landed on its sample compute them again from the names.
+Generation takes `generate_s` for any number of samples: sample i of N is finished at generate_s * (i + 1) / N, in a
+random order. The names of the samples determine this order, and also each reward's duration and score. The oracle
+computes them again from the names, and so does the check that every sample got its reward.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ NUM_TOKENS = 4
 
 @dataclass(frozen=True)
 class Sleeping:
-    """Seconds of the parts of a step; `plugins.sleeping`."""
+    """Seconds of the parts of a step: the section `plugins.sleeping`."""
 
     generate_s: float = 0.0
     """Sampling of a step's prompts."""
@@ -57,11 +57,11 @@ class Sleeping:
     reward_high_s: float = 0.0
     """The longest reward."""
     slots: int = 0
-    """Rewards at a time; 0: any number."""
+    """The most rewards at a time; 0: any number."""
 
 
 def chance(what: str, prompt: str, epoch: int, sample: int) -> float:
-    """A number in [0, 1) that follows from the names."""
+    """A number in [0, 1) that the names determine."""
     return zlib.crc32(f"{what}/{prompt}/{epoch}/{sample}".encode()) / 2**32
 
 
@@ -77,12 +77,12 @@ def score(prompt: str, epoch: int, sample: int) -> float:
 
 
 def finishing_order(names: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
-    """The samples (prompt, epoch, sample) of one pass in the order in which they are finished."""
+    """The samples (prompt, epoch, sample) of one pass, in the order in which they are finished."""
     return sorted(names, key=lambda name: chance("finish", *name))
 
 
 class SleepingActor(ActorWorker):
-    """Updates nothing, slowly."""
+    """Sleeps for every pass and update, and updates nothing."""
 
     version = 0
 
@@ -103,17 +103,17 @@ class SleepingActor(ActorWorker):
         (directory / "model").mkdir()
 
     def restore(self, directory: Path) -> None:
-        """There is nothing to restore."""
+        """Does nothing: there is no state."""
 
     def facts(self) -> dict[str, Any]:
         return {"num_parameters": 0, "context_length": None}
 
 
 class SleepingReference(ReferenceWorker):
-    """All forward passes of a step."""
+    """Sleeps for all forward passes of a step."""
 
     def setup(self) -> None:
-        """There is nothing to load."""
+        """Does nothing: there are no files."""
 
     def logprobs(self, batch: Batch) -> Float32s:
         time.sleep(self.context.section.pass_s)
@@ -126,7 +126,7 @@ def batch_zeros(batch: Batch) -> Float32s:
 
 
 class SleepingRollout(RolloutWorker):
-    """Samples a few tokens a response, all alike."""
+    """Samples a few equal tokens per response."""
 
     def setup(self) -> None:
         if not isinstance(self.context.host, SleepingActor):
@@ -161,9 +161,9 @@ class SleepingRewards(RewardManager):
         self._free = settings.slots or 10**9
         self._queue: deque[tuple[float, asyncio.Future[None]]] = deque()
         self.served: list[tuple[float, float]] = []
-        """From when to when each call was served, on the loop's clock."""
+        """(begin, end) of each call, on the loop's clock."""
         self.late_s = 0.0
-        """By how much longer than drawn all of them together were served: what kept the loop busy when they ended."""
+        """Total seconds for which calls were served longer than drawn, because the loop was busy when they ended."""
 
     async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         scored: asyncio.Queue[Trajectory | None] = asyncio.Queue()

@@ -1,23 +1,27 @@
-"""Runs every feature for a given time, with faults from a seed, and then audits the run.
+"""Runs every feature for a given time, with faults drawn from a seed, and then audits the run.
 
     .venv/bin/python benchmarks/soak.py [--minutes M] [--seed S] [--scene tools|program|single]
         [--engine null|hf|vllm] [--faults retried|all]
 
-A synchronous run: two rollout replicas, a reward model of two replicas, reward functions and agents in child processes,
-an HTTP reward service and a judge of two addresses each, a checkpoint every five steps. Actor, rollout and reward model
-are null ones, or tiny models: with `--engine hf` two ranks of an actor on transformers, which sample themselves; with
-`--engine vllm`, which needs the Python of .venv-vllm, one rank and two replicas of vLLM. Faults come at steps that the
-seed decides; the first of the plan are printed, and each as it is injected. A run that ended is resumed.
+The run is synchronous. It has two rollout replicas, a reward model of two replicas, and reward functions and agents in
+child processes. An HTTP reward service and a judge have two addresses each. A checkpoint is written every five steps.
+Actor, rollout and reward model are null ones or tiny models. With `--engine hf`, two ranks of an actor on transformers
+also sample. With `--engine vllm`, which needs the Python of .venv-vllm, there are one rank and two replicas of vLLM.
+The seed decides the steps of the faults. The first faults of the plan are printed, and each one when it is injected. A
+run that has ended is resumed.
 
-Prints one JSON line, and the exit status is 1 unless: every sample of every prompt is in the records once per epoch;
-memory, descriptors and threads of the controller are where they were; nothing outlived it; no traceback was printed;
-and, with `--faults retried`, metrics, trajectories and the last checkpoint equal those of an undisturbed run of as many
-steps, bit for bit, where the engine repeats them: the null one, and hf with `--scene single`. The low bits of a model's
-logits depend on the rows that are decoded together: those of agents' turns depend on the clock.
+Prints one JSON line. The exit status is 0 if all of these hold, else 1:
 
-The clock that jumps is `time.time` of the controller's process, replaced before rlcore is imported; children, other
-clocks and `datetime` are left alone. The disk that is full is a tmpfs that is made as small as its contents, or,
-without the right to mount one, a limit on the size of files.
+* Every sample of every prompt is in the records once per epoch.
+* Memory, descriptors and threads of the controller do not grow.
+* No process outlives the controller, and it prints no traceback.
+* With `--faults retried`, metrics, trajectories and the last checkpoint equal those of an undisturbed run of as many
+  steps, bit for bit, if the engine repeats them. The null engine does, and hf with `--scene single`. The low bits of a
+  model's logits depend on the rows that are decoded together, and for agents' turns these depend on the clock.
+
+The fault of the clock changes `time.time` of the controller's process, which is replaced before rlcore is imported.
+Children, other clocks and `datetime` stay as they are. The fault of the disk makes a tmpfs as small as its contents;
+without the right to mount one, it limits the size of files.
 """
 
 import argparse
@@ -51,21 +55,21 @@ from rlcore.testing.service import serving
 
 NAME = "soak"
 SETTLED_STEPS = 10
-"""Steps of a life after which its resources count."""
+"""Steps of a life before its resources count."""
 PRINTED = 20
-"""Faults of the plan that are printed before it begins."""
+"""Number of faults that are printed before the run begins."""
 SCENES = ("tools", "program", "single")
 """A loop with tools, a program that talks to the policy's endpoint, or the core's single turn."""
 REFERENCE_S = 7200.0
 
 
 class Broken(Exception):
-    """The run broke a promise, or did nothing that can be judged."""
+    """The run broke a promise, or did too little for a verdict."""
 
 
 @dataclass
 class Soak:
-    """One soak, and what it has seen."""
+    """One soak and its observations."""
 
     options: argparse.Namespace
     work: Path
@@ -80,12 +84,12 @@ class Soak:
     resumed_s: list[float] = field(default_factory=list)
     must_say: str = ""
     ends_at: float = math.inf
-    """Known once the first step is taken."""
+    """The end of the soak, known after the first step."""
 
     def go(self) -> int:
-        """Run until the time is up, then to a clean end; the number of steps.
+        """Run until the time is up, then to a clean end; returns the number of steps.
 
-        The time begins at the first step, so a machine that is slow to start takes nothing from the soak.
+        The time begins at the first step, so a slow start does not shorten the soak.
         """
         planned, faults = itertools.tee(self._plan())
         for fault in itertools.islice(planned, PRINTED):
@@ -129,7 +133,7 @@ class Soak:
         return Controller(self.work, NAME, self.lives, *more)
 
     def _live(self, following: Fault, faults: Any) -> Fault:
-        """One life of the controller, until a fault or the end of the time ends it; the next fault."""
+        """One life of the controller, until a fault or the end of the time ends it; returns the next fault."""
         controller = self._begin()
         first = before = last_step(controller.run)
         begun = False
@@ -155,7 +159,7 @@ class Soak:
                 time.sleep(0.05)
                 continue
             if step - first >= SETTLED_STEPS and controller.is_whole():
-                with contextlib.suppress(psutil.NoSuchProcess):  # the next look finds that it ended
+                with contextlib.suppress(psutil.NoSuchProcess):  # the next check finds that it ended
                     self.samples.append(sampled(controller.process, self.lives, step))
             fault, following = following, next(faults)
             if self._inject(fault, stage):
@@ -163,20 +167,20 @@ class Soak:
             moved = time.monotonic()
         children = controller.children()
         controller.process.terminate()
-        # before its first step it may not have come to handle signals
+        # before its first step it may not handle signals yet
         allowed = (143,) if begun else (143, -signal.SIGTERM)
         self._check_end(controller, children, controller.wait(self.bounds.end_s), allowed)
         return following
 
     def _inject(self, fault: Fault, stage: Stage) -> bool:
-        """Do it; whether it ended the controller."""
+        """Inject the fault; True if it ended the controller."""
         controller = stage.controller
         stage.chance = random.Random(fault.seed)
         children = controller.children()
         ending = fault.kind in CONTROLLER or fault.kind in ACTOR
         try:
             note = FAULTS[fault.kind](stage)
-        except psutil.NoSuchProcess:  # it ended by itself meanwhile, which the next look finds
+        except psutil.NoSuchProcess:  # it has ended meanwhile, which the next check finds
             note = ""
         say(f"step {last_step(controller.run)}: {fault.kind}: {note or 'nothing to do it to'}")
         (self.injected if note else self.skipped)[fault.kind] += 1
@@ -187,7 +191,7 @@ class Soak:
         return True
 
     def _check_begin(self, controller: Controller) -> None:
-        """A life has taken its first step."""
+        """Check a life after its first step."""
         self.resumed_s.append(time.monotonic() - controller.began)
         if self.must_say and self.must_say not in controller.text():
             self.problems.append(f"life {self.lives} passes over {self.must_say} and does not say so")
@@ -196,7 +200,8 @@ class Soak:
     def _check_end(
         self, controller: Controller, children: Sequence[psutil.Process], code: int, allowed: Sequence[int]
     ) -> None:
-        """A life has ended: as it should, without a traceback, and with everything that it had started."""
+        """Check the end of a life: as expected, without a traceback, and together with all processes that it
+        started."""
         text = controller.text()
         if code not in allowed:
             self.problems.append(f"life {self.lives} ended with {code}: {text[-500:]}")
@@ -208,7 +213,7 @@ class Soak:
 
 
 def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """The soak, its reference and its account."""
+    """Run the soak and its reference, and audit them."""
     write(work, options.engine)
     weather, calm = Weather(), Weather()
     with ExitStack() as stack:
@@ -228,7 +233,7 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
             took_s = time.monotonic() - began
             if options.faults == "retried" and repeats(options):
                 different = differences(work, steps)
-        except (Broken, subprocess.TimeoutExpired) as error:  # of the steps until then there is an account all the same
+        except (Broken, subprocess.TimeoutExpired) as error:  # the steps until then are still audited
             steps, took_s = last_step(run), time.monotonic() - began
             state.problems.append(" ".join(str(error).split()))
         account = accounted(run, steps)
@@ -254,7 +259,7 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 def repeats(options: argparse.Namespace) -> bool:
-    """True if an undisturbed run has the same bits: of a model's logits the rows that are decoded together decide."""
+    """True if an undisturbed run has the same bits. A model's logits depend on the rows that are decoded together."""
     return bool(options.engine == "null" or (options.engine == "hf" and options.scene == "single"))
 
 

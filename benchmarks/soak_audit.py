@@ -13,20 +13,20 @@ from soak_run import PROMPTS, PROMPTS_PER_STEP, SAMPLES
 from rlcore.report import metrics
 
 ENDS = 3
-"""Samples whose median is the beginning, or the end, of a life."""
+"""Number of samples whose median stands for the beginning, or for the end, of a life."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The controller at a moment without a fault under way."""
+    """The controller's resources at a moment without a fault."""
 
     life: int
     step: int
     resident_mib: float
     descriptors: int
-    """Without those of TCP connections."""
+    """Descriptors, except for those of TCP connections."""
     connections: int
-    """They are kept for the next request: at most one per sample and service, and one per agent."""
+    """TCP connections. They are kept for the next request: at most one per sample and service, and one per agent."""
     threads: int
     children: int
     children_mib: float
@@ -80,7 +80,8 @@ def resources(samples: Sequence[Sample], growth: Mapping[str, float]) -> list[st
 
 
 def accounted(run: Path, steps: int) -> Account:
-    """Every sample of every prompt once per epoch, in the order of the epochs, `steps` times a step's prompts."""
+    """Checks that every sample of every prompt comes once per epoch, in the order of the epochs, in `steps` whole
+    steps."""
     account = Account()
     issued: list[tuple[str, int]] = []
     for step in range(1, steps + 1):

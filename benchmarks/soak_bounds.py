@@ -1,4 +1,4 @@
-"""Bounds that the soak holds a run to, per engine: models start, step and end more slowly than the null engine."""
+"""Bounds of the soak per engine: models start, step and end more slowly than the null engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,22 +15,22 @@ GROWTH = {
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of one engine, in seconds where they say so."""
+    """Bounds of one engine; those with the suffix `_s` are seconds."""
 
     start_s: float = 600.0
-    """Time in which a life takes its first step."""
+    """The longest time until the first step of a life."""
     stuck_s: float = 300.0
-    """Without a step for so long after that the run hangs."""
+    """The longest time without a step after that; a longer one means that the run hangs."""
     end_s: float = 120.0
-    """Time in which a life that was asked to end, or has no room to write, ends."""
+    """The longest time until a life ends that got a signal, or whose disk is full."""
     gone_s: float = 10.0
-    """Time in which the processes of a life that has ended are gone."""
+    """The longest time until the processes of an ended life are gone."""
     growth: Mapping[str, float] = field(default_factory=lambda: GROWTH)
-    """Growth that a life may end with, per resource: connections come and go, and allocation varies."""
+    """The largest growth within a life, per resource: connections come and go, and allocation varies."""
 
 
 MODELS = Bounds(1200.0, 600.0, 300.0, 30.0, {**GROWTH, "children_mib": 512.0})
-"""Pages that processes of torch share count once for each, and each warms up."""
+"""Bounds of hf. Pages that processes of torch share count once per process, and each process warms up."""
 VLLM = Bounds(1800.0, 1200.0, 600.0, 60.0, MODELS.growth)
-"""A step waits where both engines were killed and start again: minutes, where other work keeps the cores busy."""
+"""Bounds of vLLM. If both engines were killed, a step waits for their restart: minutes on busy cores."""
 BOUNDS = {"null": Bounds(), "hf": MODELS, "vllm": VLLM}

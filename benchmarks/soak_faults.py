@@ -1,4 +1,4 @@
-"""Faults of the soak: a plan that follows from the seed, and one injector per fault."""
+"""Faults of the soak: a plan that the seed determines, and one injector per fault."""
 
 import contextlib
 import random
@@ -39,7 +39,7 @@ class Fault:
     """One fault of the plan."""
 
     step: int
-    """It is injected when the metrics have reached this step."""
+    """The fault is injected when the metrics have reached this step."""
     kind: str
     seed: int
 
@@ -55,15 +55,15 @@ class Stage:
     end_s: float
     chance: random.Random = field(default_factory=random.Random)
     must_say: str = ""
-    """The checkpoint that the next life must report as passed over; empty: none."""
+    """The checkpoint that the next life must report as skipped; empty: none."""
 
 
 Inject = Callable[[Stage], str]
-"""Does it and returns a note; empty: there was nothing to do it to."""
+"""Injects the fault and returns a note; empty: it had no target."""
 
 
 def killed(kind: str, everyone: bool = False) -> Inject:
-    """SIGKILL to a child of that kind, or to all of them."""
+    """SIGKILL to a child of this kind, or to all of them."""
 
     def inject(stage: Stage) -> str:
         found = stage.controller.children(kind)
@@ -77,7 +77,7 @@ def killed(kind: str, everyone: bool = False) -> Inject:
 
 
 def stopped(kind: str) -> Inject:
-    """SIGSTOP to a child of that kind (empty: the controller), then SIGCONT."""
+    """SIGSTOP to a child of this kind (empty: the controller), then SIGCONT."""
 
     def inject(stage: Stage) -> str:
         found = stage.controller.children(kind) if kind else [stage.controller.process]
@@ -93,7 +93,7 @@ def stopped(kind: str) -> Inject:
 
 
 def services_stall(stage: Stage) -> str:
-    """Every answer of the services comes late for a while."""
+    """For some time, every answer of the services is late."""
     stage.weather.stall_s = stage.chance.uniform(0.2, 1.5)
     time.sleep(2.0)
     found, stage.weather.stall_s = stage.weather.stall_s, 0.0
@@ -101,13 +101,13 @@ def services_stall(stage: Stage) -> str:
 
 
 def services_refuse(stage: Stage) -> str:
-    """The next requests are answered 429 and 503."""
+    """The services answer 429 and 503 to the next requests."""
     stage.weather.refusals = stage.chance.randint(5, 40)
     return f"{stage.weather.refusals} refused"
 
 
 def services_hang_up(stage: Stage) -> str:
-    """The next connections are closed before an answer."""
+    """The services close the next connections before an answer."""
     stage.weather.drops = stage.chance.randint(1, 20)
     return f"{stage.weather.drops} dropped"
 
@@ -119,7 +119,7 @@ def services_talk_nonsense(stage: Stage) -> str:
 
 
 def clock_jumps(stage: Stage) -> str:
-    """`time.time` of the controller jumps, by up to ten years either way."""
+    """`time.time` of the controller jumps by up to ten years, forward or back."""
     offset = stage.chance.choice([-1, 1]) * 10 ** stage.chance.uniform(0, 8.5)
     (stage.work / "clock").write_text(f"{offset:.3f}")
     return f"{offset:+.0f} s"
@@ -159,13 +159,14 @@ def controller_signalled(number: signal.Signals) -> Inject:
 
 
 def killed_actor(stage: Stage) -> str:
-    """SIGKILL to a process of the actor: its weights are lost, so the run ends and says so."""
+    """SIGKILL to a process of the actor. Its weights are lost, so the run ends with an error."""
     note = killed("actor")(stage)
     return f"{note}, exit {stage.controller.wait(stage.end_s)}" if note else ""
 
 
 def checkpoint_damaged(stage: Stage) -> str:
-    """SIGKILL, then a flipped, cut or missing file in the newest checkpoint: the one before has to serve."""
+    """SIGKILL, then a flipped, cut or missing file in the newest checkpoint. The next life must use the previous
+    one."""
     run = stage.controller.run
     if len(list((run / "checkpoints").glob("step_*"))) < 2:
         return ""
@@ -186,7 +187,7 @@ def checkpoint_damaged(stage: Stage) -> str:
 
 
 def records_torn(stage: Stage) -> str:
-    """SIGKILL, then half a line at the end of the records, as a crash leaves it."""
+    """SIGKILL, then half a line at the end of the records, as after a crash."""
     stage.controller.signal(signal.SIGKILL)
     stage.controller.wait(stage.end_s)
     run = stage.controller.run
@@ -197,11 +198,11 @@ def records_torn(stage: Stage) -> str:
 
 
 def disk_full(stage: Stage) -> str:
-    """No room is left below the run directory until the run has ended of it."""
+    """The disk of the run directory is full until this has ended the run."""
     runs = stage.controller.run.parent
     if stage.mounted:
         fill(runs)
-    else:  # another error than that of a full disk, as near as a process can come without one
+    else:  # not the error of a full disk, but the nearest without one
         stage.controller.process.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
     try:
         return f"exit {stage.controller.wait(stage.end_s)}"
@@ -211,7 +212,7 @@ def disk_full(stage: Stage) -> str:
 
 
 def fill(path: Path) -> None:
-    """Make the file system as small as its contents, which grow meanwhile: then it is tried again."""
+    """Make the file system as small as its contents; retries while these grow."""
     for _ in range(FILL_TRIES - 1):
         with contextlib.suppress(subprocess.CalledProcessError):
             remount(path, f"size={shutil.disk_usage(path).used}")
@@ -253,7 +254,7 @@ RETRIED: dict[str, Inject] = {
     "clock jump": clock_jumps,
     "flood endpoint": endpoint_flooded,
 }
-"""Faults after which the run is the undisturbed one, bit for bit."""
+"""Faults after which the run equals the undisturbed one, bit for bit."""
 VLLM: dict[str, Inject] = {
     "kill engine": killed("engine"),
     "kill all engines": killed("engine", everyone=True),
@@ -265,7 +266,7 @@ DATA: dict[str, Inject] = {
     "kill agent": killed("agent"),
     "services talk nonsense": services_talk_nonsense,
 }
-"""Faults that are data: samples fail."""
+"""Faults of data, which fail samples."""
 ACTOR: dict[str, Inject] = {"kill actor": killed_actor}
 """Faults of an actor on transformers, which end the controller's life."""
 CONTROLLER: dict[str, Inject] = {
@@ -276,7 +277,7 @@ CONTROLLER: dict[str, Inject] = {
     "tear records": records_torn,
     "full disk": disk_full,
 }
-"""Faults that end the controller's life; another one resumes."""
+"""Faults that end the controller's life; the next life resumes the run."""
 FAULTS = RETRIED | VLLM | DATA | ACTOR | CONTROLLER
 ENDS: dict[str, tuple[int, ...]] = {
     "kill controller": (-9,),
@@ -287,11 +288,12 @@ ENDS: dict[str, tuple[int, ...]] = {
     "full disk": (1, 2),
     "kill actor": (2,),
 }
-"""The exit status with which each ends it."""
+"""The exit status of the controller after each of them."""
 
 
 def plan(seed: int, all_faults: bool, calm: int, gap: int, engine: str = "null") -> Iterator[Fault]:
-    """Faults without end: decks with each one that ends the controller once, and each other one `calm` times."""
+    """An endless series of shuffled decks. A deck has each fault that ends the controller once, and every other `calm`
+    times."""
     chance = random.Random(seed)
     step = 3
     retried = [kind for kind in RETRIED if engine != "hf" or "rollout" not in kind]  # the actor samples itself

@@ -1,7 +1,7 @@
 """The components of the soak's run: reward model, reward function, tool and agent, each in child processes.
 
-`soak_run.write` copies this file into the run's work directory, where every process says which kind it is: `pids/`.
-The controller says it of workers.
+`soak_run.write` copies this file into the run's work directory. There, every process registers its kind in `pids/`; the
+controller registers workers.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ PIDS = Path(__file__).parent / "pids"
 
 
 def register(kind: str) -> None:
-    """Say that this process is of that kind, for the faults that look for one."""
+    """Register the kind of this process, for faults that need one of this kind."""
     if PIDS.is_dir():
         (PIDS / f"{kind}.{os.getpid()}").touch()
 
 
 def share(text: str) -> float:
-    """A number from 0 to 1 that depends on the text alone."""
+    """A number from 0 to 1 that depends only on the text."""
     return zlib.crc32(text.encode("utf-8", "surrogatepass")) / 2**32
 
 
@@ -34,7 +34,7 @@ class SoakModel(RewardReplica):
     """A reward model whose score is a function of the text."""
 
     def setup(self) -> None:
-        """There is nothing to load."""
+        """Does nothing: there are no files."""
 
     async def score(self, requests: Sequence[Any]) -> list[RawScore]:
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The run of the soak: its files, its controller process, and the services that it asks."""
+"""The run of the soak: its files, its controller process, and the services that it calls."""
 
 import contextlib
 import json
@@ -69,9 +69,9 @@ class Weather:
     def __init__(self) -> None:
         self.stall_s = 0.0
         self.refusals = 0
-        """So many requests are answered 429 or 503."""
+        """Number of next requests that are answered 429 or 503."""
         self.drops = 0
-        """So many requests are cut off before an answer."""
+        """Number of next requests that are cut off before an answer."""
         self.nonsense: list[ServiceAnswer] = []
         """Answers to the next requests, one answer per request."""
         self.served = 0
@@ -107,7 +107,7 @@ class Weather:
 def config(
     work: Path, scene: str, urls: dict[str, list[str]], seed: int, update_s: float, engine: str = "null"
 ) -> dict[str, Any]:
-    """The run's configuration; `scene` says who the agent is, and `engine` who samples and trains."""
+    """The run's configuration; `scene` names the agent, and `engine` the engine that samples and trains."""
     parts = work / "parts.py"
     agents: dict[str, Any] = {"max_turns": 3, "turn_tokens": 12, "children": 2}
     if scene == "tools":
@@ -148,7 +148,7 @@ def config(
 
 
 def _engines(engine: str, update_s: float) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Settings of rollout and actor, and of the plugins that they belong to."""
+    """Settings of the rollout, of the actor and of their plugins."""
     if engine == "null":
         rollout = {"backend": "null_replica", "replicas": REPLICAS}
         return rollout, {"backend": "null", "lr": 0.02}, {"null": {"update_s": update_s}}
@@ -162,7 +162,7 @@ def _engines(engine: str, update_s: float) -> tuple[dict[str, Any], dict[str, An
 def _reward_loop(urls: dict[str, list[str]], classifier: Path | None) -> dict[str, Any]:
     """A service, a judge and a reward model: a classifier, or a function of the text.
 
-    The classifier computes one conversation at a time, so its scores do not depend on what else is asked.
+    The classifier computes one conversation at a time, so its scores do not depend on other requests.
     """
     model: dict[str, Any] = {"path": "none", "backend": "soak_model"}
     if classifier is not None:
@@ -202,7 +202,7 @@ def write(work: Path, engine: str = "null") -> None:
 
 
 class Controller:
-    """One life of the run: its process, and what it says."""
+    """One life of the run: its process and its output."""
 
     def __init__(self, work: Path, name: str, number: int, *more: str, config: str = "config.json") -> None:
         settings = json.loads((work / config).read_text())
@@ -230,12 +230,12 @@ class Controller:
         return self._popen.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it, if there is anything to send it to."""
+        """Send the signal, if the process still exists."""
         if self.ended() is None:
             self._popen.send_signal(number)
 
     def wait(self, limit_s: float) -> int:
-        """The exit status; subprocess.TimeoutExpired when it hangs, and then it is killed."""
+        """The exit status. If the process hangs, it is killed and subprocess.TimeoutExpired is raised."""
         try:
             return self._popen.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -243,7 +243,7 @@ class Controller:
             raise
 
     def kill(self) -> None:
-        """End it and all that it started, and wait for that."""
+        """Kill the controller and all processes that it started, and wait for their end."""
         everyone = [self.process, *self.children()]
         for process in everyone:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -256,7 +256,7 @@ class Controller:
         return self.output_path.read_text(errors="replace")
 
     def children(self, kind: str = "") -> list[psutil.Process]:
-        """Its descendants that are alive, all or of one kind."""
+        """Its living descendants, all or those of one kind."""
         try:
             found = self.process.children(recursive=True)
         except psutil.NoSuchProcess:
@@ -281,7 +281,7 @@ class Controller:
 
 
 def _is_engine(process: psutil.Process) -> bool:
-    """True of the engine process below a replica of vLLM."""
+    """True for the engine process below a replica of vLLM."""
     try:
         return "EngineCore" in " ".join(process.cmdline())
     except psutil.Error:
@@ -289,7 +289,7 @@ def _is_engine(process: psutil.Process) -> bool:
 
 
 def last_step(run: Path) -> int:
-    """The last step that is in the metrics; 0 before there is any."""
+    """The last step in the metrics; 0 if there is none."""
     path = run / metrics.METRICS
     if not path.exists():
         return 0

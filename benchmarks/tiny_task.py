@@ -1,4 +1,4 @@
-"""A tiny random model with a byte tokenizer of transformers, which every trainer can load: seconds instead of hours."""
+"""A tiny random model with a byte tokenizer of transformers. Every trainer can load it, and runs take seconds."""
 
 from pathlib import Path
 
@@ -13,7 +13,8 @@ TEMPLATE = (
 
 
 def write_tiny_task(directory: Path, seed: int = 0, **settings: int) -> Path:
-    """Write model, tokenizer and chat template; the directory. The end-of-turn token is id 256, as the model's."""
+    """Write model, tokenizer and chat template; returns the directory. Tokenizer and model have the end-of-turn id
+    256."""
     write_tiny_model(directory, seed=seed, **settings)
     return write_byte_tokenizer(directory)
 

@@ -2,15 +2,18 @@
 
     .venv/bin/python benchmarks/transfer.py [--smoke] [--ray] [--model DIR] [--out docs/results/transfer]
 
-Batches: a worker returns the array that it is given. As a thread of the driver nothing is copied; to a child process it
-goes through a pipe; to an actor of Ray through its object store. For arrays of 1, 10 and 100 MB: seconds of a round
-trip, bytes per second (there and back counted), whether what came back is a copy, and how many copies the driver held
-at once at most: its peak of resident memory beyond what it had, in sizes of the array. And seconds of an empty call.
+Batches: a worker returns its argument, an array. A thread of the driver gets it without a copy, a child process through
+a pipe, an actor of Ray through its object store. The result has the seconds of an empty call and, for arrays of 1, 10
+and 100 MB:
 
-Weights, with --model: the hand-over after a step, as a run does it. The embedded rollout samples from the actor's own
-weights; a replica with a separate copy reads what the actor writes as files into memory (`rollout.weights_dir` in
-/dev/shm), or is sent them by the actor's process (`rollout.weight_sync=tcp`). Seconds of the whole,
-those of the replica's reading, and bytes. In one command: `make results-transfer`.
+* the seconds of a round trip, and the bytes per second, where both directions count;
+* true if the returned array is a copy;
+* the most copies that the driver held at once: its additional peak of resident memory, in sizes of the array.
+
+Weights, with --model: the weight sync after a step, as in a run. The embedded rollout samples from the actor's own
+weights. A replica with a separate copy reads files that the actor writes into memory (`rollout.weights_dir` in
+/dev/shm), or gets the weights from the actor's process (`rollout.weight_sync=tcp`). The result has the seconds of the
+whole, those of the replica's reading, and the bytes. In one command: `make results-transfer`.
 """
 
 import argparse
@@ -42,7 +45,7 @@ KINDS = {"local": {"here": "thread", "apart": "process"}, "ray": {"here": "actor
 
 
 async def measured(replica: Any, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
-    """Round trips of arrays of these megabytes, and of nothing."""
+    """Round trips of arrays of these megabytes, and of an empty call."""
     echo = sys.modules["rlcore_file_echoing"].Echo.echo
     found: dict[str, Any] = {"call_s": summary([await _trip(replica, echo, None) for _ in range(10 * rounds)])}
     for size in sizes:
@@ -77,7 +80,7 @@ def of_cluster(backend: str) -> list[str]:
 
 
 async def batches(backend: str, directory: Path, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
-    """Each kind of worker of a cluster."""
+    """Round trips by each kind of worker of a cluster."""
     plan = plan_run([], [*SETTINGS, "rollout.agent=echoing", *of_cluster(backend)], PLUGINS)
     cluster = plan.cluster.offer.cls(cluster_context(plan, directory, Deadlines()))
     kinds = KINDS[backend]
@@ -96,7 +99,7 @@ async def batches(backend: str, directory: Path, sizes: Sequence[int], rounds: i
 
 
 async def weights(backend: str, rollout: str, model: Path, directory: Path, rounds: int) -> dict[str, Any]:
-    """Hand-overs from an actor on transformers to its embedded rollout, or to a replica with a separate copy."""
+    """Weight syncs from an actor on transformers to its embedded rollout, or to a replica with a separate copy."""
     replica = rollout != "embedded"
     run_dir, files = directory / f"{backend}-{rollout}", directory / "weights"
     sent = ["rollout.weight_sync=tcp"] if rollout == "link" else [f"rollout.weights_dir={files}"]

@@ -1,7 +1,8 @@
-"""Attention of a shared prompt by flash operations and log-sums, compared with one masked call over padded rows.
+"""Compares attention of a shared prompt by flash operations and log-sums with one masked call over padded rows.
 
-Forward and backward of one layer, in turns A B A B in one process; prints medians and their ratio, and the largest
-tensor that each makes. Usage: python benchmarks/tree_attention.py [--threads 2] [--tries 9] [--dtype float32]
+Measures forward and backward of one layer, in turns A B A B in one process. Prints medians, their ratio, and the
+largest tensor that each allocates. Usage: python benchmarks/tree_attention.py [--threads 2] [--tries 9] [--dtype
+float32]
 """
 
 import argparse
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from rlcore.engines.hf.train.tree_attention import Runs, Spans, Tree, attend
 
 CPU = torch.device("cpu")
-# prefix lengths, rows per prefix, mean length of a suffix, its spread, heads of queries and keys, size of a head
+# prefix lengths, rows per prefix, mean length of a suffix, its spread, query heads, key heads, size of a head
 SHAPES = {
     "demo: 8 x 8 rows of 12": (20, 8, 8, 12, 4, 4, 4, 16),
     "short: 2 x 16 rows of 32": (64, 2, 16, 32, 16, 9, 3, 64),
@@ -32,12 +33,12 @@ SHAPES = {
 
 
 class LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that an operation inside makes."""
+    """Records the elements of the largest tensor that an operation in the block makes."""
 
     elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and look at what it returns."""
+        """Run the operation and measure its result."""
         result = func(*args, **(kwargs or {}))
         sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self.elements = max([self.elements, *sizes])
@@ -83,7 +84,7 @@ def ways_of(
     size: int,
     dtype: torch.dtype,
 ) -> dict[str, Callable[[], object]]:
-    """Forward and backward pass of both ways on the same tensors."""
+    """Forward and backward pass of both methods on the same tensors."""
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
     suffixes = [np.sort(rng.integers(mean - spread, mean + spread + 1, rows))[::-1].tolist() for _ in range(groups)]
@@ -126,7 +127,7 @@ def attend_masked(
     query: Tensor, key: Tensor, value: Tensor, gather_GP: Tensor, gather_BS: Tensor, mask_B1SK: Tensor,
     inverse_N: Tensor, groups: int,
 ) -> Tensor:  # fmt: skip
-    """(1, heads, N, size) by padded rows, a copy of the prefix's keys and values for each of them, and a mask."""
+    """(1, heads, N, size) attention by padded rows, each with a copy of the prefix's keys and values, and a mask."""
 
     def places(packed: Tensor, gather: Tensor) -> Tensor:
         chosen = torch.index_select(packed[0], 1, gather.flatten())

@@ -1,4 +1,4 @@
-"""Judges a series of controller steps: is their time a small part of a real step, and does memory grow?"""
+"""Judges a series of controller steps: the share of their time in a real step, and the growth of memory."""
 
 import math
 from collections.abc import Sequence
@@ -9,35 +9,35 @@ from typing import Any
 from measure import summary
 
 STEP_S = 60.0
-"""The step of a real run, of which the controller may take a part."""
+"""Seconds of a step of a real run."""
 MOST_FRAC = 0.1
 WARM_STEPS = 10
-"""Steps that are not counted."""
+"""Number of first steps that do not count."""
 FLAT_FRAC = 0.01
 FLAT_STEPS = 100
-"""Memory is flat when it grows by less than this share of itself over so many steps, by the interval's upper end ..."""
+"""Memory is flat if the upper end of its growth over this number of steps is less than `FLAT_FRAC` of it ..."""
 RISE_FRAC = 0.05
-"""... or when its growth cannot be told from none, and its highest is above its first by less than this share."""
+"""... or if its growth is not significant, and its highest value exceeds the first by less than this share."""
 
 T_95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 10: 2.228, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.0}
-"""Student's t, two-sided 95 %, by degrees of freedom; of others that of the next smaller one."""
+"""Student's t, two-sided 95 %, by degrees of freedom; others take the value of the next smaller one."""
 
 
 @dataclass(frozen=True)
 class Trend:
-    """Growth from one value to the next."""
+    """Growth per value, with its 95 % interval."""
 
     slope: float
     low: float
-    """Of the 95 % interval."""
+    """Lower end of the 95 % interval."""
     high: float
 
 
 def trend(values: Sequence[float]) -> Trend:
     """Ordinary least squares over 0, 1, 2, ...; ValueError for fewer than three values.
 
-    The residuals of neighbours are alike where memory is taken and given back in lumps; the interval counts only as
-    many values as are independent, by their correlation with the one before: n (1 - r) / (1 + r).
+    Residuals of neighbours are similar if memory is allocated and freed in lumps. So the interval counts only the
+    number of independent values, by their correlation r with the previous one: n (1 - r) / (1 + r).
     """
     num = len(values)
     if num < 3:

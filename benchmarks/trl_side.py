@@ -1,11 +1,10 @@
-"""TRL's side of a comparison: its GRPOTrainer, one step when asked. Runs in TRL's own environment.
+"""TRL's side of a comparison: its GRPOTrainer, one step per request. Runs in TRL's environment.
 
 The spec: `model`, `dtype`, `prompts` (conversations), `prompts_per_step`, `samples`, `new_tokens`, `micro_batch`, `lr`,
-`threads`, `seed`, `reward` (a function of benchmarks/reward.py), `lengths` (of each row; absent: as the model ends),
-`heldout` (conversations), `work_dir`. Optional: `bf16` (TRL's mixed precision), `lr_schedule`, `vllm` (colocated
-vLLM samples), `answers` and `heldout_answers` (of each conversation, for the reward), `greedy` (held-out completions
-are not sampled).
-TRL is used as its documentation says; the one thing added is a logits processor that forces the rows' lengths.
+`threads`, `seed`, `reward` (a function of benchmarks/reward.py), `lengths` (of each row; absent: the model ends rows),
+`heldout` (conversations), `work_dir`. Optional: `bf16` (TRL's mixed precision), `lr_schedule`, `vllm` (colocated vLLM
+samples), `answers` and `heldout_answers` (of each conversation, for the reward), `greedy` (held-out completions are not
+sampled). TRL is used as documented. The only addition is a logits processor that forces the rows' lengths.
 """
 
 import gc
@@ -27,7 +26,7 @@ COLOCATED = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode"
 
 
 class TimedTrainer(GRPOTrainer):
-    """Notes when generation with its rewards began and ended, and what came of it."""
+    """Records begin, end and results of generation with its rewards."""
 
     generate_s = 0.0
     new_tokens = 0
@@ -47,7 +46,7 @@ class Closed(Exception):
 
 
 class OneStepAtATime(TrainerCallback):
-    """Takes a step when the parent asks for one; other questions are answered between two steps."""
+    """Takes a step when the parent requests one, and answers other questions between two steps."""
 
     def __init__(self, side: "TrlSide") -> None:
         self._side = side
@@ -76,7 +75,7 @@ class OneStepAtATime(TrainerCallback):
 
 
 class TrlSide:
-    """The trainer, and the answers about it."""
+    """The trainer, and the answers to questions about it."""
 
     def __init__(self, channel: Channel, spec: dict[str, Any]) -> None:
         self.channel = channel
@@ -128,7 +127,7 @@ class TrlSide:
             model.generate = with_forced_lengths(model.generate, spec["lengths"], self.tokenizer.eos_token_id)
 
     def _answers(self, key: str, of: str) -> list[str]:
-        """The answers that the reward compares with; empty ones where the spec has none."""
+        """The answers for the reward; empty ones if the spec has none."""
         return list(self._spec.get(key) or [""] * len(self._spec[of]))
 
     def serve(self) -> None:
@@ -146,7 +145,7 @@ class TrlSide:
             return
 
     def answer_until_step(self) -> None:
-        """Answer what is asked before the next step; Closed when nothing more will be."""
+        """Answer questions until one requests a step; Closed when the channel has ended."""
         while (question := self.channel.receive()) is not None:
             match question["do"]:
                 case "step":
@@ -163,7 +162,8 @@ class TrlSide:
         raise Closed
 
     def _warm(self, question: dict[str, Any]) -> None:
-        """Two tokens for every row and one micro-batch forward and backward: as on the other side, not timed."""
+        """Sample two tokens per row, and run one micro-batch forward and backward. As on the other side, this is not
+        timed."""
         self._gate(question)
         ids = [ids for ids in question["distinct_prompt_ids"] for _ in range(self._spec["samples"])]
         padded, mask = self._padded_left(ids)
@@ -174,7 +174,7 @@ class TrlSide:
         gc.collect()
 
     def _gate(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Loss, norm of its gradient and log-probs, all as the trainer computes them, of one fixed batch."""
+        """Loss, norm of its gradient and log-probs of one fixed batch, as the trainer computes them."""
         trainer, model = self.trainer, self.trainer.model
         inputs = self._inputs(question)
         steps, trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation, 1
@@ -204,7 +204,7 @@ class TrlSide:
         }
 
     def _inputs(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The question's rows in the trainer's own form: prompts padded on the left, completions on the right."""
+        """The question's rows in the trainer's form: prompts padded on the left, completions on the right."""
         completions = question["completion_ids"]
         longest = max(map(len, completions))
         prompt_ids, prompt_mask = self._padded_left(question["prompt_ids"])

@@ -1,4 +1,4 @@
-"""Measures pages of rlcore-view: how large they are, and how long writing and opening them takes.
+"""Measures pages of rlcore-view: their size, and the time of writing and opening them.
 
     .venv/bin/python benchmarks/view_sizes.py [--samples 100 10000 100000] [--max-mb 100]
 
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def measured(place: Path, samples: int, max_mb: float) -> dict[str, Any]:
-    """The numbers of one size, as the module describes them."""
+    """The figures of one size, as the module's docstring lists them."""
     from made_runs import write_rlcore_run
 
     steps = max(1, round(samples / (GROUPS * GROUP_SIZE)))
@@ -102,7 +102,7 @@ def measured(place: Path, samples: int, max_mb: float) -> dict[str, Any]:
 
 
 def open_times(page: Path) -> dict[str, Any]:
-    """Seconds until Chromium shows the overview, and from there other pages; how many texts are left out."""
+    """Seconds until Chromium shows the overview and then other pages, and the number of texts that are left out."""
     sys.path.insert(0, str(ROOT / "view" / "tests"))
     from browsing import chromium
 

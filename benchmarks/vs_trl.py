@@ -1,9 +1,10 @@
-"""One training step of ours and of TRL's GRPOTrainer, side by side: `make bench`, or
+"""Compares training steps of ours and of TRL's GRPOTrainer, side by side: `make bench`, or
 
     .venv/bin/python benchmarks/vs_trl.py [--scenario E1] [--rounds 3] [--skip-sweep --micro-batch 16]
 
-First a gate: both sides must compute the same loss, gradient and log-probs on one fixed batch. Then TRL's fastest
-micro-batch is found, then steps alternate. One JSON line for each scenario goes to stdout. See docs/performance.md.
+First a gate: both sides must compute the same loss, gradient and log-probs on one fixed batch. Then it finds TRL's
+fastest micro-batch, then steps of both sides alternate. Prints one JSON line per scenario on stdout. See
+docs/performance.md.
 """
 
 import argparse
@@ -47,16 +48,16 @@ HERE = Path(__file__).resolve().parent
 SWEEP = (8, 16, 32, 64)
 START_S, STEP_S = 180.0, 1200.0
 MEMORY_FRAC = 0.8
-"""A micro-batch that would need more than this share of the free memory is not tried."""
+"""The largest share of the free memory that a micro-batch may need; others are skipped."""
 GATE_LIMIT = 1e-4
 CLIP_BOUNDS = (0.8, 1.28)
-"""Of the ratio: our defaults, and what `trl_side.py` tells TRL."""
+"""Clipping bounds of the ratio: our defaults, which `trl_side.py` also sets for TRL."""
 BOUND_MARGIN = 1e-3
-"""Log-probs of the two sides differ by some 3e-5."""
+"""The least distance of a ratio from a bound; log-probs of the two sides differ by about 3e-5."""
 
 
 class Comparison:
-    """Everything that both sides are given, for one scenario."""
+    """The inputs of both sides for one scenario."""
 
     def __init__(self, scenario: Scenario, model: Path, options: argparse.Namespace, directory: Path) -> None:
         from transformers import AutoTokenizer
@@ -129,7 +130,7 @@ class Comparison:
     def gemm_peak(self) -> float:
         """The rate of a matrix product on the device of both sides."""
         device, dtype = self._options.device, self._options.dtype
-        if self._options.smoke:  # without instructions for bfloat16 a large product of it takes a CPU half a minute
+        if self._options.smoke:  # on a CPU without bfloat16 instructions, a large product takes half a minute
             return gemm_peak_gflops(self.threads, seconds=0.1, size=128, dtype=dtype, device=device)
         return gemm_peak_gflops(self.threads, size=2048 if device == "cpu" else 8192, dtype=dtype, device=device)
 
@@ -141,7 +142,7 @@ class Comparison:
         return facts
 
     def fixed_rows(self, rows: int, varying: bool) -> dict[str, Any]:
-        """Rows for the gate and for warming up: prompts, cut short where they are to vary, random completions."""
+        """Rows for the gate and for warming up: prompts, truncated if lengths vary, and random completions."""
         rng = random.Random(3)
         scenario = self.scenario
         lengths = [rng.randint(1, scenario.new_tokens) if varying else scenario.new_tokens for _ in range(rows)]
@@ -154,7 +155,7 @@ class Comparison:
         }
 
     def step(self, side: Side) -> dict[str, Any]:
-        """One step, whose rows have the lengths that were agreed on."""
+        """Take one step; its rows must have the scenario's lengths."""
         answer = side.ask({"do": "step"}, STEP_S)
         wanted = sum(self.scenario.lengths())
         if answer["new_tokens"] != wanted:
@@ -167,8 +168,8 @@ class Comparison:
 def gate(comparison: Comparison, limit: float) -> dict[str, float]:
     """The largest relative difference of loss and gradient norm, and the absolute one of log-probs, on one batch.
 
-    The old log-probs are the current ones plus noise, so ratio and clipping count; no ratio is so close to a bound of
-    clipping, where the gradient jumps, that rounding decides. SystemExit beyond `limit`.
+    The old log-probs are the current ones plus noise, so ratio and clipping count. The gradient jumps at a clipping
+    bound; all ratios keep a distance from the bounds, so that rounding does not decide. SystemExit beyond `limit`.
     """
     rows = min(8, comparison.scenario.rows)
     question = comparison.fixed_rows(rows, varying=True)
@@ -195,7 +196,7 @@ def gate(comparison: Comparison, limit: float) -> dict[str, float]:
 
 
 def noise(rng: random.Random) -> float:
-    """Of an old log-prob: the ratio is clearly within a bound of clipping or clearly beyond it."""
+    """Noise of an old log-prob, such that the ratio is clearly within a clipping bound or clearly beyond it."""
     while True:
         drawn = rng.uniform(-0.4, 0.4)
         if all(abs(math.exp(-drawn) - bound) > BOUND_MARGIN for bound in CLIP_BOUNDS):
@@ -203,7 +204,8 @@ def noise(rng: random.Random) -> float:
 
 
 def sweep(comparison: Comparison) -> dict[int, Any]:
-    """TRL's seconds per step and peak memory by micro-batch, one step each after warming up; why one was left out."""
+    """TRL's seconds per step and peak memory by micro-batch, one step each after warming up; else the reason for a
+    skip."""
     results: dict[int, Any] = {}
     for micro_batch in candidates(comparison.scenario):
         needed = predicted_peak(results, micro_batch)
@@ -226,7 +228,7 @@ def candidates(scenario: Scenario) -> list[int]:
 
 
 def predicted_peak(results: dict[int, Any], micro_batch: int) -> float:
-    """The line through the last two peaks, at this micro-batch; 0 while fewer are known."""
+    """The peak at this micro-batch, on the line through the last two peaks; 0 while fewer are known."""
     known = [(size, result["peak_rss_bytes"]) for size, result in results.items() if "peak_rss_bytes" in result][-2:]
     if len(known) < 2:
         return 0.0
@@ -235,7 +237,7 @@ def predicted_peak(results: dict[int, Any], micro_batch: int) -> float:
 
 
 def fastest(results: dict[int, Any]) -> int:
-    """The micro-batch of the shortest step."""
+    """The micro-batch with the shortest step."""
     timed = {size: result["step_s"] for size, result in results.items() if "step_s" in result}
     return min(timed, key=lambda size: timed[size])
 
@@ -246,7 +248,7 @@ def warm(comparison: Comparison, side: Side, rows: int) -> None:
 
 
 def compare(comparison: Comparison, micro_batch: int, rounds: int) -> dict[str, Any]:
-    """Steps of both sides in turn; times, rates, memory and the ratios of medians."""
+    """Take steps of both sides in turns; returns times, rates, memory and the ratios of medians."""
     scenario = comparison.scenario
     times: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     peaks: list[float] = []
@@ -290,12 +292,12 @@ def described(rows: Sequence[dict[str, Any]], scenario: Scenario, sizes: Sizes) 
 
 
 def achieved(rows: Sequence[dict[str, Any]], scenario: Scenario, sizes: Sizes) -> float:
-    """GFLOP/s of the median update, counting the FLOPs of the shared computation, also where a side does more."""
+    """GFLOP/s of the median update. It counts the FLOPs of the shared computation, also for a side that does more."""
     return update_flops(scenario, sizes) / summary([row["update_s"] for row in rows])["median"] / 1e9
 
 
 def ratios(times: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """TRL's median over ours: above 1 where ours is faster."""
+    """TRL's median over ours: above 1 if ours is faster."""
     return {
         name.removesuffix("_s"): summary([row[name] for row in times["trl"]])["median"]
         / summary([row[name] for row in times["ours"]])["median"]
@@ -304,7 +306,7 @@ def ratios(times: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
 
 
 def relative(one: float, other: float) -> float:
-    """|one - other| over the larger of both."""
+    """|one - other| over the larger of the two."""
     return abs(one - other) / max(abs(one), abs(other), 1e-30)
 
 
@@ -322,7 +324,7 @@ def json_line(value: Any) -> str:
 
 
 def trl_micro_batch(comparison: Comparison, chosen: int) -> int:
-    """The micro-batch for a scenario: long prompts take as many tokens per batch, but at least a group's eighth."""
+    """The micro-batch of a scenario. Long prompts get the same tokens per batch, but at least an eighth of a group."""
     scenario = comparison.scenario
     tokens = chosen * (SCENARIOS["E1"].prompt_tokens + SCENARIOS["E1"].new_tokens)
     fitting = [size for size in (1, 2, 4, *SWEEP) if scenario.rows % size == 0 and size <= chosen]
@@ -358,7 +360,7 @@ def sized(scenario: Scenario, options: argparse.Namespace) -> Scenario:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Gate, sweep, and every scenario asked for."""
+    """Run the gate, the sweep and every chosen scenario."""
     options = parse(arguments)
     if not TRL_PYTHON.exists():
         raise SystemExit(f"vs_trl: TRL's environment is missing: {TRL_PYTHON.relative_to(ROOT)}; make bench makes it")

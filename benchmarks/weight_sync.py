@@ -1,10 +1,10 @@
-"""Measures a hand-over of weights by each value of `rollout.weight_sync`, on one machine.
+"""Measures a weight sync with each value of `rollout.weight_sync`, on one machine.
 
     .venv/bin/python benchmarks/weight_sync.py --model DIR [--smoke] [--replicas 2] [--out docs/results/weight_sync]
 
-An actor on transformers hands all its weights to replicas that read every number and keep nothing. Each way is a run,
-and all runs are open at once: in every round each hands over one version, one after another, so that what else the
-machine does meets all of them alike. Seconds are medians; the ratio is that of the medians to `disk` in /dev/shm. The
+An actor on transformers sends all its weights to replicas that read every number and keep none. Each method is a run,
+and all runs are open at once. In every round, each run syncs one version, one after another, so other load on the
+machine affects all of them equally. Seconds are medians; the ratio is that of the medians to `disk` in /dev/shm. The
 page extrapolates to 7B and 32B in bfloat16 by bytes. In one command: `make results-weight-sync`.
 """
 
@@ -31,13 +31,13 @@ from rlcore.testing.tiny import write_tiny_model
 
 PLUGINS = ("null", str(Path(__file__).resolve().parent / "echoing.py"))
 WAYS = ("memory", "disk", "tcp", "shm", "gloo")
-"""memory: `disk` with `rollout.weights_dir` in /dev/shm; gloo: `nccl`, carried by gloo between hosts."""
+"""The methods. memory: `disk` with `rollout.weights_dir` in /dev/shm; gloo: `nccl` with gloo as its transport."""
 LARGE_BYTES, LARGER_BYTES = 15.2e9, 65.5e9
-"""7B and 32B in bfloat16."""
+"""Bytes of 7B and 32B parameters in bfloat16."""
 
 
 def settings(way: str, model: Path, replicas: int, scratch: Path, memory: Path) -> list[str]:
-    """Overrides of a run that hands weights over in this way."""
+    """Overrides of a run with this method."""
     sync = {
         "memory": [f"rollout.weights_dir={memory}"],
         "disk": [f"rollout.weights_dir={scratch}"],
@@ -48,7 +48,7 @@ def settings(way: str, model: Path, replicas: int, scratch: Path, memory: Path) 
     return [
         *(setting for setting in SETTINGS if not setting.startswith(("model.", "data.", "actor.", "rollout."))),
         f"model.path={model}",
-        "model.tokenizer=bytes",  # nothing is sampled
+        "model.tokenizer=bytes",  # the run does not sample
         f"data.sources.all.path={write_prompts(scratch / f'{way}.jsonl', 8)}",
         "rollout.backend=reader",
         "rollout.check_weights_every=0",
@@ -58,7 +58,7 @@ def settings(way: str, model: Path, replicas: int, scratch: Path, memory: Path) 
 
 
 async def measured(model: Path, replicas: int, rounds: int, scratch: Path, memory: Path) -> dict[str, Any]:
-    """Hand-overs by every way, in turns."""
+    """Weight syncs by every method, in turns."""
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     num_bytes = 0
     async with AsyncExitStack() as stack:

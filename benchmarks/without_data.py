@@ -1,4 +1,4 @@
-"""Ranks that are not there and tensors without data: the engine's own code runs, and what it holds is counted."""
+"""Fake ranks and tensors without data: the engine's code runs, and the bytes that it holds are counted."""
 
 import os
 import weakref
@@ -22,7 +22,7 @@ from rlcore.engines.hf.train.ranks import Ranks
 
 
 class LiveBytes(TorchDispatchMode):
-    """Adds up the storages that operations make or resize, for as long as they live; `peak` is the most at a time."""
+    """Adds up the living storages that operations make or resize; `peak` is the most at any time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,18 +33,18 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:  # of a fake tensor: finite, equal, the first
+        if func is torch.ops.aten._local_scalar_dense.default:  # the value of a fake tensor: finite, equal, the first
             return args[0].dtype == torch.bool or (0.0 if args[0].is_floating_point() else 0)
         result = func(*args, **(kwargs or {}))
         for tensor in _pytree.tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.device.type != "meta":
-                # what a DTensor's operation makes inside is not dispatched here
+                # results within an operation of a DTensor are not dispatched here
                 here = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
                 self._see(here.untyped_storage())
         return result
 
     def resized(self, storage: Any, size: int) -> None:
-        """FSDP frees a storage without an operation."""
+        """Record the new size of a storage, because FSDP frees storages without an operation."""
         key = storage._cdata
         if key in self._alive:
             self._count(size - self._sizes[key])
@@ -69,7 +69,7 @@ class LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
     def phase(self) -> tuple[int, int]:
-        """(the most since the last phase, what is alive now)."""
+        """(most bytes since the last phase, bytes that live now)."""
         found = self.peak, self.now
         self.peak = self.now
         return found
@@ -92,7 +92,7 @@ class FakeFile:
 
 
 class FakeSlice:
-    """One tensor of it, in bfloat16."""
+    """One tensor of a `FakeFile`, in bfloat16."""
 
     def __init__(self, shape: torch.Size) -> None:
         self._shape = shape
@@ -108,7 +108,7 @@ class FakeSlice:
 
 
 class OneRank(Ranks):
-    """Rank 0 of many that are not there."""
+    """Rank 0 of a group whose other ranks do not exist."""
 
     def __init__(self, num: int) -> None:
         self.rank, self.num, self.device = 0, num, torch.device("cpu")
@@ -121,7 +121,7 @@ class OneRank(Ranks):
 
 @contextmanager
 def without_data(num: int, live: LiveBytes) -> Iterator[None]:
-    """Tensors have no data inside, and a group of `num` ranks says nothing."""
+    """In the block, tensors have no data, and a fake group of `num` ranks sends nothing."""
     resize = torch.UntypedStorage.resize_
 
     def resized(storage: torch.UntypedStorage, size: int) -> Any:
@@ -129,12 +129,12 @@ def without_data(num: int, live: LiveBytes) -> Iterator[None]:
         return resize(storage, size)
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}))  # a mode is of one thread
+        stack.enter_context(mock.patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}))  # a mode is per thread
         stack.enter_context(mock.patch("transformers.modeling_utils.safe_open", FakeFile))
         stack.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", resized))
         dist.init_process_group("fake", rank=0, world_size=num, store=FakeStore())
         stack.callback(dist.destroy_process_group)
-        mesh = init_device_mesh("cpu", (num,))  # it reads numbers of its tensors
+        mesh = init_device_mesh("cpu", (num,))  # it reads values of its tensors
         stack.enter_context(mock.patch("rlcore.engines.hf.train.start.mesh_of", return_value=mesh))
         stack.enter_context(mock.patch.object(Tensor, "numpy", _zeros))
         stack.enter_context(mock.patch.object(Tensor, "tolist", lambda tensor: _zeros(tensor).tolist()))
@@ -144,5 +144,5 @@ def without_data(num: int, live: LiveBytes) -> Iterator[None]:
 
 
 def _zeros(tensor: Tensor) -> Any:
-    """The numbers of a tensor that has none."""
+    """Zeros as the values of a tensor without data."""
     return np.zeros(tensor.shape, dtype=np.float32 if tensor.is_floating_point() else np.int64)

@@ -180,7 +180,7 @@ def test_a_last_step_is_left_out_in_words_when_its_limit_is_more_than_the_time_l
     assert summary_of("END=900\nstep_if_time bad 60 false\n", tmp_path / "b") == (1, [["FAILED", "bad", "(exit", "1,"]])
 
 
-def test_what_agents_and_contributors_are_told_to_type_exists() -> None:
+def test_commands_in_the_guides_for_agents_and_contributors_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*##", MAKEFILE, re.MULTILINE))
     for name in ("AGENTS.md", "CONTRIBUTING.md", "README.md"):
         commands = re.findall(r"(?:^|`)make ([a-z-]+(?: [a-z-]+)*)", (ROOT / name).read_text(), re.MULTILINE)

@@ -39,7 +39,9 @@ DOCUMENT_TICS = {
 A clause is a docstring that is a subordinate clause: it does not say what the thing is or does. Documents, and the
 words of `WORDED` packages, have none of `DOCUMENT_TICS` either.
 """
-WORDED = tuple(f"rlcore/{name}" for name in ("plan", "engines", "runtime", "train", "cluster", "reward"))
+WORDED = tuple(
+    f"rlcore/{name}" for name in ("contracts", "plan", "engines", "runtime", "train", "cluster", "reward", "testing")
+)
 ROOMS = ("rlcore", "plugins", "view", "tests", "benchmarks", "examples", "docs")
 
 

@@ -27,13 +27,13 @@ Record = Literal["all", "steps", "none"]
 
 STEP, PHASE, CALL, SAMPLE, REWARD, TOOL = "step", "phase", "call", "sample", "reward", "tool"
 ENVIRONMENT = "environment"
-"""Kinds of work: a step, a phase of it, a worker's call, a sample's way, a call of a reward, a tool, an environment."""
+"""Kinds of work: a step, a phase of a step, a worker's call, a sample, and calls of rewards, tools and environments."""
 WAITED_FOR = frozenset({REWARD, TOOL, ENVIRONMENT})
 """Kinds that samples wait for."""
 PER_SAMPLE = frozenset({SAMPLE}) | WAITED_FOR
 """Kinds with at least one span per sample in a step."""
 MOST_SPANS = 100_000
-"""Spans that are kept until the step's trace is written; those beyond are only counted."""
+"""The most spans that are kept until the step's trace is written; further ones are only counted."""
 
 
 class BegunWork(NamedTuple):
@@ -56,14 +56,14 @@ _Begun = tuple[str, str, str, TrajectoryId | None, int, float]
 
 
 class Span(NamedTuple):
-    """Work that has ended."""
+    """A piece of work with the time of its end."""
 
     work: BegunWork
     ended: float
 
 
 class EndedWork(NamedTuple):
-    """Work that has ended."""
+    """All work that ended between two calls of `Activity.take`."""
 
     ended: "list[tuple[_Begun, float]]"
     later: list[Callable[[], Iterable[Span]]]
@@ -71,7 +71,7 @@ class EndedWork(NamedTuple):
     """Spans beyond the limit, which were dropped."""
 
     def spans(self) -> list[Span]:
-        """Unordered; for the thread that writes them."""
+        """All spans, unordered; called by the thread that writes them."""
         found = [Span(BegunWork(*work), at) for work, at in self.ended]
         return found + list(itertools.chain.from_iterable(listed() for listed in self.later))
 
@@ -99,11 +99,11 @@ class Activity:
         self.step_began = self.phase_began
         self.total_steps = 0
         self.updated = 0
-        """Updates of the step that have been made."""
+        """Updates made in the current step."""
         self.num_updates = 0
-        """Updates of a step."""
+        """Updates per step."""
         self.unix_offset = time.time() - time.monotonic()
-        """Seconds to add to a time of this activity for one since 1970."""
+        """Seconds to add to a time of this activity to get the time since 1970."""
         self.counts: Callable[[], SampleCounts] = SampleCounts
         self.groups: dict[str, WorkerGroup[Any]] = {}
         """The run's workers by role."""
@@ -128,7 +128,7 @@ class Activity:
         return key
 
     def end(self, key: int) -> None:
-        """The work has ended, with or without an error."""
+        """End the work, with or without an error."""
         work = self._open.pop(key)
         if self.record == "all" or (self.record == "steps" and work[0] not in PER_SAMPLE):
             if len(self._ended) < MOST_SPANS:
@@ -155,7 +155,7 @@ class Activity:
         self._step_ended = self._step_ended or self.step_began
 
     def end_step(self) -> None:
-        """The step is complete."""
+        """End the step."""
         self.enter("between steps")
         now = self.phase_began
         self._close(STEP, f"step {self.step}", self.step_began, now)
@@ -164,13 +164,13 @@ class Activity:
 
     @property
     def step_s(self) -> float:
-        """Mean seconds per step over the last 20, the time between them included; 0 before the first has ended."""
+        """Mean seconds per step over the last 20 steps, with the time between steps; 0 before the first one ends."""
         seconds = list(self._step_s)
         return sum(seconds) / len(seconds) if seconds else 0.0
 
     @contextmanager
     def counting(self, counts: Callable[[], SampleCounts], phase: str) -> Iterator[None]:
-        """Inside, the run is in this phase and counts these samples instead."""
+        """A context in which the run is in this phase, and these counts replace the current ones."""
         before, phase_before, self.counts = self.counts, self.phase, counts
         self.enter(phase)
         try:
@@ -185,9 +185,9 @@ class Activity:
         return [*here, *itertools.chain.from_iterable(list(self._elsewhere.values()))]
 
     def show_elsewhere(self, key: int, works: Sequence[BegunWork]) -> None:
-        """Show the work in progress in another process, and replace the earlier work under this key; () removes it.
+        """Show work in progress in another process. It replaces the earlier work under this key; () removes that.
 
-        Its spans come with `end_later`.
+        The other process adds its spans with `end_later`.
         """
         if works:
             self._elsewhere[key] = works
@@ -227,7 +227,7 @@ def current_activity() -> Activity:
 
 @contextmanager
 def as_current(activity: Activity) -> Iterator[None]:
-    """Inside, and in tasks and threads begun inside, this is the current activity."""
+    """Makes this the current activity in the context, and in tasks and threads that begin there."""
     token = _CURRENT.set(activity)
     try:
         yield

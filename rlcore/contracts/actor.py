@@ -25,11 +25,13 @@ class ActorWorker(Worker):
         return TokenScores(self.logprobs(batch))
 
     def expect(self, num_updates: int) -> None:
-        """Called once before the first update, with the number of optimizer steps of the whole run; schedules of lr end
-        there."""
+        """Called once before the first update, with the number of optimizer steps of the whole run.
+
+        Learning-rate schedules end at that number.
+        """
 
     def begin_updates(self) -> None:
-        """Called before the first update of a step, to move the state of updates to the device."""
+        """Called before the first update of a step, to move the state that updates need to the device."""
 
     def end_updates(self) -> None:
         """Called after the last update of a step, and after an error, to free memory that only updates need.
@@ -46,13 +48,13 @@ class ActorWorker(Worker):
         """Set the version of the current weights; every token sampled from now on carries it."""
 
     def weights(self, version: int, directory: Path) -> WeightsHandle:
-        """Write the current weights, named `version`, into the new `directory`, in the form that
-        `WorkerContext.weights_kind` names: an adapter is merged unless it is 'adapter'.
+        """Write the current weights, as version `version`, into the new `directory`.
 
-        Rollout replicas that hold a copy of the weights read them. One rank writes. With 'tcp', 'shm' and 'nccl' the
-        weights are copied in memory instead, and this process sends them to each replica that asks, until the next
-        call. Replicas that share the actor's devices sleep meanwhile. Memory that this call takes there, such as
-        gathered weights, must be freed when it returns.
+        `WorkerContext.weights_kind` names the form; with any but 'adapter', an adapter is merged into the weights. One
+        rank writes, and rollout replicas with a copy of the weights read the files. With 'tcp', 'shm' and 'nccl', this
+        call copies the weights in memory instead. This process then sends them to each replica that asks, until the
+        next call. Replicas that share the actor's devices sleep during the call. It must free all memory that it takes
+        there, such as gathered weights, before it returns.
         """
         raise WorkerError(
             f"{self.context}: {type(self).__name__} cannot hand its weights to another process; choose a rollout that "
@@ -61,20 +63,20 @@ class ActorWorker(Worker):
 
     @abstractmethod
     def save(self, directory: Path) -> None:
-        """Write the model directory (`model/`, opened by from_pretrained) and the training state below `directory`."""
+        """Write the model directory (`model/`, for from_pretrained) and the training state below `directory`."""
 
     def snapshot(self) -> bool:
-        """Copy into host memory what `save` would write now, and return True: `write_snapshot` follows once.
+        """Copy the state that `save` would write into host memory, and return True; one `write_snapshot` follows.
 
-        False, as here: this worker cannot, and training waits for its `save` instead.
+        By default False: the worker cannot, so training waits for its `save`.
         """
         return False
 
     async def write_snapshot(self, directory: Path) -> None:
-        """Write the copy that the last `snapshot` made as `save` would have written it then, and free its memory.
+        """Write the copy of the last `snapshot` as `save` would have written it at that time, and free its memory.
 
-        Other calls, updates among them, come meanwhile, so it must not keep the worker's loop; with several ranks it
-        makes no exchange with them.
+        Other calls, including updates, come meanwhile. So this method must not block the worker's loop, and a rank must
+        not exchange data with other ranks in it.
         """
         raise WorkerError(f"{self.context}: {type(self).__name__} takes no snapshots, so there is none to write")
 
@@ -88,4 +90,4 @@ class ActorWorker(Worker):
 
 
 ACTOR = Role("actor", ActorWorker)
-"""The role that is trained."""
+"""The role that trains the policy."""

@@ -10,7 +10,7 @@ from rlcore.types import Lane, Metrics, Prompt, Sampling, Trajectory
 
 @dataclass(frozen=True, eq=False)
 class RolloutTask:
-    """A prompt to sample a group for."""
+    """A prompt, for which a group of `n` samples is generated."""
 
     prompt: Prompt
     epoch: int
@@ -22,20 +22,20 @@ class AgentLoop(ABC):
     """Produces trajectories."""
 
     async def start(self) -> None:
-        """Make ready."""
+        """Prepare for `rollout`."""
 
     async def close(self) -> None:
         """Release everything."""
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Called once before the first request of a training, with every prompt that may be requested.
+        """Called once before the run requests its first sample, with every prompt that it may request.
 
-        ConfigError naming prompts that cannot be served.
+        ConfigError naming the prompts that the loop cannot serve.
         """
 
     @abstractmethod
     def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
-        """Every trajectory of every task, each as it finishes. All segments of a sample come, in any order."""
+        """Yields each trajectory of each task as it finishes: all segments of a sample, in any order."""
 
     def metrics(self) -> Metrics:
         return {}

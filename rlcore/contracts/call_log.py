@@ -11,13 +11,13 @@ from rlcore.errors.redaction import redact
 
 FILE = "reward_calls.jsonl"
 CHARACTERS = 20_000
-"""Longer queries and responses are cut there."""
+"""The longest query or response; longer ones are truncated."""
 HELD_BYTES = 1 << 14
 ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 class CallLog:
-    """Appends to `reward_calls.jsonl`; secrets that the configuration read are written as the variables' names."""
+    """Appends to `reward_calls.jsonl`. Secrets that the configuration read are replaced by their variables' names."""
 
     def __init__(self, run_dir: Path, which: str, characters: int) -> None:
         self._path, self._which, self._characters = run_dir / FILE, which, characters
@@ -27,14 +27,14 @@ class CallLog:
         """Bytes of the lines that are not written yet."""
 
     def wants(self, status: str) -> bool:
-        """True if a call with this ending is kept."""
+        """True if calls with this status are kept."""
         return self._which == "all" or (self._which == "failures" and status != "ok")
 
     def record(self, *, reward: str, id: str, target: str, query: Any, response: Any, status: str, **more: Any) -> None:
-        """One call; the JSON of `query` and `response` is truncated."""
+        """Log one call; the JSON of `query` and `response` is truncated."""
         if not self.wants(status):
             return
-        # One line per call, built by hand: this takes a fifth of the time of encoding a dict.
+        # The line is built by hand, which takes a fifth of the time of encoding a dict.
         line = (
             f'{{"time": {time.time():.3f}, "reward": {encode_basestring(reward)}, "id": {encode_basestring(id)}, '
             f'"target": {encode_basestring(target)}, "status": {encode_basestring(status)}, '

@@ -33,7 +33,7 @@ class Child(Protocol):
 
 
 class Children(Protocol):
-    """Starts child processes; the run ends the remaining ones."""
+    """Starts child processes; the run ends those that remain."""
 
     async def start(
         self,
@@ -44,18 +44,19 @@ class Children(Protocol):
         deadline_s: float = 60.0,
         env: Sequence[str] | None = None,
     ) -> Child:
-        """A child in which `target` ('module:attr' or '/abs/file.py:attr') was called with `args` (picklable).
+        """Start a child, which calls `target` ('module:attr' or '/abs/file.py:attr') with `args` (picklable).
 
-        The result is the object whose methods the child serves; `threads` calls run at a time, on the child's main
-        thread when it is 1. Nothing of rlcore that imports torch is imported there. Results are built-in values, numpy
-        arrays of numbers, and frozen dataclasses or enums of rlcore or of the reference's own package. `env` names the
-        environment variables that it gets in addition to those that any Python process needs; None: all of them.
+        The child serves the methods of the object that `target` returns. `threads` calls run at a time; with 1, each
+        runs on the child's main thread. The child imports no module of rlcore that imports torch. Results are built-in
+        values, numpy arrays of numbers, and frozen dataclasses or enums of rlcore or of the target's package. `env`
+        names the environment variables that the child gets in addition to those that any Python process needs; None: it
+        gets all.
         """
         ...
 
 
 class NoChildren:
-    """The `Children` of a place where none can be started: `start` raises WorkerError."""
+    """The `Children` of code that cannot start any: `start` raises WorkerError."""
 
     async def start(
         self,
@@ -71,11 +72,11 @@ class NoChildren:
 
 
 class LostProcess(WorkerError):
-    """Another call caused the process to be killed that this call ran in, or that held its data."""
+    """The process that ran a call, or held its data, was killed because of another call."""
 
 
 class RestartError(WorkerError):
-    """The process of a slot had ended, and another could not be started."""
+    """The process of a slot has ended and cannot be replaced."""
 
 
 @dataclass(eq=False)
@@ -85,7 +86,7 @@ class ChildSlot(Slot):
     index: int = 0
     child: Child | None = None
     generation: int = 0
-    """The number of children that were replaced here; their data is lost."""
+    """Number of children that were replaced in this slot; their data is lost."""
     killed_by: str = ""
     """The call that caused this child to be killed, and the reason: '<who> took longer than 2 s'; empty: none."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -98,7 +99,7 @@ class ChildSlot(Slot):
 
 
 class ChildPool:
-    """A fixed number of children that calls share; one that has died is replaced when the next call needs it.
+    """A fixed number of children that calls share. A dead child is replaced when the next call needs it.
 
     A call takes the first child with room; calls of an evaluation have priority over those of training. A call that
     needs data in a certain child names its slot (`pick`), and the generation that holds the data.
@@ -111,7 +112,7 @@ class ChildPool:
         calls: int = 1,
         queued: Stopwatch | None = None,
     ) -> None:
-        """`start_child` starts the child of an index, and each runs `calls` at a time (`threads` of
+        """`start_child` starts the child of an index. Each child runs `calls` calls at a time (`threads` of
         `Children.start`). `queued` runs while a call waits for room."""
         self._start_child = start_child
         self._slots = SlotQueue([ChildSlot(calls, index=index) for index in range(num)], queued or Stopwatch())
@@ -120,11 +121,11 @@ class ChildPool:
         """Children that had to be replaced so far."""
 
     async def first(self) -> Child:
-        """The first child, started: its object can be inspected before the others start."""
+        """Start the first child, whose object can be inspected before the others start."""
         return await self._serving(self._slots.slots[0])
 
     async def start(self) -> None:
-        """Start every child that does not run yet. When one fails, its error passes unchanged."""
+        """Start every child that does not run yet. If one fails, its error is raised unchanged."""
         await all_or_none([self._serving(slot) for slot in self._slots.slots])
 
     async def close(self) -> None:
@@ -150,8 +151,8 @@ class ChildPool:
     ) -> Any:
         """The method's result; `who` names the call in the errors of others.
 
-        The deadline counts from when a child has room, and `began` is called then. Raises what `Child.call` raises;
-        LostProcess when another call had the process killed, or when `slot` is not in `generation` any more;
+        The deadline starts when a child has room; `began` is called then. Raises the errors of `Child.call`;
+        LostProcess when another call caused the process to be killed, or when `slot` is no longer in `generation`;
         RestartError when a child cannot be replaced; WorkerError after `close`.
         """
         taken = await self._slots.take(lane is Lane.EVAL, slot)
@@ -193,7 +194,7 @@ class ChildPool:
 
     async def _started(self, slot: ChildSlot, who: str) -> Child:
         child = await self._start_child(slot.index)
-        if self._closed:  # meanwhile, so `close` has not seen it
+        if self._closed:  # closed during the start: `close` did not see this child
             await child.close()
             raise WorkerError(f"{who}: its process was closed while it was started")
         slot.child = child

@@ -1,9 +1,9 @@
-"""Clusters: where the workers of a plan run. A plugin offers one by the hook `rlcore_clusters`.
+"""Clusters start the workers of a plan. A plugin offers one with the hook `rlcore_clusters`.
 
-The planner reads the offer: it asks `abilities` what the cluster can do, and `problems` whether it can start this plan.
-The run builds the class from a `ClusterContext`, awaits `open()`, awaits `start()` once per role, and awaits `close()`
-at the end, even after a failure. `rlcore.cluster.kit` has the parts that clusters are built from: threads, replicas
-that are watched and restarted, and the host of a process's workers.
+The planner calls two functions of the offer: `abilities` states the cluster's abilities, and `problems` the reasons why
+it cannot start this plan. The run builds the class from a `ClusterContext`, awaits `open()`, awaits `start()` once per
+role, and awaits `close()` at the end, even after a failure. `rlcore.cluster.kit` provides the parts of clusters:
+threads, replicas that are watched and restarted, and the host of a process's workers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PoolPlan:
     gpus: tuple[int, ...] = ()
     """Indices of its devices, counted over all nodes of the run; a union holds those of its members."""
     placement: str = "pack"
-    """The field of `PoolSpec`, like the two that follow."""
+    """The same as in `PoolSpec`, like the next two fields."""
     labels: Mapping[str, str] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
 
@@ -74,17 +74,15 @@ class WorkerPlan:
     shared_prefix: SharedPrefix = SharedPrefix.NONE
     """The planned method of computing a group's prompt once for all its samples."""
     skips_rows: bool = False
-    """The field of `WorkerContext`."""
+    """The same as in `WorkerContext`."""
     weight_sync: frozenset[str] = frozenset()
-    """The field of `WorkerClass`."""
+    """The same as in `WorkerClass`, like the next two fields."""
     keeps_cache: bool = False
-    """The field of `WorkerClass`."""
     context_parallel: bool = False
-    """The field of `WorkerClass`."""
 
     @property
     def offered_by(self) -> str:
-        """The class and who offers it, as `RlcoreError.offered_by` says it."""
+        """The class and the plugin that offers it, in the form of `RlcoreError.offered_by`."""
         return f"{self.cls.__qualname__} of {self.provided_by}"
 
 
@@ -111,18 +109,18 @@ class ClusterContext:
     run_dir: Path
     deadlines: Deadlines
     memory: Mapping[str, MemoryPlan] = field(default_factory=dict)
-    """Memory of a rank of each role for which it is known, embedded workers included."""
+    """Memory of a rank by role, where it is known; an embedded role has the estimate of its host."""
 
     def settings(self, cls: type[S]) -> S:
         """The plugin's settings section; PluginError where it is not a `cls`."""
         return settings_as(f"cluster {self.config.cluster.backend}", self.section, cls)
 
     def threads_of(self, worker: WorkerPlan) -> int:
-        """Compute threads of a rank: what its request says, else the configuration, else one per core here."""
+        """Compute threads of a rank: from its request, else from the configuration, else one per core here."""
         return worker.request.threads or self.config.cluster.threads or self.cpus
 
     def host_of(self, worker: WorkerPlan) -> WorkerPlan:
-        """The plan of the worker that this one is embedded in; itself when it is not embedded."""
+        """The plan of the worker that hosts this one; the worker itself if it is not embedded."""
         embedded_in = worker.request.embedded_in
         if embedded_in is None:
             return worker
@@ -132,7 +130,7 @@ class ClusterContext:
 class Cluster(ABC):
     """Starts the workers of a plan, and ends them.
 
-    A thin shell, like a worker class: the module is imported when planning, so heavy libraries are imported in `open`.
+    The class is a thin shell, like a worker class: planning imports its module, so `open` imports heavy libraries.
     """
 
     def __init__(self, context: ClusterContext) -> None:
@@ -152,24 +150,25 @@ class Cluster(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close every worker and release all resources. Called once, even after a failed or missing `open`."""
+        """Close every worker and release all resources. Called once, even if `open` failed or was not called."""
 
 
 class ProcessUse(StrEnum):
     """The workers that a cluster runs outside the controller's process."""
 
     ALL = "all"
-    """Every worker, with those embedded in it."""
+    """Every worker, together with its embedded workers."""
     REQUIRED = "required"
-    """Those of `needs_process`; the rest are threads."""
+    """Workers for which `needs_process` is True; the rest are threads."""
     NONE = "none"
-    """All are threads; a plan with a role of several ranks is refused, and isolated workers are threads as well."""
+    """No worker: all are threads, isolated ones too. A plan with a role of several ranks is refused."""
 
 
 def needs_process(request: WorkerRequest, config: RunConfig) -> bool:
-    """True for workers of several ranks, and unless `cluster.in_process` says otherwise for isolated ones and those on
-    GPUs: a worker that launches kernels shares no interpreter with the controller, and a fault of CUDA ends its process
-    alone."""
+    """True for several ranks; unless `cluster.in_process` is set, also for isolated workers and those on GPUs.
+
+    So a worker that launches kernels shares no interpreter with the controller, and a CUDA fault ends only its process.
+    """
     return request.ranks > 1 or (not config.cluster.in_process and (request.isolated or request.gpus > 0))
 
 
@@ -179,8 +178,8 @@ class ClusterAbilities:
 
     processes: ProcessUse = ProcessUse.REQUIRED
     elsewhere: bool = False
-    """Workers run on machines that the planner cannot see, so it does not compare the plan with this machine's memory
-    and devices."""
+    """Workers run on machines that the planner cannot see. It does not compare the plan with this machine's memory and
+    devices."""
     several_nodes: bool = False
     """A pool may set `nodes` above 1."""
     placements: frozenset[str] = frozenset({"pack", "spread", "one_node"})
@@ -201,14 +200,14 @@ class ClusterAbilities:
 
 
 def this_machine(config: RunConfig, section: Any) -> ClusterAbilities:
-    """The `abilities` of a cluster that is this machine, with threads and child processes."""
+    """The default `abilities`: those of this machine, with threads and child processes."""
     return ClusterAbilities()
 
 
 def no_problems(
     config: RunConfig, section: Any, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]
 ) -> Sequence[str]:
-    """The `problems` of a cluster that can start every plan within its abilities."""
+    """The default `problems`: none, because the cluster can start every plan within its abilities."""
     return ()
 
 
@@ -222,7 +221,7 @@ class ClusterOffer:
     abilities: Callable[[RunConfig, Any], ClusterAbilities] = this_machine
     """(config, section of the offer's plugin) -> the cluster's abilities with these settings. Pure."""
     problems: Callable[[RunConfig, Any, Sequence[PoolPlan], Sequence[WorkerPlan]], Sequence[str]] = no_problems
-    """(config, section, pools, workers) -> reasons why the cluster cannot start the plan, one clause each; empty when
+    """(config, section, pools, workers) -> the reasons why the cluster cannot start the plan, one clause each; empty if
     it can. Pure."""
 
     def __post_init__(self) -> None:
@@ -243,11 +242,11 @@ class Shipment:
     embedded_in: str
     """The role in this process that hosts it; empty: none."""
     files: tuple[tuple[str, str], ...]
-    """Modules of plugins in plain files, by name and path, which exist under these names in the controller only."""
+    """(name, path) of plugin modules in plain files; only the controller knows them by these names."""
     payload: bytes
     """The pickled class and context."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Software of the controller by name, such as {'torch': '2.13.0'}; a process with another version is refused."""
+    """Versions of the controller's software, such as {'torch': '2.13.0'}; a process with another version is refused."""
 
 
 class ReplicaBody(Protocol):
@@ -264,7 +263,7 @@ class ReplicaBody(Protocol):
         ...
 
     async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
-        """Make the worker of each rank; WorkerError when one fails or is not ready in time."""
+        """Build the worker of each rank; WorkerError when one fails or is not ready in time."""
         ...
 
     async def call(
@@ -272,8 +271,7 @@ class ReplicaBody(Protocol):
     ) -> Any:
         """The method's result on rank 0, after all ranks have returned; WorkerError that begins with `where`.
 
-        Arrays of the arguments and of the result are read-only on the other side. Results of other ranks are discarded
-        there.
+        The receiver gets arrays of the arguments and of the result read-only. Ranks other than 0 discard their results.
         """
         ...
 
@@ -287,7 +285,7 @@ class ReplicaBody(Protocol):
         ...
 
     async def ended(self) -> str:
-        """Waits until one of its processes ends; the reason."""
+        """Wait until one of its processes ends, and return the reason."""
         ...
 
     async def close(self, deadline_s: float) -> None:

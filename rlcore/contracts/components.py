@@ -1,4 +1,4 @@
-"""Components: objects that fill the slots of the trainer, and the context that they are built with."""
+"""Components: objects that fill the slots of the trainer, and the context from which they are built."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ S = TypeVar("S")
 
 
 def no_requests(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
-    """The `requests` of a component that needs no workers."""
+    """The default `requests`: none, because the component needs no workers."""
     return ()
 
 
@@ -46,7 +46,7 @@ class RewardComponent:
     scope: Scope
     deadline_s: float
     kind: str
-    """The sort of scorer, in a word: 'judge'."""
+    """One word for the sort of scorer, such as 'judge'."""
     served_by: str
     """The address that computes the score, or the name of the component's role that does."""
     on_failure: str = ""
@@ -61,7 +61,7 @@ class RewardComponent:
 
 
 def no_components(config: RunConfig, section: Any) -> Sequence[RewardComponent]:
-    """The `reward_components` of a component that adds none."""
+    """The default `reward_components`: none."""
     return ()
 
 
@@ -127,8 +127,8 @@ class ResolvedReward:
     deadline_s: float
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     settings: object = None
-    """The settings section of the plugin that offers it, for a function that takes `settings`; None without one."""
+    """For a function that takes `settings`: the settings section of the plugin that offers it; None without one."""
     is_factory: bool = False
     """True if its source shows that a call with `kwargs` returns the function; False while that is unknown."""
     post_process: str = ""
-    """The import string of the function that turns a group's scores into others; empty: none."""
+    """The import string of the function that replaces a group's scores; empty: none."""

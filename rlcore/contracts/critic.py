@@ -17,15 +17,17 @@ class CriticWorker(Worker):
         """(B, T) value of the state before token t is sampled, where the loss mask is True, else 0."""
 
     def expect(self, num_updates: int) -> None:
-        """Called once before the first update, with the number of updates of the whole run; schedules of lr end
-        there."""
+        """Called once before the first update, with the number of updates of the whole run.
+
+        Learning-rate schedules end at that number.
+        """
 
     def facts(self) -> dict[str, Any]:
-        """Facts of the loaded model; 'head', if present, names the source of its value head's first weights."""
+        """Facts of the loaded model; 'head', if present, names the source of the value head's initial weights."""
         return {}
 
     def begin_updates(self) -> None:
-        """Called before the first update of a step, to move the state of updates to the device."""
+        """Called before the first update of a step, to move the state that updates need to the device."""
 
     def end_updates(self) -> None:
         """Called after the last update of a step, and after an error, to free memory that only updates need."""
@@ -36,14 +38,14 @@ class CriticWorker(Worker):
 
     @abstractmethod
     def save(self, directory: Path) -> None:
-        """Write the model directory and the training state into `directory`, which is the critic's own."""
+        """Write the model directory and the training state into `directory`, which only the critic uses."""
 
     def snapshot(self) -> bool:
-        """Copy into host memory what `save` would write now; False where this worker cannot: `ActorWorker.snapshot`."""
+        """Copy the state that `save` would write into host memory; False if it cannot. See `ActorWorker.snapshot`."""
         return False
 
     async def write_snapshot(self, directory: Path) -> None:
-        """Write that copy while other calls come: `ActorWorker.write_snapshot`."""
+        """Write that copy while other calls come. See `ActorWorker.write_snapshot`."""
         raise WorkerError(f"{self.context}: {type(self).__name__} takes no snapshots, so there is none to write")
 
     @abstractmethod
@@ -55,14 +57,16 @@ class CriticEngine(ABC):
     """Fills the critic slot."""
 
     async def start(self) -> None:
-        """Make ready."""
+        """Prepare for the other calls."""
 
     async def close(self) -> None:
         """Release everything."""
 
     async def expect(self, num_updates: int) -> int:
-        """Called once before the first update, with the number of updates of the whole run and of the actor's among
-        them."""
+        """Called once before the first update, with the number of updates of the whole run.
+
+        Returns the number of those in which the actor is updated as well.
+        """
         return num_updates
 
     async def begin_updates(self) -> None:
@@ -73,7 +77,7 @@ class CriticEngine(ABC):
 
     @abstractmethod
     async def values(self, batch: Batch) -> Float32s | None:
-        """(B, T) values of the step-start critic; None of the engine 'none'."""
+        """(B, T) values of the critic at the start of the step; None from the engine 'none'."""
 
     @abstractmethod
     async def update(self, minibatch: Batch) -> Metrics:
@@ -84,17 +88,17 @@ class CriticEngine(ABC):
         """False while the critic warms up."""
 
     async def save(self, directory: Path) -> None:
-        """Write the critic into `directory`, the critic's part of the checkpoint, which exists and is empty."""
+        """Write the critic into its part of the checkpoint, `directory`, which exists and is empty."""
 
     async def snapshot(self) -> bool:
-        """Copy into host memory what `save` would write now, and return True: `write_snapshot` follows once.
+        """Copy the state that `save` would write into host memory, and return True; one `write_snapshot` follows.
 
-        False, as here: this engine cannot, and training waits for its `save` instead.
+        By default False: the engine cannot, so training waits for its `save`.
         """
         return False
 
     async def write_snapshot(self, directory: Path) -> None:
-        """Write the copy that the last `snapshot` made, as `save` would have; updates come meanwhile."""
+        """Write the copy of the last `snapshot` as `save` would have written it. Updates come meanwhile."""
         raise PluginError(f"{type(self).__name__} takes no snapshots, so there is none to write")
 
     async def restore(self, directory: Path) -> None:
@@ -111,13 +115,13 @@ class CriticEngine(ABC):
 
 
 class NoCritic(CriticEngine):
-    """The engine 'none': estimators that need no values."""
+    """The engine 'none', for estimators that need no values."""
 
     async def snapshot(self) -> bool:
         return True
 
     async def write_snapshot(self, directory: Path) -> None:
-        """There is nothing to write."""
+        """Write nothing."""
 
     async def values(self, batch: Batch) -> Float32s | None:
         return None

@@ -9,7 +9,7 @@ from rlcore.contracts.workers import ReplicaEvent, WorkerGroup
 from rlcore.errors import RlcoreError, WorkerError
 
 REMEMBERED_HOMES = 65536
-"""Keys whose replica is remembered; beyond that, the least recently used one is forgotten."""
+"""The most keys whose replica is remembered; beyond that, the least recently used key is forgotten."""
 
 
 class ReplicaDispatcher:
@@ -20,7 +20,7 @@ class ReplicaDispatcher:
 
     def __init__(self, workers: WorkerGroup[Any]) -> None:
         self.outstanding = [0] * len(workers.replicas)
-        """Units that each replica has not finished."""
+        """Unfinished units of each replica."""
         self._workers = workers
         self._losses = [0] * len(workers.replicas)
         self._is_gone = [False] * len(workers.replicas)
@@ -34,7 +34,7 @@ class ReplicaDispatcher:
         """Assign `num` units to the serving replica with the fewest pending ones.
 
         Work of the same `home` goes to the same replica while that serves. If no replica serves, the choice is among
-        all: the call will fail, and name its replica.
+        all of them: the call will fail, and its error will name the replica.
         """
         replica = None if home is None else self._homes.get(home)
         if replica is None or not (self._serves(replica) or self._all_dead()):
@@ -55,12 +55,12 @@ class ReplicaDispatcher:
         return self._losses[replica]
 
     def excuse(self, replica: int) -> None:
-        """One death of the replica was caused by a request: it does not count as a restart."""
+        """State that a request caused one death of the replica, so that it does not count as a restart."""
         if not self._is_gone[replica]:
             self._workers.replicas[replica].excuse()
 
     async def wait_for_one(self, error: RlcoreError) -> None:
-        """Return when a replica serves; raise `error` with the reason of the last loss when none will."""
+        """Wait until a replica serves; raise `error`, with the reason of the last loss, when none will."""
         while self._all_dead():
             if all(self._is_gone):
                 raise self._with_last_loss(error)

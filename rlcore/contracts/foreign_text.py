@@ -1,8 +1,8 @@
-"""Text from outside a run keeps its spelling: a special token spelled in it becomes tokens of text.
+"""Encodes special tokens that are spelled in text from outside a run as plain text.
 
 Prompts, tools, environments and agents may write anything into a conversation, and a tokenizer reads `<|im_end|>` as
 the end of a turn anywhere. So such spellings are split before a template renders them. Afterwards they are joined
-again, and tokenised by a twin of the tokenizer that has other names for special tokens, which no text can spell.
+again, and a twin of the tokenizer encodes them. The twin has other names for special tokens, which no text can spell.
 """
 
 import json
@@ -25,13 +25,13 @@ _SYSTEM, _TOOL = {"role": "system", "content": "x"}, {"role": "tool", "name": "x
 class ForeignText:
     """Keeps the markers of a tokenizer out of foreign text.
 
-    Markers are its special tokens, and the other added tokens with which the chat template marks messages of users, the
-    system and tools, and opens an answer. Tokens within an answer, such as `<think>`, are not markers: a conversation
-    that quotes an answer is tokenised as the answer was.
+    Its special tokens are markers. Other added tokens are markers if the chat template uses them to mark messages of
+    users, the system and tools, or to open an answer. Tokens within an answer, such as `<think>`, are not markers: a
+    conversation that quotes an answer is tokenised as the answer was.
     """
 
     def __init__(self, tokenizer: Any, arguments: Mapping[str, Any] | None = None, *, ways_out: str = "") -> None:
-        """`arguments` are those of every rendering; `ways_out` are the keys by which a user chooses the template."""
+        """`arguments` are those of every rendering; `ways_out` names the keys that choose the template."""
         self.tokenizer, self._arguments = tokenizer, dict(arguments or {})
         self.whose = f"the chat template of '{tokenizer.name_or_path}'{ways_out}"
         """Names the template in errors."""
@@ -159,8 +159,10 @@ class _Twin:
         """True if each of its ids corresponds to one of the tokenizer's."""
 
     def encode(self, text: str) -> list[int] | None:
-        """The ids of a text whose real markers are whole and whose foreign ones are split; None if a foreign one still
-        became a marker, as a word of the vocabulary."""
+        """The ids of a text whose real markers are whole and whose foreign ones are split.
+
+        None if a foreign one still became a marker, as a word of the vocabulary.
+        """
         pieces = self._own.split(text)
         named = [
             _name(self._markers[piece]) if place % 2 else piece.replace(GUARD, "") for place, piece in enumerate(pieces)
@@ -170,10 +172,10 @@ class _Twin:
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A regular expression of these texts, the longest first as tokenizers take them."""
+    """A regular expression that matches any of these texts, the longest first, as tokenizers do."""
     return "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))
 
 
 def _name(id_: int) -> str:
-    """The twin's name for a marker: no text contains it, since guards are removed from texts."""
+    """The twin's name for a marker. No text contains it, because guards are removed from texts."""
     return f"{GUARD}{id_}{GUARD}"

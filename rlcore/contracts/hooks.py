@@ -1,7 +1,8 @@
 """All hooks of rlcore.
 
-All of them declare: each returns a list of offers, every enabled plugin's list counts, and the order of plugins has no
-effect. They run once, before any process starts. A plugin is a module with functions of these names, marked `hookimpl`.
+Hooks only declare: each returns a list of offers. The lists of all enabled plugins count, and the order of plugins has
+no effect. Hooks run once, before any process starts. A plugin is a module with functions of these names, marked
+`hookimpl`.
 """
 
 from collections.abc import Sequence
@@ -31,13 +32,13 @@ hookimpl = pluggy.HookimplMarker("rlcore")
 def rlcore_config_sections() -> "Sequence[ConfigSection]":  # type: ignore[empty-body]
     """Settings sections: a frozen dataclass for `plugins.<name>`, and defaults of the main configuration.
 
-    Called first, before the configuration is read.
+    rlcore calls this hook first, before it reads the configuration.
     """
 
 
 @hookspec
 def rlcore_reward_functions() -> "Sequence[RewardFunction]":  # type: ignore[empty-body]
-    """Reward functions by target; `reward.functions.<x>.fn` names and weights them."""
+    """Reward functions by target; `reward.functions.<x>.fn` names one."""
 
 
 @hookspec

@@ -23,11 +23,11 @@ OTHER_NAMES = {
 """Common names in config.json, with the names that GPT-2, GPT-J, CodeGen, GPT-Neo and OPT use instead."""
 
 ODD = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
-"""Errors of reading files with arbitrary content."""
+"""Errors that reading a file with arbitrary content may raise."""
 MAX_JSON = 64 << 20
-"""Bytes of config.json or of an index; those of the largest models have 10 MB."""
+"""Limit of config.json and of an index in bytes; those of the largest models have 10 MB."""
 MAX_HEADER = 100_000_000
-"""Limit of the header of a safetensors file in bytes, as in its library."""
+"""Limit of the header of a safetensors file in bytes, as in the library safetensors."""
 MAX_SIZE = 1 << 50
 """The largest plausible size or number of parameters of a model."""
 
@@ -42,7 +42,7 @@ def model_directory(name: str, revision: str = "main") -> Path:
     if directory.is_dir():
         return directory
     cached = _hub_cache() / f"models--{name.replace('/', '--')}"
-    with suppress(OSError):  # a commit has no such file
+    with suppress(OSError):  # a revision that is a commit has no such file
         revision = (cached / "refs" / revision).read_text("utf-8").strip()
     snapshot = cached / "snapshots" / revision
     return snapshot if (snapshot / "config.json").is_file() else directory
@@ -75,7 +75,7 @@ def num_parameters(directory: Path) -> int | None:
     """Parameters of a local model: counted in its safetensors headers, else estimated from config.json, else None."""
     try:
         files = _weights_of(directory)
-        return _checked(sum(map(_count, files)) if files else _reckon(_decoder(directory)))
+        return _checked(sum(map(_count, files)) if files else _estimate(_decoder(directory)))
     except ODD:
         return None
 
@@ -112,7 +112,7 @@ def _checked(size: Any) -> int:
 
 
 def _json(path: Path) -> Any:
-    """The value in the file. ValueError where it is too large or nested too deep, OSError where it is not a file."""
+    """The value in the file. ValueError when it is too large or nested too deep, OSError when it is not a file."""
     if not path.is_file():  # opening a pipe waits for its other end
         raise FileNotFoundError(path)
     if path.stat().st_size > MAX_JSON:
@@ -124,7 +124,7 @@ def _json(path: Path) -> Any:
 
 
 def _decoder(directory: Path) -> dict[str, Any]:
-    """config.json of a model under the names that most models use; for one that also sees images, its text part."""
+    """config.json of a model, with the names that most models use; for one that also sees images, the text part."""
     config = _json(directory / "config.json")
     config = {**config, **config.get("text_config", {})}
     for name, others in OTHER_NAMES.items():
@@ -158,7 +158,7 @@ class SavedTensor:
 def saved_tensors(directory: Path) -> dict[str, SavedTensor]:
     """The tensors of a local model by name, from the headers of its safetensors files; empty when a file is missing.
 
-    One of `ODD` for damaged files.
+    Raises one of `ODD` for damaged files.
     """
     files = _weights_of(directory)
     return {
@@ -186,8 +186,8 @@ def _header(path: Path) -> dict[str, Any]:
     return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
 
 
-def _reckon(config: dict[str, Any]) -> int:
-    """Matrices of a decoder; norms and biases, under 0.1 %, are left out.
+def _estimate(config: dict[str, Any]) -> int:
+    """Parameters of a decoder's matrices; norms and biases, under 0.1 %, are left out.
 
     Feed-forward layers have three matrices (gated); those of models that still use `n_embd` have two.
     """

@@ -56,7 +56,7 @@ class AlgorithmKind(StrEnum):
 
 
 def as_asked(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
-    """The `complete` of a class that needs exactly the resources of the request."""
+    """The default `complete`: the class needs exactly the resources of the request."""
     return request
 
 
@@ -66,23 +66,23 @@ WEIGHT_SYNCS = ("disk", "nccl", "shm", "tcp")
 
 @dataclass(frozen=True)
 class WorkerClass:
-    """An offer: this class implements this interface under this backend name."""
+    """An offer of a worker class, which implements an interface under a backend name."""
 
     interface: type[Worker]
     backend: str
     cls: type[Worker]
     embedded_in: Role[Any] | None = None
-    """The class is served inside this role's worker, which it gets as `WorkerContext.host`: ACTOR for an embedded
-    rollout. The host has the same backend. The planner copies the role into the request's `embedded_in`."""
+    """The role whose worker hosts this class and is its `WorkerContext.host`: ACTOR for an embedded rollout. The host
+    has the same backend. The planner copies the role into the request's `embedded_in`."""
     on_every_rank: bool = False
-    """Inside a host of several ranks, every rank has a worker, which does its share (`WorkerContext.rank`)."""
+    """In a host of several ranks, every rank has a worker, which does its share (`WorkerContext.rank`)."""
     isolated: bool = False
     """Its workers may die and be restarted: every request that it fills becomes `isolated`."""
     complete: Callable[[RunConfig, Any, WorkerRequest], WorkerRequest] = as_asked
     """(config, section of the offer's plugin, request) -> the request with the resources of the class: replicas, ranks,
     gpus, cpus, threads, pool, memory (`device_frac`, `asleep_bytes`, `bytes_per_parameter`, `cached_tokens`, `engine`,
-    `model`) and `spec`. Pure; called for every role alike. A requested pool other than `main` is kept, and so are role,
-    backend, `targets` and `isolated`; `embedded_in` may be set if it is None."""
+    `model`) and `spec`. Pure; called for every role. It must keep role, backend, `targets`, `isolated` and a requested
+    pool other than `main`; it may set `embedded_in` if that is None."""
     weight_sync: frozenset[str] = frozenset({"disk"})
     """For a rollout that is not served inside the actor: the supported values of `rollout.weight_sync`."""
     keeps_cache: bool = False
@@ -116,7 +116,7 @@ class PoolSpec:
     """Placement of ranks on a cluster of several nodes, for a pool with nodes=1. pack: on as few nodes as possible;
     spread: on as many as possible; strict_spread: one rank per node; one_node: all on one node."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the nodes that the pool may take: {'accelerator-type': 'H100'}, '!H100' or 'in(H100, H200)'."""
+    """Labels of the nodes that the pool may take: {'accelerator-type': 'H100'}; also '!H100' or 'in(H100, H200)'."""
     resources: Mapping[str, float] = field(default_factory=dict)
     """Custom resources that each bundle reserves: {'fast_network': 1}. A bundle holds one rank; in a pool with `nodes`
     above 1, one node's share of the pool."""
@@ -162,10 +162,10 @@ class Algorithm:
     scope: Scope
     needs: frozenset[Need] = frozenset()
     per_token: bool = False
-    """An estimator that returns (B, T) advantages instead of (B,)."""
+    """For an estimator: it returns (B, T) advantages instead of (B,)."""
     selection: str = ""
-    """Target of a function that selects tokens of a whole mini-batch for a policy loss that treats them differently:
-    `rlcore.algo.covariance`. Such a loss needs MINIBATCH_STATISTICS."""
+    """For a policy loss that treats some tokens differently: the target of the function that selects them from a whole
+    mini-batch, as in `rlcore.algo.covariance`. Such a loss needs MINIBATCH_STATISTICS."""
     ignores_zero_advantages: bool = False
     """For a policy loss: a row whose advantages are all 0 has loss 0 and gradient 0 for any ratios. Updates then skip
     such rows."""

@@ -8,9 +8,9 @@ S = TypeVar("S")
 
 
 def settings_as(who: str, section: object, cls: type[S]) -> S:
-    """The section, which must be a `cls`; PluginError naming `who` where it is of another class, or None.
+    """The section, typed as `cls`; PluginError naming `who` when it is of another class, or None.
 
-    A plugin without `ConfigSection` has None. `who` gets its settings as a class that a type checker knows.
+    The section of a plugin without `ConfigSection` is None.
     """
     if isinstance(section, cls):
         return section

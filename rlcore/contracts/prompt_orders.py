@@ -1,9 +1,9 @@
-"""Orders of prompts, which choose the next training prompts. A plugin offers one by the hook `rlcore_prompt_orders`.
+"""Orders of prompts, which choose the next training prompts. A plugin offers one with the hook `rlcore_prompt_orders`.
 
-`data.order` names the order of a run. It is created from an `OrderContext`, and `next` is called whenever the schedule
-issues prompts. It gets the results of *published* steps, never of samples in flight. The rows depend only on seed, data
-and those results, so a resumed run issues the same prompts as an uninterrupted one, bit for bit without staleness. If
-samples are in flight at a checkpoint, each prompt is trained on once, and unscored samples are sampled again.
+`data.order` names the order of a run. The run creates it from an `OrderContext`, and calls `next` whenever the schedule
+issues prompts. `next` gets the results of *published* steps, never of samples in flight. The rows depend only on seed,
+data and those results. So a resumed run issues the same prompts as an uninterrupted one, bit for bit without staleness.
+If samples are in flight at a checkpoint, each prompt is trained on once, and unscored samples are sampled again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class RowResults:
-    """The results of a row so far, over its groups in published steps, replaced groups included.
+    """The results of a row so far, over all its groups in published steps, including replaced groups.
 
-    The reward of a sample is its weighted score. Failed samples do not count, nor do groups without any other. With
-    `schedule.on_stale=drop` discarded groups are missing.
+    The reward of a sample is its weighted score. Failed samples do not count, and neither do groups in which all
+    samples failed. With `schedule.on_stale=drop`, discarded groups do not count.
     """
 
     groups: int
@@ -46,7 +46,7 @@ class RowResults:
 
     @property
     def mean_reward(self) -> float:
-        """Over all samples."""
+        """Mean reward of all samples."""
         return self.reward_sum / self.samples
 
     @property
@@ -62,7 +62,7 @@ class OrderContext:
     name: str
     """The name in `data.order`."""
     prompts: Mapping[str, Sequence[Prompt]]
-    """The training prompts that fit, by source; at least one. `Prompt.id` names a row."""
+    """The training prompts that fit (`data.max_prompt_tokens`), by source; at least one. `Prompt.id` names a row."""
     data: DataConfig
     """The section `data`: weights of the sources, and `shuffle`."""
     seed: int
@@ -78,8 +78,8 @@ class OrderContext:
 class PromptOrder(ABC):
     """Chooses the next training prompts.
 
-    `next` runs on the run's event loop and blocks sampling: it may take 30 seconds at most (`RLCORE_PLUGIN_LIMIT_S`),
-    and should take milliseconds. The module is imported when planning.
+    `next` runs on the run's event loop and blocks sampling. It should take milliseconds, and may take 30 seconds at
+    most (`RLCORE_PLUGIN_LIMIT_S`). Planning imports the module.
     """
 
     def __init__(self, context: OrderContext) -> None:
@@ -89,15 +89,14 @@ class PromptOrder(ABC):
     def next(self, n: int, results: Mapping[str, RowResults]) -> Sequence[str]:
         """The ids of the next `n` rows, which are issued in this order.
 
-        `results` maps ids to the rows with results; it is read-only. A row may be repeated in any
-        later call, even while it is in flight: each time counts as another group. Within one call it may come once,
-        unless the offer sets `repeats` or `n` is greater than the number of rows. Random choices must be derived from
-        the seed and the state.
+        `results` maps ids to the results of rows that have some; it is read-only. A later call may repeat a row, even
+        while it is in flight; each time counts as another group. One call may return a row once, unless the offer sets
+        `repeats` or `n` is greater than the number of rows. Random choices must be derived from the seed and the state.
         """
 
     @abstractmethod
     def state(self) -> Mapping[str, Any]:
-        """The exact position, as JSON, without results, which the run keeps. Called after every step."""
+        """The exact position, as JSON. Results are left out, because the run keeps them. Called after every step."""
 
     @abstractmethod
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -105,7 +104,7 @@ class PromptOrder(ABC):
 
     # Not abstract: if an order does not know the counts, the run counts and keeps them in its checkpoints.
     def times_issued(self) -> Mapping[str, int] | None:
-        """Number of times each row was issued, if the order's state has it; None: the run counts."""
+        """Number of times that each row was issued, if the order's state has it; None: the run counts."""
         return None
 
 
@@ -117,7 +116,7 @@ class PromptOrderOffer:
     cls: type[PromptOrder]
     """Checked against `PromptOrder` when planning; created as `cls(context)`."""
     repeats: bool = False
-    """A row may come more than once within one call of `next`."""
+    """One call of `next` may return a row more than once."""
     uses_results: bool = True
     """False: `results` is always empty, and checkpoints do not keep results."""
 

@@ -21,7 +21,7 @@ class ReferenceSlices:
     """The `spec` of a reference's request."""
 
     num: int = 1
-    """Ranks that hold slices of the same sequences, where its prompts are shared by the way `tree`."""
+    """Ranks that hold slices of the same sequences, if shared prompts are computed with `SharedPrefix.TREE`."""
 
 
 REFERENCE = Role("reference", ReferenceWorker)

@@ -55,7 +55,7 @@ class WorkerRequest:
     threads: int = 0
     """Compute threads per rank; 0 leaves it to `cluster.threads`."""
     embedded_in: Role[Any] | None = None
-    """Served in that role's process and thread, built with its worker as `WorkerContext.host`."""
+    """The role in whose process and thread this one is served; that role's worker is its `WorkerContext.host`."""
     isolated: bool = False
     """Each replica runs in a separate process, which may die and be restarted without ending the run."""
     targets: Mapping[str, str] = field(default_factory=dict)
@@ -63,8 +63,8 @@ class WorkerRequest:
     device_frac: float = 0.0
     """Share of its device's memory that a rank reserves while it is awake; 0: the planner estimates its memory."""
     asleep_bytes: int = 0
-    """Memory that a rank keeps on each of its devices while asleep, such as CUDA graphs; the context of its process is
-    counted separately."""
+    """Memory that a rank keeps on each of its devices while asleep, such as CUDA graphs; the CUDA context of its
+    process is counted separately."""
     bytes_per_parameter: float = 0.0
     """Memory of a rank in bytes per parameter of its model, without activations; 0: unknown, and the plan says so."""
     model: ModelFacts | None = None
@@ -74,14 +74,14 @@ class WorkerRequest:
     settings: str = ""
     """The configuration key of these settings, for errors: 'plugins.mine'; empty: the role's name."""
     shared_prefix: str = "none"
-    """Sharing of a group's prompt: a value of `SharedPrefix`; 'planned' leaves the choice to the planner."""
+    """Method of sharing a group's prompt, a value of `SharedPrefix`; 'planned' leaves the choice to the planner."""
     cached_tokens: int = 0
-    """Tokens whose keys and values a rank holds at most."""
+    """The most tokens whose keys and values a rank holds."""
     takes_adapter: bool = False
     """For a rollout with a copy of the weights: a LoRA actor syncs only the adapter, as files."""
     spec: object = None
-    """Frozen data that describes what the workers serve. The role's interface defines its type, such as `RewardModel`
-    for RewardReplica."""
+    """Frozen data that describes the service of the workers. The role's interface defines its type, such as
+    `RewardModel` for RewardReplica."""
     note: str = ""
     """A fact about this role that `rlcore plan` shows among its notes."""
 
@@ -116,14 +116,14 @@ class ModelShape:
     inner_size: int
     """Inner size of the feed-forward layers."""
     kv_size: int
-    """Heads of keys times the size of a head."""
+    """Number of key heads times the size of a head."""
     vocabulary: int
     full_attention: bool
     """Every layer attends to all earlier tokens: no sliding window, no recurrent state, no soft cap."""
     query_size: int = 0
-    """Heads of queries times the size of a head; 0: as the hidden size."""
+    """Number of query heads times the size of a head; 0: the same as the hidden size."""
     heads: int = 0
-    """Heads of queries; 0: unknown."""
+    """Number of query heads; 0: unknown."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from rlcore.contracts.offers import Scope
 from rlcore.types import Lane, Metrics, ScoredTrajectory, Trajectory
 
 BOUND_BY = "time/bound_by/"
-"""Prefix of metrics whose names end in the key of a setting that reward calls waited for."""
+"""Prefix of metrics. Their names end in the key of a setting that made reward calls wait."""
 BOUND_FRAC = 0.5
 """A setting bounds the run if calls waited for it in at least this share of the time."""
 NOTED_FRAC = 0.05
@@ -36,14 +36,14 @@ class RewardManager(ABC):
         return Scope.SAMPLE
 
     async def start(self) -> None:
-        """Make ready: start children, connect. RewardError or ConfigError if that fails."""
+        """Prepare for `score`: start children, connect. RewardError or ConfigError if that fails."""
 
     async def close(self) -> None:
         """Release everything. May be called after a failure, and more than once."""
 
     @abstractmethod
     def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
-        """Each trajectory with its reward, exactly once; a failure is `Reward(status=FAILED)`.
+        """Yields each trajectory with its reward exactly once; a failure is `Reward(status=FAILED)`.
 
         All segments of a sample get the sample's reward. RewardError under the failure policy 'abort'.
         """

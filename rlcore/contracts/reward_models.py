@@ -42,7 +42,7 @@ class RewardModel:
     activation: Literal["none", "sigmoid", "softmax"] = "none"
     """Activation function of the outputs."""
     max_tokens: int = 4096
-    """A longer conversation is an error of its request. The answer of a judge counts toward it."""
+    """The most tokens of a conversation, including a judge's answer; a longer one is an error of its request."""
     kinds: frozenset[str] = frozenset()
     """Kinds of rewards that use it: `model` reads scores, `judge` reads text."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class RewardModel:
 
 
 def model_of(context: WorkerContext) -> RewardModel:
-    """The model that a worker is to serve; WorkerError when its request states none."""
+    """The model that a worker serves; WorkerError when its request states none."""
     if not isinstance(context.spec, RewardModel):
         raise WorkerError(
             f"{context}: found {shown(context.spec)} to serve; needs WorkerRequest(spec=RewardModel(...))"
@@ -122,9 +122,10 @@ class Conversations:
 
 
 def conversation_ids(foreign: ForeignText, messages: Sequence[Message], *, opening: bool = False) -> list[int]:
-    """The token ids of a conversation, with `opening` and the beginning of an answer: by the chat template if there is
-    one, else 'role: content' lines. Special tokens spelled in a message stay text. Unreadable when the template raises
-    or exceeds its limits.
+    """The token ids of a conversation, with `opening` also those of the beginning of an answer.
+
+    The text comes from the chat template if there is one, else it is 'role: content' lines. Special tokens spelled in a
+    message stay text. Unreadable when the template raises or exceeds its limits.
     """
     plain = foreign.guarded([dict(message) for message in messages])
     tokenizer = foreign.tokenizer
@@ -150,7 +151,7 @@ def activated(logits: Sequence[float], model: RewardModel) -> float:
 
 
 def until_padding(ids: Sequence[int], pad_id: int | None) -> list[int]:
-    """The ids up to the last one that is not padding, at least one: transformers' classifiers take the score there."""
+    """The ids up to the last one that is not padding, at least one: transformers' classifiers read the score there."""
     end = len(ids)
     while end > 1 and ids[end - 1] == pad_id:
         end -= 1
@@ -168,7 +169,7 @@ def check_outputs(model: RewardModel, num_outputs: int) -> None:
 def serves_scores(path: str, architectures: Sequence[str], kinds: Iterable[str]) -> bool:
     """True if a model of these architectures has a head for scores; otherwise it writes text.
 
-    ConfigError when rewards of one of these kinds need the other.
+    ConfigError when rewards of one of these kinds need the other sort of model.
     """
     scores = any(architecture.endswith(ARCHITECTURE) for architecture in architectures)
     found = ", ".join(architectures) or "of no known architecture"
@@ -204,7 +205,7 @@ def check_head(path: str) -> None:
 
 
 def headless(path: str, missing: str) -> ConfigError:
-    """The error about a model whose files lack weights of its head, which would be random."""
+    """The error for a model whose files lack weights of its head: those would be random."""
     return ConfigError(
         f"reward model '{path}': its files have no weight '{missing}', so its scores would be random; needs a model "
         "that was saved with its score head"

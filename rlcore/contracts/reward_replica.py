@@ -31,7 +31,7 @@ class RawScore:
     text: str = ""
     """From a generative judge: its answer, from which the caller takes the score."""
     error: str = ""
-    """The reason why this request failed, such as its length; empty: it did not."""
+    """The reason why this request failed, such as its length; empty: it succeeded."""
 
 
 class RewardReplica(Worker):
@@ -41,8 +41,8 @@ class RewardReplica(Worker):
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         """An answer to each request, in their order.
 
-        Does not wait for more requests: a batch is the queue at that moment. A problem of one request is its
-        `RawScore.error`. An exception means that the replica is broken, and the caller retries on another.
+        The replica does not wait for more requests: its queue at that moment is a batch. A problem of one request is
+        its `RawScore.error`. An exception means that the replica is broken; the caller then retries on another.
         """
 
     @abstractmethod

@@ -15,7 +15,7 @@ class RolloutWorker(Worker):
 
     @abstractmethod
     def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
-        """Every completion of every request, each as it finishes.
+        """Yields every completion of every request as it finishes.
 
         The same set of requests gives the same tokens in any order of submission.
         """
@@ -25,10 +25,10 @@ class RolloutWorker(Worker):
         return None
 
     async def load_weights(self, handle: WeightsHandle) -> int:
-        """Sample with these weights from the next token on; returns their version once the old ones are no longer used.
+        """Sample with these weights from the next token on; returns their version when the old ones are no longer used.
 
-        Discards results of other weights, such as cached prefixes. Called after every step, on rollouts that are not
-        embedded in the actor. A sleeping replica loads them, and stays asleep.
+        Results of other weights, such as cached prefixes, must be discarded. Called after every step, on rollouts that
+        are not embedded in the actor. A sleeping replica loads the weights and stays asleep.
         """
         raise WorkerError(
             f"{self.context}: {type(self).__name__} takes no weights, so it would sample with those that the run began "
@@ -39,7 +39,7 @@ class RolloutWorker(Worker):
         """Finish running requests, start no others, and free as much of the device as the backend can.
 
         Called when the actor trains on the devices of this pool (`PoolSpec.colocates`). The weights may be discarded:
-        after the step `load_weights` brings the next ones before `wake`. Only after a failed step there are none.
+        after the step, `load_weights` brings the next ones before `wake`. Only a failed step brings none.
         """
         raise WorkerError(f"{self.context}: {type(self).__name__} cannot sleep; choose another rollout.backend")
 
@@ -56,7 +56,7 @@ class Generator(Protocol):
     """The rollout service: routes requests to replicas."""
 
     def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
-        """Every completion of every request, each as it finishes; WorkerError when the deadline passes."""
+        """Yields every completion of every request as it finishes; WorkerError when the deadline passes."""
         ...
 
 

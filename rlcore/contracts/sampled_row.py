@@ -24,9 +24,10 @@ class SampledRow:
         self._stop = StopScan(request.sampling.stop, tokens.decode)
 
     def append(self, token: int, logprob: float, version: int, num_changes: int = 0) -> None:
-        """Add a token and its log-prob, sampled with this version of the weights, after this many changes of them.
+        """Add a token and its log-prob.
 
-        The row ends at a token that ends a turn, at one that completes a stop string, and at the last allowed token.
+        `version` is that of the weights that sampled the token; `num_changes` counts how often they have changed. The
+        row ends at a token that ends a turn, at one that completes a stop string, and at the last allowed token.
         WorkerError when the log-prob is not a finite number.
         """
         if not np.isfinite(logprob):

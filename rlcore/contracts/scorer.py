@@ -20,9 +20,10 @@ from rlcore.types import Float32s, Lane, RewardStatus, Trajectory
 
 LARGEST = float(np.finfo(np.float32).max)
 MAX_DEPTH = 32
-"""The deepest nesting of values returned with a score; deeper ones would overflow the stack of recursive code."""
+"""The deepest nesting of values returned with a score; a deeper one would overflow the stack of recursive code."""
 MAX_BYTES = 4 << 20
-"""The most bytes of values returned with a score, which are kept until the step ends and copied to its records."""
+"""The most bytes of values returned with a score; the run keeps them until the step ends and copies them to its
+records."""
 MAX_BITS = 10_000
 """The longest integer that is logged; Python refuses to write one of more than 4300 digits."""
 _PLAIN = frozenset((bool, int, float, str))
@@ -41,7 +42,7 @@ class Outcome:
     score: float = 0.0
     error: str = ""
     components: Mapping[str, float] = field(default_factory=dict)
-    """Scores within the function's own, for the metrics."""
+    """Named parts of the score, for the metrics."""
     info: Mapping[str, Any] = field(default_factory=dict)
     token_scores: Float32s | None = None
     """(T,) an additional score for each token of the trajectory, prompt included; None without any."""
@@ -71,17 +72,17 @@ def number(value: Any) -> float | str:
 
 
 def beside_score(value: Any) -> str | None:
-    """The problem with a value returned with a score, too deep or too large; None: none."""
+    """The problem of a value that is returned with a score: it is too deep or too large; None: none."""
     level = [value]
     num_bytes = 0
     for _ in range(MAX_DEPTH + 1):
         num_bytes += sum(map(_size, level))
         if num_bytes > MAX_BYTES:
-            return f"more than {MAX_BYTES >> 20} MiB beside a score; less is needed"
+            return f"more than {MAX_BYTES >> 20} MiB in addition to a score; less is needed"
         level = [inner for value in level for inner in _inner(value)]
         if not level:
             return None
-    return f"what is nested more than {MAX_DEPTH} levels deep"
+    return f"a value nested more than {MAX_DEPTH} levels deep; fewer are needed"
 
 
 def memory_of(value: Any) -> int:
@@ -145,7 +146,7 @@ def as_plain(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: its type, and itself when it is short."""
+    """The text of a value in an error: its type, and the value if it is short."""
     if inspect.iscoroutine(value):
         value.close()
         return "a coroutine from a function that is not async"
@@ -164,8 +165,8 @@ class Scorer(Protocol):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Names the component in metrics, errors and `Reward.components`; no function of `reward.functions` may have
-        it."""
+        """The component's name in metrics, errors and `Reward.components`; no function of `reward.functions` may have
+        the same."""
         ...
 
     @property
@@ -182,7 +183,7 @@ class Scorer(Protocol):
     def on_failure(self) -> str:
         """The policy for a sample without a score: 'drop_sample' (the default), 'drop_group' or 'abort'.
 
-        Empty for a function of `reward.functions`, whose settings have it.
+        Empty for a function of `reward.functions`, because its settings state the policy.
         """
         return "drop_sample"
 
@@ -193,8 +194,10 @@ class Scorer(Protocol):
 
     @abstractmethod
     async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
-        """An outcome for each trajectory, in their order. Calls overlap; a call whose scores are no longer needed is
-        cancelled."""
+        """An outcome for each trajectory, in their order.
+
+        Calls overlap. A call is cancelled when its scores are no longer needed.
+        """
         ...
 
     async def post_process(

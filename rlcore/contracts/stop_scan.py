@@ -26,7 +26,7 @@ class StopScan:
         self._context_text = ""
 
     def found(self, token_ids: Sequence[int]) -> bool:
-        """True if a stop string is complete; to be called after every token with all tokens so far."""
+        """True if a stop string is complete. Call it after every token, with all tokens so far."""
         if not self._stop:
             return False
         text = self._decode(token_ids[self._context :])

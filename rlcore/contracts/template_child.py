@@ -33,7 +33,7 @@ def write_frame(pipe: IO[bytes], message: bytes) -> None:
 
 
 def main(memory: int, cpu_s: float) -> None:
-    """Answer requests until standard input ends. The kernel ends the process when one takes more than `cpu_s`."""
+    """Answer requests until standard input ends. The kernel ends the process when a request takes over `cpu_s`."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.path[:] = pickle.loads(read_frame(requests) or pickle.dumps(sys.path))
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -49,7 +49,7 @@ def main(memory: int, cpu_s: float) -> None:
     _limit_memory(memory)
     write_frame(answers, TEXT)
     while (request := read_frame(requests)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # of this process, so it does not advance while the process is idle
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # stands still while the process is idle
         try:
             chat_template, specials, arguments = pickle.loads(request)
             render: Any = PreTrainedTokenizerBase.apply_chat_template

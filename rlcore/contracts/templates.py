@@ -32,9 +32,9 @@ START_S = 120.0
 MEMORY = 1 << 30
 """Bytes that a template may use."""
 MAX_TEXT = 8 << 20
-"""Bytes of text that a conversation may become: more than the longest context windows hold."""
+"""The most bytes of a conversation's text: more than the longest context windows hold."""
 PASSED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "RLCORE_CHILD_OF", "TMPDIR", "TZ")
-"""Environment variables that the child gets; the mark of a killable child lets its owner also end this process."""
+"""Environment variables that the child gets. By RLCORE_CHILD_OF, the owner of a killable child also ends this one."""
 
 
 WAY_OUT = "needs a template that only writes out its messages; name another in model.chat_template"

@@ -10,7 +10,7 @@ from rlcore.types import Message
 from rlcore.types import plain as plain_message
 
 END_PROBE = "rlcore0end0probe"
-"""A text that no chat template contains, used as a response to see what follows it."""
+"""A text that no chat template contains. It is rendered as a response to find the text that follows one."""
 
 
 _QUESTION = {"role": "user", "content": "x"}
@@ -21,14 +21,14 @@ _THOUGHT = f"<think>\nx\n</think>\n\n{END_PROBE}"
 
 
 class Tokens(ABC):
-    """Prompts to token ids, token ids to text."""
+    """Converts prompts to token ids, and token ids to text."""
 
     eos_ids: frozenset[int]
     """Tokens that end a response."""
     pad_id: int
     """Padding at the end of a row; no mask selects it."""
     context_length: int | None
-    """Tokens that the model's window holds; None: unknown."""
+    """Size of the model's context window in tokens; None: unknown."""
 
     def __init__(self, system_prompt: str = "") -> None:
         self._system_prompt = system_prompt
@@ -37,8 +37,8 @@ class Tokens(ABC):
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """The ids of the conversation and the opening of the next assistant turn.
 
-        The system prompt is put first when the conversation lacks a system message. `tools` are schemas in the form of
-        OpenAI, for templates that show them to the model. Special tokens spelled in a message or a schema stay text.
+        The system prompt comes first if the conversation lacks a system message. `tools` are schemas in OpenAI's form,
+        for templates that show them to the model. Special tokens spelled in a message or a schema stay text.
         """
         plain = [plain_message(message) for message in messages]
         if self._system_prompt and not any(message.get("role") == "system" for message in plain):
@@ -48,10 +48,10 @@ class Tokens(ABC):
     def continuation(self, messages: Sequence[Message], last_id: int) -> tuple[int, ...]:
         """The ids to append to an assistant turn whose last sampled id is `last_id`.
 
-        They are the end of that turn, unless `last_id` ended it, then `messages`, and the opening of the next assistant
-        turn, with the separators of the chat template. Earlier text is not tokenised: the template renders a short
-        conversation with the same messages, and the text after its response is used here. ConfigError when the template
-        leaves responses out; `check_continuation` finds other problems.
+        They are the end of that turn (unless `last_id` ended it), `messages`, and the opening of the next assistant
+        turn. The separators of the chat template are included. Earlier text is not tokenised. Instead, the template
+        renders a short conversation with the same messages, and the ids are those of the text after its response.
+        ConfigError when the template leaves responses out; `check_continuation` finds other problems.
         """
         answer = {"role": "assistant", "content": END_PROBE}
         text = self._render([_QUESTION, answer, *(plain_message(message) for message in messages)], (), opening=True)
@@ -70,11 +70,11 @@ class Tokens(ABC):
     def check_continuation(self, roles: Sequence[str], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """ConfigError naming the first role of `roles`, or `assistant`, that makes the template rewrite earlier text.
 
-        A template is prefix-stable if a conversation with one more message begins with the conversation without it, and
-        an assistant's message with the opening of its turn. With any other template, the policy's context in training
-        differs from the template's text elsewhere. With `tools`, schemas in the form of OpenAI, this must hold if the
-        template shows them, and they must not change how a message is written: some templates put them before the last
-        user message.
+        A template is prefix-stable if a conversation with one more message begins with the conversation without it. An
+        assistant's message must also begin with the opening of its turn. With any other template, the policy's context
+        in training differs from the template's text elsewhere. With `tools`, which are schemas in OpenAI's form, the
+        same must hold if the template shows them. Tools must not change how a message is written: some templates put
+        them before the last user message.
         """
         schemas = [plain_message(tool) for tool in tools]
         way_out = "needs a chat template that only appends (model.chat_template names a file with one)"
@@ -84,8 +84,8 @@ class Tokens(ABC):
             before = self._render(answered, schemas, opening=False)
             if probe == END_PROBE and not (before.startswith(opened) and probe in before):
                 raise ConfigError(
-                    "chat template: the role 'assistant' breaks it: a response does not stand behind the opening of "
-                    f"its turn as it was sampled; {way_out}"
+                    "chat template: the role 'assistant' breaks it: a response does not follow the opening of its "
+                    f"turn exactly as it was sampled; {way_out}"
                 )
             for role in roles:
                 more = [*answered, {"role": role, "name": "x", "content": "y"}]
@@ -116,8 +116,10 @@ class Tokens(ABC):
         return END_PROBE in self._render([_QUESTION], [tool], opening=True)
 
     def check_stop(self, stop: Sequence[str], who: str = "rollout.stop") -> None:
-        """ConfigError naming the first stop string that cannot occur in a response: `decode` leaves out special tokens,
-        and their spelling is sampled as that token."""
+        """ConfigError naming the first stop string that cannot occur in a response.
+
+        Such a string holds the spelling of a special token: that is sampled as the token, which `decode` leaves out.
+        """
         for text in stop:
             hidden = next((special for special in self._special_texts() if special in text), None)
             if hidden is None:
@@ -144,22 +146,22 @@ class Tokens(ABC):
 
     @abstractmethod
     def _encode_text(self, text: str) -> tuple[int, ...]:
-        """The ids of a text of the template, special tokens recognised and none added."""
+        """The ids of a rendered text. Special tokens in it are recognised; none are added."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens left out."""
+        """The text of the ids, without special tokens."""
 
     def piece(self, id_: int) -> bytes:
-        """The bytes of a token in a text, special tokens included; the joined bytes of a text's tokens are the text.
+        """The bytes of a token in a text, also of a special token; the joined bytes of a text's tokens are the text.
 
-        By default each token is decoded by itself, so a character that spans several tokens is lost.
+        By default each token is decoded alone, so a character that spans several tokens is lost.
         """
         return self.decode([id_]).encode()
 
     @abstractmethod
     def save(self, directory: Path) -> None:
-        """Write the tokenizer's files, chat template included, into a model directory."""
+        """Write the tokenizer's files, including the chat template, into a model directory."""
 
 
 def _after_probe(text: str) -> str:

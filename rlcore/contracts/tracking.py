@@ -1,8 +1,8 @@
-"""Trackers, which get a run's metrics in addition to its files. A plugin offers one by the hook `rlcore_trackers`.
+"""Trackers, which get a run's metrics in addition to its files. A plugin offers one with the hook `rlcore_trackers`.
 
-`track.to` names the trackers of a run. Each is made from a `TrackContext` and gets the configuration in `start()`, the
-metrics of every step in `log()`, samples as text in `log_samples()`, and `close()` at the end. All calls come one after
-another from a separate thread, so a slow tracker does not delay a step.
+`track.to` names the trackers of a run. The run creates each from a `TrackContext`. It passes the configuration to
+`start()`, the metrics of every step to `log()`, and samples as text to `log_samples()`, and calls `close()` at the end.
+A separate thread makes all calls, one after another, so a slow tracker does not delay a step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TrackedSample:
     completion: str
     reward: float
     advantage: float | None
-    """None where the sample is not trained on."""
+    """None if the sample is not trained on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +56,11 @@ class TrackContext:
 class Tracker(ABC):
     """Receives the numbers of a run.
 
-    An exception in the constructor or in `start` refuses the run before its first step. After that a tracker cannot end
-    a run: if it raises, a warning names it, and only `close` is still called.
+    If the constructor or `start` raises, the run is refused before its first step. After that a tracker cannot end a
+    run: if it raises, a warning names it, and only `close` is still called.
 
-    A thin shell, like a worker class: the module is imported when planning, so heavy libraries are imported in `start`.
-    The constructor starts nothing and writes nothing.
+    The class is a thin shell, like a worker class: planning imports its module, so `start` imports heavy libraries. The
+    constructor starts nothing and writes nothing.
     """
 
     def __init__(self, context: TrackContext) -> None:
@@ -68,18 +68,18 @@ class Tracker(ABC):
 
     @abstractmethod
     def start(self, configuration: Mapping[str, Setting]) -> None:
-        """Begin, with the run's configuration by dotted key. Values of the environment are left as `${oc.env:NAME}`."""
+        """Begin, with the run's configuration by dotted key. Values from the environment stay `${oc.env:NAME}`."""
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step. Called more than once for a step, such as with those of its evaluation.
+        """Record metrics of a step. A step may have several calls, such as one with the metrics of its evaluation.
 
         Values may be NaN or infinite. A resumed run continues after its checkpoint, so steps may come a second time.
         """
 
-    # Not abstract: a tracker of metrics does nothing here, and one without a connection nothing in `close`.
+    # Not abstract: a tracker of metrics ignores samples, and one without a connection closes nothing.
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
-        """Take some samples of a step, at least one; does nothing by default.
+        """Record some samples of a step, at least one; does nothing by default.
 
         After an exception the tracker gets only metrics.
         """
@@ -96,7 +96,7 @@ class TrackerOffer:
     cls: type[Tracker]
     """Checked against `Tracker` when planning; created as `cls(context)`."""
     package: str = ""
-    """A required package; without it the run is refused with the line that installs it; empty: none."""
+    """A required package. Without it, the run is refused with the command that installs it. Empty: none."""
 
     def __post_init__(self) -> None:
         check_names(self, "name")

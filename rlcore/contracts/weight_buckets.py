@@ -1,4 +1,4 @@
-"""Weights in buckets through shared memory, between processes of one machine: the protocol, and the side that receives.
+"""Weight sync in buckets through shared memory, between processes of one machine: the protocol and the receiver.
 
 The receiver connects to a Unix socket and sends the secret of the version. It gets one block of shared memory for two
 buckets, and then a header per bucket that describes its content. It copies and confirms each bucket. The sender fills

@@ -1,12 +1,12 @@
-"""Weights that the actor's process broadcasts to all processes of all replicas: the protocol, and the side that
-receives.
+"""Weight sync by broadcast from the actor's process to all processes of all replicas: the protocol and the receiver.
 
-Each receiver connects over TCP, says the secret of the version, how many replicas take it and which group it is in.
-When all are there, the sender tells them to go on in that group, or to meet in a new one: so there is a group for each
-generation of replicas. Then comes per bucket a header over each connection, and its bytes by a broadcast.
+Each receiver connects over TCP. It sends the secret of the version, the number of replicas that take it, and its
+current group. When all have connected, the sender keeps that group or lets them meet in a new one. So there is a group
+for each generation of replicas. For each bucket, the sender then sends a header over each connection and broadcasts the
+bytes.
 
-A connection that ends ends the group, on both sides and at once. Who is left takes the rest from the copy that the
-actor's process has in host memory, as does a replica that comes back (`WeightsHandle.members` is 0).
+When a connection ends, both sides leave the group at once. The remaining receivers read the rest from the copy in the
+host memory of the actor's process. So does a restarted replica (`WeightsHandle.members` is 0).
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MEET_S = 60.0
-"""Seconds for which the sender waits for receivers after the first one, and members of a new group for each other."""
+"""Seconds that the sender waits for receivers after the first one, and that members of a new group wait for each
+other."""
 LOOK_S = 0.002
-"""Seconds between two looks at a broadcast in progress; connections are watched meanwhile."""
+"""Seconds between two checks of a broadcast in progress; connections are watched meanwhile."""
 GONE = "the other end of its connection is gone"
 
 
@@ -53,38 +54,38 @@ class Wish:
     members: int = 0
     """Replicas that take this version together; 0: this process takes it alone, from the copy in host memory."""
     processes: int = 1
-    """Of each replica."""
+    """Processes of each replica."""
     group: str = ""
-    """The group that it is in; empty: none."""
+    """The receiver's current group; empty: none."""
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """The sender's answer to those that take a version together."""
+    """The sender's answer to receivers that take a version together."""
 
     group: str
     bucket_bytes: int
     port: int = 0
-    """Of the store in which the members of a new group meet, on the sender's host; 0: the group is there already."""
+    """Port of the store, on the sender's host, in which members of a new group meet; 0: the group exists already."""
     rank: int = 0
     size: int = 0
     transport: str = "gloo"
 
 
 class BroadcastGroup:
-    """Processes of which the first one broadcasts; nothing is shared with torch's groups of this process."""
+    """Processes, the first of which broadcasts. They share nothing with torch's groups of this process."""
 
     def __init__(self, name: str, transport: str, store: Any, at: str, rank: int, size: int) -> None:
-        """Meet the others in a store; `at` is this process's address. Raises what torch raises when they do not come.
+        """Meet the other members in a store; `at` is this process's address, `transport` is nccl or gloo.
 
-        `transport` is nccl or gloo.
+        Raises torch's errors when a member does not come.
         """
         import torch.distributed as dist
 
         self.name, self.size = name, size
         store.set_timeout(timedelta(seconds=MEET_S))
         limit = timedelta(seconds=EXCHANGE_S)
-        classes: Any = dist  # stubs name those of the installed build only
+        classes: Any = dist  # stubs have only the classes of the installed build
         store.set(f"here/{rank}", "yes")
         store.wait([f"here/{index}" for index in range(size)], timedelta(seconds=MEET_S))
         if transport == "nccl":
@@ -119,14 +120,14 @@ class BroadcastGroup:
             torch.cuda.current_stream(bytes_N.device).synchronize()
 
     def abandon(self) -> None:
-        """Leave, also in the middle of a broadcast."""
+        """Leave the group, even during a broadcast."""
         with suppress(RuntimeError):
             self._group.abort()
-        self._group = None  # with its threads and connections
+        self._group = None  # also releases its threads and connections
 
 
 def watch(connections: list[socket.socket], wait_s: float = LOOK_S) -> None:
-    """Wait a moment; EOFError when a connection has ended. What has arrived on one stays there."""
+    """Wait up to `wait_s`; EOFError when a connection has ended. Data that has arrived stays unread."""
     readable, _, _ = select.select(connections, [], [], wait_s)
     for connection in readable:
         if not connection.recv(1, socket.MSG_PEEK):
@@ -136,10 +137,10 @@ def watch(connections: list[socket.socket], wait_s: float = LOOK_S) -> None:
 
 
 class GroupReceiver:
-    """Takes versions of the weights into one process of a replica, by broadcast where others take them too."""
+    """Receives versions of the weights in one process of a replica, by broadcast if other processes take them too."""
 
     def __init__(self, device: torch.device | str = "cpu", processes: int = 1) -> None:
-        """Tensors come to `device`; the replica has so many `processes`, each with a receiver."""
+        """Tensors come to `device`; the replica has `processes` processes, each with a receiver."""
         self._device, self._processes = device, processes
         self._group: BroadcastGroup | None = None
 
@@ -178,7 +179,7 @@ class GroupReceiver:
         held = "" if self._group is None else self._group.name
         with _connected(handle.path, Wish(handle.members, self._processes, held)) as connection:
             try:
-                connection.settimeout(2 * MEET_S + EXCHANGE_S)  # until all others have come, or are given up
+                connection.settimeout(2 * MEET_S + EXCHANGE_S)  # until all have come, or the sender stops waiting
                 invitation = Invitation(**json.loads(read_message(connection)))
                 connection.settimeout(EXCHANGE_S)
                 group = self._joined(invitation, connection)
@@ -195,7 +196,7 @@ class GroupReceiver:
                             yield piece.name, tensor
                 done = True
             finally:
-                if not done:  # also when the caller stops early: nothing would take the next bucket
+                if not done:  # also if the caller stops early: it would not take the next bucket
                     self.close()
 
     def _joined(self, invitation: Invitation, connection: socket.socket) -> BroadcastGroup:
@@ -203,7 +204,7 @@ class GroupReceiver:
             self.close()
             import torch.distributed
 
-            dist: Any = torch.distributed  # whose stub does not export its stores
+            dist: Any = torch.distributed  # its stub does not export the stores
             host = connection.getpeername()[0]
             store = dist.TCPStore(host, invitation.port, timeout=timedelta(seconds=MEET_S), wait_for_workers=False)
             self._group = BroadcastGroup(
@@ -215,7 +216,7 @@ class GroupReceiver:
                 invitation.size,
             )
         if self._group is None:
-            raise EOFError("the sender means a group that is not here")
+            raise EOFError("the sender chose a group that this process is not in")
         return self._group
 
 

@@ -1,4 +1,4 @@
-"""Parts of the protocols by which weights come from the actor's process."""
+"""Shared parts of the protocols that carry weights from the actor's process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH_BYTES = 8
 
 
 def read_exactly(connection: socket.socket, num: int) -> bytearray:
-    """Exactly `num` bytes of a connection; EOFError when it ends before."""
+    """Exactly `num` bytes of a connection; EOFError when it ends earlier."""
     data = bytearray(num)
     rest = memoryview(data)
     while rest:
@@ -32,12 +32,12 @@ def read_exactly(connection: socket.socket, num: int) -> bytearray:
 
 
 def send_message(connection: socket.socket, message: bytes) -> None:
-    """The message behind its length."""
+    """Send the message, preceded by its length."""
     connection.sendall(len(message).to_bytes(LENGTH_BYTES) + message)
 
 
 def read_message(connection: socket.socket) -> bytes:
-    """The message that `send_message` has sent."""
+    """The message that the other side sent with `send_message`."""
     return bytes(read_exactly(connection, int.from_bytes(read_exactly(connection, LENGTH_BYTES))))
 
 
@@ -57,21 +57,21 @@ class Piece:
 
     name: str
     dtype: str
-    """torch's name of it."""
+    """torch's name of the tensor's type."""
     shape: list[int]
     offset: int
-    """Of the bytes in their bucket."""
+    """Offset of the bytes in their bucket."""
     begin: int
-    """Of the bytes in their tensor."""
+    """Offset of the bytes in their tensor."""
     num_bytes: int
 
     def fields(self) -> list[Any]:
-        """In order, for a header."""
+        """All fields in order, for a header."""
         return [self.name, self.dtype, self.shape, self.offset, self.begin, self.num_bytes]
 
 
 class PiecesOfTensors:
-    """Puts tensors together from their pieces, which come in order."""
+    """Assembles tensors from their pieces, which come in order."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = device
@@ -86,6 +86,6 @@ class PiecesOfTensors:
         return self._unfinished.reshape(-1).view(torch.uint8)[piece.begin : piece.begin + piece.num_bytes]
 
     def finished(self, piece: Piece) -> Tensor | None:
-        """The tensor whose last piece this is."""
+        """The complete tensor if this is its last piece, else None."""
         tensor = self._unfinished
         return tensor if tensor is not None and piece.begin + piece.num_bytes == tensor.nbytes else None

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def weights_of(handle: WeightsHandle) -> Generator[tuple[str, Tensor]]:
     """Yields the name and the tensor of each weight, in host memory, one at a time.
 
-    Names are those of the model directory's safetensors files, except for the kind `adapter`: they are those of peft's
-    files. WorkerError when they cannot be read, and for kinds that are sent when the version is no longer the current
-    one. For `nccl` they come from the copy in host memory; `GroupReceiver` takes part in the broadcast.
-    Close the generator when you stop early.
+    Names are those in the model directory's safetensors files; for the kind `adapter`, those in peft's files.
+    WorkerError when the weights cannot be read; for kinds that are sent, also when the version is no longer current.
+    For `nccl`, the weights come from the copy in host memory: only `GroupReceiver` takes part in the broadcast. Close
+    the generator if you stop early.
     """
     if handle.kind == "tcp":
         yield from received(handle.path)

@@ -1,8 +1,8 @@
 """The interface of a worker, and the handles through which the controller calls it.
 
 A worker class is a thin shell: `__init__` only stores its context, `setup()` imports the heavy modules and builds the
-engine. The controller never holds a worker; it holds a `WorkerGroup` of `ReplicaHandle`s and names the method by the
-interface's own function, `await group.replicas[0].call(ActorWorker.update, batch)`, so that mypy checks the call.
+engine. The controller never holds a worker; it holds a `WorkerGroup` of `ReplicaHandle`s. A call names the method by
+the function of the interface, `await group.replicas[0].call(ActorWorker.update, batch)`, so that mypy checks it.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, eq=False)
 class WorkerContext:
-    """The input of a worker; it discovers nothing by itself."""
+    """The input of a worker, which discovers nothing by itself."""
 
     role: str
     replica: int
@@ -53,10 +53,10 @@ class WorkerContext:
     shared_prefix: SharedPrefix = SharedPrefix.NONE
     """The planned method of computing a group's prompt once for all its samples."""
     skips_rows: bool = False
-    """For an actor: rows whose advantages are all 0, or whose weight is 0, do not change a gradient, so an update may
-    skip them; decided by the plan."""
+    """For an actor: its updates may skip rows whose advantages are all 0, or whose weight is 0, because they do not
+    change a gradient. The plan decides this."""
     host: "Worker | None" = None
-    """The worker that this one is embedded in, after its `setup`; None: none."""
+    """The worker that hosts this one, after its `setup`; None: this worker is not embedded."""
     rendezvous: str = ""
     """The address where the ranks of this replica meet: `init_method` of torch.distributed; empty with one rank."""
     weights_kind: str = ""
@@ -68,7 +68,7 @@ class WorkerContext:
     memory: MemoryPlan | None = None
     """The planned memory of this process; None: unknown."""
     children: Children = field(default_factory=NoChildren)
-    """Starts killable child processes of this worker, on the worker's loop; the worker closes them."""
+    """Starts killable child processes on the worker's loop; the worker closes them."""
 
     def __str__(self) -> str:
         return f"{self.role}[{self.replica}.{self.rank}]"
@@ -132,15 +132,15 @@ class ReplicaHandle(Protocol[W_co]):
     def stream(
         self, method: Callable[Concatenate[W_co, P], AsyncIterator[R]], *args: P.args, **kwargs: P.kwargs
     ) -> AsyncGenerator[R, None]:
-        """The items of an async-generator method, as they come; `aclose()` also ends the method."""
+        """Yields the items of an async-generator method as they come; `aclose()` also ends the method."""
         ...
 
     def excuse(self) -> None:
-        """One death was caused by a request: it does not count toward `cluster.max_restarts`."""
+        """State that a request caused one death, so that it does not count toward `cluster.max_restarts`."""
         ...
 
     def restart(self, reason: str) -> None:
-        """End its processes, for a reason that is logged, as if they had died; WorkerError where it has none."""
+        """End its processes as if they had died, and log the reason; WorkerError if it has no processes."""
         ...
 
 
@@ -167,10 +167,10 @@ class WorkerGroup(Protocol[W_co]):
     def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
         """Call back, on the controller's loop, when a replica is lost and when it serves again.
 
-        Only replicas whose request says `isolated` are restarted, each as often as `cluster.max_restarts` says.
+        Only replicas whose request is `isolated` are restarted, within the limit of `cluster.max_restarts`.
         """
         ...
 
     def before_return(self, prepare: "Callable[[ReplicaHandle[Any]], Awaitable[None]]") -> None:
-        """Await this for a restarted replica before it is `alive` again, to give it the current weights."""
+        """Await `prepare` for a restarted replica before it is `alive` again, to give it the current weights."""
         ...

@@ -1,7 +1,7 @@
 """The core's test kit for plugin authors: fakes, and one conformance suite per kind of offer.
 
-`rlcore.testing.null` is a plugin with a torch-free policy, `ByteTokens` (model.tokenizer=bytes) a tokenizer without
-files; the suites (`rlcore.testing.suites`) check what a plugin offers, `check_plugin` what it declares.
+`rlcore.testing.null` is a plugin with a torch-free policy. `ByteTokens` (model.tokenizer=bytes) is a tokenizer without
+files. The suites (`rlcore.testing.suites`) test the objects that a plugin offers; `check_plugin` checks its hooks.
 """
 
 from typing import TYPE_CHECKING

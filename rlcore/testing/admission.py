@@ -1,4 +1,4 @@
-"""Rejects requests for a while when a server sleeps."""
+"""Holds requests back while a server sleeps."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ class SleepGate:
 
     @asynccontextmanager
     async def inside(self) -> AsyncIterator[None]:
-        """Holds one request, which waits at the entrance while the gate is closed."""
+        """A context for one request, which waits to enter while the gate is closed."""
         await self._open.wait()
         self._num_inside += 1
         self._empty.clear()
@@ -32,6 +32,6 @@ class SleepGate:
         self._open.set()
 
     async def close(self) -> None:
-        """Admit no more requests, and wait until those inside have left."""
+        """Stop admitting requests, and wait until those inside have left."""
         self._open.clear()
         await self._empty.wait()

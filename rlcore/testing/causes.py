@@ -1,7 +1,7 @@
-"""Runs whose samples and rewards a test holds back, and a record of what happened in which order.
+"""Runs whose samples and rewards a test holds back, and a record of their events in order.
 
-For tests that say "this begins before that" by causes instead of timings: what must come later is held back until the
-other has been seen, so that a trainer which waits for it never ends the step and `play` raises within seconds.
+A test can state "this begins before that" without timings. It holds the later event back until the record has the
+earlier one. A trainer that waits for the later event first never ends its step, and `play` raises within seconds.
 """
 
 import asyncio
@@ -37,24 +37,24 @@ PROMPTS, SAMPLES = 3, 2
 NUM = PROMPTS * SAMPLES
 """Samples of a step."""
 LIMIT_S = 15.0
-"""Timeout of a run, which must have stalled by then."""
+"""Timeout of a run: one that takes longer has stalled."""
 QUIET_S = 0.15
-"""After this long without an event, everything that could begin by itself has begun."""
+"""Seconds without an event after which everything that could begin has begun."""
 
 
 class Event(NamedTuple):
     """One event of a run.
 
-    Of one sample: 'sampled' (the agent loop has it), 'asked' (the reward manager has it), 'scored'. Of a pass over
-    prompts: 'issued'. Of a step: 'reference', 'logprobs', 'values' and the same with ' done', 'updating', 'updated',
-    'published'; 'evaluated'.
+    A sample has 'sampled' (the agent loop has it), 'asked' (the reward manager has it) and 'scored'. A pass over
+    prompts has 'issued'. A step has 'reference', 'logprobs' and 'values', each also with ' done', and 'updating',
+    'updated' and 'published'. An evaluation has 'evaluated'.
     """
 
     what: str
     step: int
-    """The number of the pass that issued the sample, from 1, or that of the step; 0 for evaluations."""
+    """Number of the step, or of the pass that issued the sample, from 1; 0 for evaluations."""
     prompt: int = -1
-    """The place of the sample's prompt in its pass."""
+    """Index of the sample's prompt in its pass."""
     sample: int = -1
 
 
@@ -68,9 +68,9 @@ class Events:
     def __init__(self) -> None:
         self.seen: list[Event] = []
         self.minibatches: list[Batch] = []
-        """Of every update."""
+        """The mini-batch of every update."""
         self.where: dict[tuple[str, int], tuple[int, int]] = {}
-        """The pass of each prompt and epoch, and its place there; pass 0 for evaluations."""
+        """(prompt, epoch) -> (pass, index of the prompt in it); pass 0 for evaluations."""
         self.trainer: Trainer
         self._changed = asyncio.Event()
 
@@ -84,7 +84,7 @@ class Events:
         return sum(event.what == what and step in (None, event.step) for event in self.seen)
 
     def places(self, what: str, step: int | None = None) -> list[int]:
-        """The places of such events in the record, in that step or in any."""
+        """Indices of such events in the record, in that step or in any."""
         return [at for at, event in enumerate(self.seen) if event.what == what and step in (None, event.step)]
 
     async def until(self, what: str, step: int | None = None, count: int = 1) -> None:
@@ -94,7 +94,7 @@ class Events:
             await self._changed.wait()
 
     async def quiet(self) -> None:
-        """Wait until nothing more happens by itself."""
+        """Wait until no more events come."""
         known = -1
         while known < len(self.seen):
             known = len(self.seen)
@@ -115,9 +115,9 @@ class Script:
     """The holds on samples and rewards, and the rewards themselves."""
 
     sample: Hold = at_once
-    """Before the trainer gets a finished sample; those behind it in the same pass wait, too."""
+    """Awaited before the trainer gets a finished sample. Later samples of the same pass wait, too."""
     reward: Hold = at_once
-    """Before the trainer gets a sample's reward; others go past it."""
+    """Awaited before the trainer gets a sample's reward. Other rewards may overtake it."""
     score: Callable[[Trajectory], Reward] = chance
     evaluate_after: int = 0
     """Evaluate after this step; 0: never."""
@@ -164,7 +164,7 @@ async def play(plan: RunPlan, directory: Path, script: Script, steps: int, last_
 def played(
     directory: Path, script: Script, steps: int, *settings: dict[str, Any], last_step: int | None = None
 ) -> Events:
-    """`play` on the null model, unless the settings say otherwise, with mini-batches of one prompt."""
+    """Runs `play` with mini-batches of one prompt, on the null model by default."""
     directory.mkdir(exist_ok=True)
     more: dict[str, Any] = {
         "rollout.samples_per_prompt": SAMPLES,
@@ -180,7 +180,7 @@ def played(
 
 
 def _watched(run: Runtime, events: Events, script: Script) -> Runtime:
-    """The run with its agent loop and reward manager behind the script, and its models under watch."""
+    """The run, with a script that controls its agent loop and reward manager, and a record of its models' calls."""
     agent = _Agent(run.agent, events, script)
     actor: Any = _Group(run.actor.replicas, events)
     reference: Any = run.reference and _Group(run.reference.replicas, events)
@@ -296,7 +296,7 @@ class _Critic(CriticEngine):
 
 
 class _Group:
-    """Replicas whose forward passes are noted."""
+    """Replicas whose forward passes are recorded."""
 
     def __init__(self, replicas: Sequence[Any], events: Events) -> None:
         self.replicas: Any = [_Replica(replica, events) for replica in replicas]

@@ -37,22 +37,22 @@ class Report:
 
     subject: str
     problems: tuple[str, ...]
-    """Breaches of a contract: the plugin cannot be used, or will fail later."""
+    """Breaches of a contract, with which the plugin cannot be used or will fail later."""
     warnings: tuple[str, ...]
-    """Things that work and should be improved."""
+    """Properties that work but should be improved."""
 
     @property
     def ok(self) -> bool:
-        """True without problems."""
+        """True if there are no problems."""
         return not self.problems
 
 
 def check_plugin(name_or_path: str) -> Report:
     """Problems and warnings of an installed plugin, or of a plugin in a .py file.
 
-    Loads it and calls its hooks, except for the one that needs a run's requests; imports the functions it refers to,
-    and calls estimators, losses and selections on a small batch. Heavy imports can only be seen in a process that has
-    not done them already, so run it in a fresh one.
+    Loads the plugin and calls its hooks, except for the one that needs a run's requests. Imports the functions that the
+    offers name, and calls estimators, losses and selections on a small batch. Run it in a fresh process: it cannot see
+    heavy imports that the process has done before.
     """
     return checked_hooks(name_or_path)[0]
 
@@ -94,7 +94,7 @@ def _offers(hooks: Hooks, name: str) -> list[Offer[Any]]:
 
 
 def _clashes(hooks: Hooks, provider: Provider) -> list[str]:
-    """Names that the plugin offers twice, or that the core offers, too: neither offer could be chosen."""
+    """Names with two offers, both of the plugin or one of the core: a configuration could choose neither."""
     kinds: tuple[tuple[str, Sequence[Offer[Any]]], ...] = (
         ("reward function", hooks.reward_functions()),
         ("reward manager", hooks.reward_managers()),
@@ -146,21 +146,21 @@ def _problems(offer: Offer[Any]) -> list[str]:
 
 
 def _check_reward(offer: Offer[RewardFunction]) -> None:
-    """Imports the function and reads its signature; what a configuration may give as `kwargs` is taken as given."""
+    """Imports the function and reads its signature, as if a configuration gave every possible entry of `kwargs`."""
     value = offer.value
     whose = f"{offer.provider}: reward function '{value.name}'"
     with boundary(whose, PluginError, CALLED), limited(whose):
         target = import_target(value.target)
     required = set(_required(target))
     if is_factory(target, dict.fromkeys(required)):
-        return  # what it makes depends on `kwargs`
+        return  # the function that it returns depends on `kwargs`
     by_sample = set() if isinstance(target, type) else required & SAMPLE_NAMES
     constants = required - by_sample if by_sample or isinstance(target, type) else set()
     read_signature(value.name, target, dict.fromkeys(constants), value.scope.value)
 
 
 def _required(target: Any) -> list[str]:
-    """The names that a function, or a class's constructor, cannot be called without."""
+    """The required parameters of a function, or of a class's constructor."""
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):

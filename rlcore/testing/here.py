@@ -22,7 +22,7 @@ LETTERS = "rlcore.testing.letters:count_letter"
 
 @asynccontextmanager
 async def open_children(processes: bool) -> AsyncIterator[Children]:
-    """Children of a test, ended with it: with `processes` real ones, else stand-ins that run in this process."""
+    """Children that end with the block: real ones with `processes`, else stand-ins that run in this process."""
     children = ChildProcesses() if processes else HereChildren()
     try:
         yield children
@@ -31,7 +31,7 @@ async def open_children(processes: bool) -> AsyncIterator[Children]:
 
 
 class HereChild:
-    """A child without a process: for code that neither hangs nor crashes."""
+    """A child without a process, for code that neither hangs nor crashes."""
 
     alive = True
 
@@ -39,11 +39,11 @@ class HereChild:
         self._served, self.name = served, name
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
-        """The method's result for copies of its arguments; its exceptions become those that a child would send."""
+        """The method's result for copies of its arguments. Its exceptions become those that a child would send."""
         copies = pickle.loads(pickle.dumps(args))
 
         def work() -> Any:
-            with boundary("", ChildError, CALLED):  # a future takes no StopIteration
+            with boundary("", ChildError, CALLED):  # a future cannot hold a StopIteration
                 return getattr(self._served, method)(*copies)
 
         try:
@@ -64,7 +64,7 @@ class HereChildren:
         self.started: list[HereChild] = []
 
     async def start(self, target: str, *args: Any, name: str, **limits: Any) -> Child:
-        """See `rlcore.contracts.children.Children`; limits are those of a process."""
+        """See `rlcore.contracts.children.Children`. Limits of a process are ignored."""
         self.started.append(HereChild(import_target(target)(*args), name))
         return self.started[-1]
 
@@ -73,9 +73,9 @@ class HereChildren:
 
 
 class RunChildren:
-    """Children of a run: real ones, but for reward functions that `stands_in` admits a stand-in.
+    """Children of a run: stand-ins for the reward functions that `stands_in` admits, else real ones.
 
-    Starting a process for one takes longer than most runs of tests.
+    Starting a process takes longer than most runs of tests.
     """
 
     def __init__(self, stands_in: Callable[[FunctionSpec], bool]) -> None:
@@ -83,7 +83,7 @@ class RunChildren:
         self._processes = ChildProcesses()
 
     async def start(self, target: str, *args: Any, name: str, **limits: Any) -> Child:
-        """See `rlcore.contracts.children.Children`. A function with a limit of memory gets a process for it."""
+        """See `rlcore.contracts.children.Children`. A function with a memory limit always gets a process."""
         if target == SERVED:
             spec, memory_gib = args
             if not memory_gib and self._stands_in(spec):
@@ -91,13 +91,13 @@ class RunChildren:
         return await self._processes.start(target, *args, name=name, **limits)
 
     async def close(self) -> None:
-        """End the real ones."""
+        """End the real children."""
         await self._processes.close()
 
 
 @contextmanager
 def letters_here() -> Iterator[None]:
-    """Runs in the block need no process for `count_letter`."""
+    """In the block, runs need no process for `count_letter`."""
     here = partial(RunChildren, lambda spec: spec.target == LETTERS)
     with patch("rlcore.runtime.launch.ChildProcesses", here):
         yield
@@ -105,10 +105,10 @@ def letters_here() -> Iterator[None]:
 
 @contextmanager
 def rewards_here() -> Iterator[None]:
-    """In the block reward functions of runs and of `reward_context` need no process: none may hang, crash or exit."""
+    """In the block, reward functions of runs and of `reward_context` need no process. None may hang, crash or exit."""
     here = partial(RunChildren, lambda spec: True)
     with (
-        patch.object(sys, "path", [*sys.path]),  # files of functions are put there
+        patch.object(sys, "path", [*sys.path]),  # `import_target` adds the directories of functions' files
         patch("rlcore.runtime.launch.ChildProcesses", here),
         patch("rlcore.testing.rewards.ChildProcesses", here),
     ):

@@ -1,6 +1,6 @@
 """Hostile answers of services, agents, rows and files, for property tests; needs the package hypothesis.
 
-`settings_of_fuzz` reads the number of examples from RLCORE_FUZZ_EXAMPLES; without it a test is the same every time.
+`settings_of_fuzz` reads the number of examples from RLCORE_FUZZ_EXAMPLES. Without it, a test is the same every time.
 """
 
 import copy
@@ -41,7 +41,7 @@ NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 
 
 def settings_of_fuzz(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The settings of a property test with that many examples, unless RLCORE_FUZZ_EXAMPLES says otherwise."""
+    """The settings of a property test: this number of examples, unless RLCORE_FUZZ_EXAMPLES sets another."""
     num_examples = int(os.environ.get(EXAMPLES, "0"))
     return settings(
         max_examples=num_examples or examples,
@@ -53,19 +53,19 @@ def settings_of_fuzz(examples: int) -> Callable[[Callable[..., None]], Callable[
 
 
 def texts() -> st.SearchStrategy[str]:
-    """Any text, lone surrogates and control characters included."""
+    """Any text, including lone surrogates and control characters."""
     return st.one_of(st.sampled_from(NASTY_TEXTS), st.text(st.characters(codec=None), max_size=30))
 
 
 def scalars() -> st.SearchStrategy[Any]:
-    """Any JSON value that is not a container, as Python reads it: NaN and infinity included."""
+    """Any JSON value that is not a container, as Python reads it, including NaN and infinity."""
     return st.one_of(
         st.none(), st.sampled_from(NASTY_NUMBERS), st.sampled_from(NOT_FINITE), st.integers(), st.floats(), texts()
     )
 
 
 def nested(depth: int) -> Any:
-    """Lists and objects in one another."""
+    """Lists and objects, nested to this depth."""
     value: Any = 1
     for level in range(depth):
         value = [value] if level % 2 else {"k": value}
@@ -73,7 +73,7 @@ def nested(depth: int) -> Any:
 
 
 def json_values() -> st.SearchStrategy[Any]:
-    """Any JSON, also too deeply nested."""
+    """Any JSON, including values that are nested too deep."""
     shallow = st.recursive(
         scalars(),
         lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts(), inner, max_size=4)),
@@ -89,7 +89,7 @@ def encoded(value: Any) -> bytes:
 
 @st.composite
 def changed(draw: st.DrawFn, value: Any) -> Any:
-    """The JSON value with one place in it, at any depth, replaced, removed or renamed."""
+    """The JSON value with one entry, at any depth, replaced, removed or renamed."""
     found = copy.deepcopy(value)
     places = _places(found)
     if not places:
@@ -108,7 +108,7 @@ def changed(draw: st.DrawFn, value: Any) -> Any:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) in it."""
+    """Every (container, key) in the value."""
     found: list[tuple[Any, Any]] = []
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in inner:
@@ -118,7 +118,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 @st.composite
 def damaged(draw: st.DrawFn, data: bytes) -> bytes:
-    """The bytes as a bad disk or a crash leaves them: flipped, cut, overwritten, with insertions, or empty."""
+    """The bytes as a bad disk or a crash may leave them: flipped, cut, overwritten, with insertions, or empty."""
     at = draw(st.integers(0, max(0, len(data) - 1)))
     how = draw(st.sampled_from(("flip", "cut", "zeros", "insert", "empty", "twice", "noise")))
     if how == "flip" and data:

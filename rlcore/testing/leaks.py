@@ -12,7 +12,7 @@ from pathlib import Path
 from rlcore.contracts.templates import template_child
 
 PATIENCE_S = 3.0
-"""Seconds that ending threads and processes may take to be gone."""
+"""Seconds within which ending threads and processes must be gone."""
 
 
 class Leaked(AssertionError):
@@ -27,7 +27,7 @@ class _Held:
     tasks: frozenset["asyncio.Task[object]"]
 
     def beyond(self, before: "_Held") -> list[str]:
-        """Names everything that is held now and was not before."""
+        """Names of everything that is held now and was not held before."""
         found = [f"process {process}" for process in sorted(self.processes - before.processes)]
         found += [f"thread '{thread.name}'" for thread in self.threads - before.threads]
         found += [f"descriptor {number} ({where})" for number, where in sorted(self.descriptors - before.descriptors)]
@@ -38,10 +38,9 @@ class _Held:
 def leaks() -> Iterator[None]:
     """Raise `Leaked`, naming everything that the block leaves behind.
 
-    Looks at the descendants of this process, its threads, its open descriptors and, when a loop is running in this
-    thread, its tasks. The process that renders chat templates for this one is left out. Around a block with awaits in
-    it only what the loop has ended by then counts as gone; put it around `asyncio.run` to include everything the loop
-    itself holds. Needs /proc (Linux).
+    Looks at the descendants of this process, its threads, its open descriptors and, if a loop is running in this
+    thread, the loop's tasks. The process that renders chat templates for this one is left out. Put it around
+    `asyncio.run`, because a running loop may still hold resources that it frees later. Needs /proc (Linux).
     """
     before = _held()
     yield
@@ -58,7 +57,7 @@ def _held() -> _Held:
     except RuntimeError:  # no loop is running in this thread
         tasks = frozenset()
     threads = frozenset(thread for thread in threading.enumerate() if thread.is_alive())
-    kept = template_child()  # one per process, which outlives runs
+    kept = template_child()  # there is one per process, and it outlives runs
     ours = {kept.pid} if kept else set()
     processes = descendants(os.getpid()) - ours if _has_children(ours) else set()
     pipes = {pipe.fileno() for pipe in (kept.stdin, kept.stdout) if pipe} if kept else set()
@@ -94,9 +93,10 @@ def descendants(parent: int) -> set[int]:
 
 
 def _has_children(besides: set[int]) -> bool:
-    """False if this process has no children but these: a file per thread; a walk through /proc takes milliseconds.
+    """False if this process has no other children than these.
 
-    True where the kernel does not keep these files, or a thread has just ended.
+    Reads one file per thread, because a walk through /proc takes milliseconds. True if the kernel does not keep these
+    files, or if a thread has just ended.
     """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -6,5 +6,5 @@ import pytest
 
 
 def needs(module: str, how: str) -> pytest.MarkDecorator:
-    """Skips a test where `module` is not installed, with the command that installs it."""
+    """Skips a test if `module` is not installed; the reason is the command that installs it."""
     return pytest.mark.skipif(find_spec(module) is None, reason=f"{module} cannot be imported: {how}")

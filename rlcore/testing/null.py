@@ -1,9 +1,8 @@
 """The plugin `null`: workers without torch, so that a whole run can be tested in milliseconds.
 
-Its policy is one softmax over the byte vocabulary, the same at every position, trained by a plain policy gradient with
-Adam in float64: real numbers, so that "bitwise equal after resume" means something. `SETTINGS` are the overrides of a
-run with it. Nothing reads `model.path`: training starts from the
-uniform distribution.
+Its policy is one softmax over the byte vocabulary, the same at every position. A plain policy gradient with Adam in
+float64 trains it. These are real numbers, so "bitwise equal after resume" is a real test. `SETTINGS` are the overrides
+of a run with it. `model.path` is not read: training starts from the uniform distribution.
 
 Shape letters: B rows, T token positions, V vocabulary.
 """
@@ -50,7 +49,7 @@ SETTINGS: tuple[str, ...] = (
     "reward.functions.letters.fn=count_letter",
     "reward.functions.letters.children=1",
 )
-"""Overrides of a run on this plugin; it is enabled by `--plugin null`. Its 16 prompts come with rlcore."""
+"""Overrides of a run on this plugin, which `--plugin null` enables. rlcore ships its 16 prompts."""
 
 
 def logprobs_of(logits_V: Float64s, batch: Batch, temperature: float) -> Float32s:
@@ -67,7 +66,7 @@ def _settings(context: WorkerContext) -> NullSection:
 
 
 class NullActor(Busy, ActorWorker):
-    """A unigram policy; busy with updates, log-probs and, of the embedded rollout, sampling."""
+    """A unigram policy. Its busy time covers updates, log-probs and the sampling of an embedded rollout."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
@@ -106,7 +105,7 @@ class NullActor(Busy, ActorWorker):
         if self.num_updates == self.settings.fail_at_update:
             raise RuntimeError(f"update {self.num_updates} fails, as plugins.null.fail_at_update says")
         if minibatch.weights_B is not None and not minibatch.weights_B.any():
-            return {"actor/skipped": 1.0}  # Adam would move the weights on a gradient of nothing
+            return {"actor/skipped": 1.0}  # Adam would move the weights even with a gradient of 0
         loss, gradient_V = self._gradient(minibatch)
         if self.num_updates in self.settings.nan_updates:
             gradient_V = gradient_V * np.nan
@@ -122,7 +121,7 @@ class NullActor(Busy, ActorWorker):
         return metrics | self._of_policy(minibatch)
 
     def _of_policy(self, minibatch: Batch) -> Metrics:
-        """Entropy, KL from the reference, and how far the sampler is from the weights that were published."""
+        """Metrics: entropy, KL from the reference, and the distance of the sampler from the published weights."""
         temperature, tokens = self.context.config.rollout.temperature, minibatch.tokens
         logprobs_V, mask_BT = log_softmax(self.logits_V, temperature), tokens.loss_mask_BT
         metrics = {"policy/entropy": -float((np.exp(logprobs_V) * logprobs_V).sum())}
@@ -194,7 +193,7 @@ class NullActor(Busy, ActorWorker):
         _write(directory, self._copied)
 
     def _saved(self) -> dict[str, Float64s | dict[str, Any]]:
-        """Contents of the files of a checkpoint; arrays are replaced by updates and never changed."""
+        """Contents of the files of a checkpoint. Updates replace arrays and never change them."""
         counters = {
             "num_updates": self.num_updates,
             "num_adam_steps": self.num_adam_steps,
@@ -239,7 +238,7 @@ def _load(path: Path) -> Float64s:
 
 
 class NullReference(ReferenceWorker):
-    """The policy at its start: uniform."""
+    """The initial policy, which is uniform."""
 
     def setup(self) -> None:
         """Does nothing: the policy needs no files."""
@@ -271,7 +270,7 @@ class NullRollout(RolloutWorker):
 
 
 class NullReplica(RolloutWorker):
-    """Samples in a separate process with the weights that it was last handed."""
+    """Samples in a separate process, with the weights that it loaded last."""
 
     def setup(self) -> None:
         self._settings = _settings(self.context)

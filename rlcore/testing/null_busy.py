@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 
 class Busy:
-    """A worker that counts what it computes."""
+    """A worker that measures its CPU time."""
 
     busy_s = 0.0
-    """CPU seconds so far of the blocks below."""
+    """CPU seconds spent so far in blocks of `busy`."""
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """The model is at work."""
+        """Counts the block's CPU time."""
         began = time.thread_time()
         try:
             yield

@@ -1,7 +1,7 @@
 """A critic without torch: one value per place in a response, independent of the tokens.
 
-Shape letters: B rows, T token positions, L places, counted in sampled tokens of a row from 0; the last one stands for
-all later ones.
+Shape letters: B rows, T token positions, L places. A place is the number of earlier sampled tokens of the row; the last
+place covers all later ones.
 """
 
 import json
@@ -19,11 +19,11 @@ from rlcore.types import Batch, Float32s, Metrics
 
 PLACES = 64
 RATE = 0.5
-"""Share of the way to the mean return that an update goes."""
+"""Share of the distance to the mean return by which an update moves a value."""
 
 
 class NullCritic(Busy, CriticWorker):
-    """Values that move towards the mean return of their place; the critic engine's settings are not read."""
+    """Values that move towards the mean return of their place. The settings of the critic engine are not read."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
@@ -38,7 +38,7 @@ class NullCritic(Busy, CriticWorker):
             return np.where(mask_BT, self.values_L[_places(batch)], 0.0).astype(np.float32)
 
     def update(self, minibatch: Batch) -> Metrics:
-        """Half the mean squared distance from the returns, before the update; ValueError without returns."""
+        """Returns half the mean squared distance from the returns before the update; ValueError without returns."""
         if minibatch.returns_BT is None:
             raise ValueError("the mini-batch has no returns")
         with self.busy():
@@ -74,7 +74,7 @@ def _write(directory: Path, values_L: npt.NDArray[np.float64]) -> None:
 
 
 def _places(batch: Batch) -> npt.NDArray[np.int64]:
-    """(B, T) number of the row's tokens that were sampled before."""
+    """(B, T) number of the row's tokens that were sampled earlier."""
     mask_BT = batch.tokens.loss_mask_BT
     places_BT: npt.NDArray[np.int64] = np.clip(np.cumsum(mask_BT, axis=1) - mask_BT, 0, PLACES - 1)
     return places_BT

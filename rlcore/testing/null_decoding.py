@@ -22,7 +22,7 @@ Float64s = npt.NDArray[np.float64]
 
 
 def log_softmax(logits_V: Float64s, temperature: float) -> Float64s:
-    """(V,) log-probs of softmax(logits / temperature); of the logits themselves at temperature 0, which is greedy."""
+    """(V,) log-probs of softmax(logits / temperature); at temperature 0, which is greedy, of softmax(logits)."""
     scaled_V = logits_V / (temperature or 1.0)
     shifted_V = scaled_V - scaled_V.max()
     return np.asarray(shifted_V - np.log(np.exp(shifted_V).sum()))
@@ -35,10 +35,10 @@ async def decode(
     decoded_so_far: Callable[[int], None] = lambda decoded: None,
     busy: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> AsyncGenerator[Completion, None]:
-    """Short completions first, as if all rows were decoded together, a token every `token_s`.
+    """Yields short completions first, as if all rows were decoded together with `token_s` per token.
 
-    `policy` says version, number of the update, and logits; when it says something else than before, rows that have
-    not ended go on with that.
+    `policy` returns version, number of the update, and logits. When these change, unfinished rows continue with the new
+    logits.
     """
     began = time.monotonic()
     with busy():
@@ -80,7 +80,7 @@ class _Row:
         self.ids_N = self._drawn_N
 
     def draw(self, logits_V: Float64s, version: int, start: int) -> None:
-        """Draw the tokens from `start` on with these weights."""
+        """Draw the tokens at `start` and later with these weights."""
         sampling = self.request.sampling
         logprobs_V = log_softmax(logits_V, sampling.temperature)
         if sampling.temperature == 0:
@@ -95,7 +95,7 @@ class _Row:
         self.ids_N = self._drawn_N[:length]
 
     def completion(self, generate_s: float) -> Completion:
-        """The row, which has ended; new weights that came after its last token are not among its versions."""
+        """The completion of a row that has ended, without versions that came after its last token."""
         last = max(0, len(self.ids_N) - 1)
         return Completion(
             request_id=self.request.id,
@@ -112,7 +112,7 @@ class _Row:
 def _end(ids_N: npt.NDArray[np.int32], sampling: Sampling) -> tuple[int, FinishReason]:
     """(tokens to keep, finish reason): a row ends at the end token, or at the token that completes a stop string."""
     ends = [int(index) + 1 for index in np.flatnonzero(ids_N == ByteTokens.EOS)[:1]]
-    # the end token is not a byte, but it has to keep its place
+    # the end token is not a byte, but has to keep its place
     text = bytes(int(id_) % 256 for id_ in ids_N)
     ends += [text.index(stop.encode()) + len(stop.encode()) for stop in sampling.stop if stop.encode() in text]
     return (min(ends), FinishReason.STOP) if ends else (len(ids_N), FinishReason.LENGTH)

@@ -1,4 +1,4 @@
-"""Plugin packages for tests, as an installer would leave them."""
+"""Plugin packages for tests, as an installer would write them."""
 
 import importlib
 import os
@@ -20,9 +20,9 @@ def write_package(
     requires: Sequence[str] = ("rlcore>=0.1,<0.2",),
     entry_points: Mapping[str, Mapping[str, str]] | None = None,
 ) -> str:
-    """A module and the metadata of its distribution below `site`, a directory on sys.path; returns the module's name.
+    """Write a module and its distribution's metadata below `site`, a directory on sys.path; returns the module's name.
 
-    Without `entry_points` the module is a plugin of the module's name. `source` is dedented.
+    Without `entry_points`, the module is a plugin of the same name. `source` is dedented.
     """
     distribution = distribution or module.replace("_", "-")
     site.mkdir(parents=True, exist_ok=True)
@@ -33,9 +33,9 @@ def write_package(
 
 
 def write_metadata(site: Path, project: Path) -> list[str]:
-    """Metadata below `site` of the project whose directory has a pyproject.toml; returns the names of its plugins.
+    """Write metadata of the project, a directory with a pyproject.toml, below `site`; returns the names of its plugins.
 
-    With `site` and the project's directory on sys.path its plugins are found, as after an installation.
+    With `site` and the project's directory on sys.path, rlcore finds the plugins as after an installation.
     """
     described = tomllib.loads((project / "pyproject.toml").read_text("utf-8"))["project"]
     groups = described.get("entry-points", {})
@@ -60,7 +60,7 @@ def _write_metadata(
 
 @contextmanager
 def importable(site: Path) -> Iterator[Path]:
-    """Make the packages in `site` importable, with their metadata. Afterwards their modules are unloaded."""
+    """Make the packages in `site` importable, with their metadata, and unload their modules afterwards."""
     site.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(site))
     importlib.invalidate_caches()
@@ -70,6 +70,6 @@ def importable(site: Path) -> Iterator[Path]:
     finally:
         sys.path.remove(str(site))
         directory = str(site)
-        for name, module in list(sys.modules.items()):  # thousands, of which few are new
+        for name, module in list(sys.modules.items()):  # thousands of modules, few of them new
             if before.get(name) is not module and os.path.dirname(getattr(module, "__file__", None) or "") == directory:
                 del sys.modules[name]

@@ -15,7 +15,7 @@ from rlcore.contracts.workers import Worker
 
 RLCORE_API = "1"
 BROKEN = "probes break"
-"""A probe whose run directory has a file of this name fails to set up."""
+"""Name of a file; a probe with such a file in its run directory fails in `setup`."""
 
 
 class Probe(Worker):
@@ -41,7 +41,7 @@ class Probe(Worker):
         return value
 
     async def echo_later(self, value: Any) -> Any:
-        """The value, from a coroutine."""
+        """The value, returned by a coroutine."""
         await asyncio.sleep(0)
         return value
 
@@ -63,7 +63,7 @@ class Probe(Worker):
             self.num_ended += 1
 
     def ended(self) -> int:
-        """The number of its streams that have ended."""
+        """Number of this probe's streams that have ended."""
         return self.num_ended
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Probe(Worker):
 
 
 class EmbeddedProbe(Probe):
-    """A probe inside another."""
+    """A probe that is embedded in another one."""
 
     def host(self) -> str:
         """Role and replica of its host: 'probe[1.0]'; empty without one."""
@@ -91,7 +91,7 @@ def requests(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
 
 
 def build(context: BuildContext) -> AgentLoop:
-    """Never called: a suite starts workers only."""
+    """Not called, because a suite starts only workers."""
     raise NotImplementedError
 
 

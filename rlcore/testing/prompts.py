@@ -16,7 +16,7 @@ from rlcore.types import Prompt
 
 
 def write_prompts(path: Path, num: int, text: str = "Say something, number {index}.") -> Path:
-    """A .jsonl file of `num` distinct prompts, whose answer is their index; returns the path."""
+    """Write `num` distinct prompts, each with its index as the answer, to a .jsonl file; returns the path."""
     rows = [{"prompt": text.format(index=index), "answer": str(index)} for index in range(num)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return path
@@ -25,23 +25,23 @@ def write_prompts(path: Path, num: int, text: str = "Say something, number {inde
 def seeded_prompts(
     prompts: Mapping[str, Sequence[Prompt]], weights: Mapping[str, float], seed: int, shuffle: bool
 ) -> IssuedPrompts:
-    """Issues the prompts in the order of `data.order=seeded`; weights are 1 where none is given."""
+    """The prompts in the order of `data.order=seeded`; missing weights are 1."""
     sources = {name: SourceConfig(weight=weights.get(name, 1.0)) for name in prompts}
     return IssuedPrompts(prompts, PromptOrderPlan(SEEDED, CORE), DataConfig(sources=sources, shuffle=shuffle), seed)
 
 
 class LeastSeen(PromptOrder):
-    """A fake order: the rows with results of the fewest groups first, ties in turn; `calls` records its inputs."""
+    """A fake order: rows with results of the fewest groups come first, ties in turn. `calls` records its inputs."""
 
     def __init__(self, context: OrderContext) -> None:
         super().__init__(context)
         self._rows = [prompt.id for name in sorted(context.prompts) for prompt in context.prompts[name]]
         self._issued = 0
         self.calls: list[tuple[int, Mapping[str, RowResults]]] = []
-        """Each call's number of rows and results."""
+        """Number of rows and results of each call."""
 
     def next(self, n: int, results: Mapping[str, RowResults]) -> Sequence[str]:
-        """Rows without results count as seen in no group."""
+        """See `PromptOrder.next`. Rows without results have no groups."""
         self.calls.append((n, dict(results)))
         size = len(self._rows)
 
@@ -58,5 +58,5 @@ class LeastSeen(PromptOrder):
         return {"issued": self._issued}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue there."""
+        """Continue from a result of `state`."""
         self._issued = state["issued"]

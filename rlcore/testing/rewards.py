@@ -1,4 +1,4 @@
-"""For authors of rewards: trajectories and a build context for tests."""
+"""Trajectories and a build context for tests of rewards."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -25,11 +25,11 @@ from rlcore.types import FinishReason, FrozenDict, Lane, Prompt, Reward, ScoredT
 T = TypeVar("T")
 
 WAIT_S = 30.0
-"""Timeout of everything that these helpers ask of a manager."""
+"""Timeout in seconds of each use of a manager by these helpers."""
 
 
 def make_prompt(index: int = 0, answer: Any = None, source: str = "test", **columns: Any) -> Prompt:
-    """A prompt of one user message; its answer is its index unless another is given."""
+    """A prompt of one user message; its answer is the index by default."""
     return Prompt(
         id=f"{source}/{index}",
         messages=(FrozenDict({"role": "user", "content": f"question {index}"}),),
@@ -42,7 +42,7 @@ def make_prompt(index: int = 0, answer: Any = None, source: str = "test", **colu
 def make_trajectory(prompt: Prompt | int = 0, sample: int = 0, text: str | None = None, **fields: Any) -> Trajectory:
     """A finished trajectory: the prompt's bytes, then those of `text`, which were sampled with log-prob -1.
 
-    `fields` replace fields of the Trajectory; `segment` that of its id.
+    `fields` replace fields of the Trajectory; `segment` replaces the segment of its id.
     """
     prompt = make_prompt(prompt) if isinstance(prompt, int) else prompt
     completion = f"{prompt.id} sample {sample}" if text is None else text
@@ -69,7 +69,7 @@ def reward_context(
     config: RunConfig | None = None,
     section: Any = None,
 ) -> BuildContext:
-    """The context that a run would build a reward manager with, but with references taken unchanged.
+    """The context from which a run would build a reward manager, except that targets are taken unchanged.
 
     `fn` of each function is 'module:name' or '/path/file.py:name'; `children` defaults to real child processes.
     """
@@ -117,7 +117,7 @@ async def stream_of(trajectories: Sequence[Trajectory]) -> AsyncIterator[Traject
 async def score_all(
     manager: RewardManager, trajectories: Sequence[Trajectory], lane: Lane = Lane.TRAIN
 ) -> list[ScoredTrajectory]:
-    """All scored trajectories, in the order the manager yields them; TimeoutError after 30 s."""
+    """All scored trajectories, in the order in which the manager yields them; TimeoutError after 30 s."""
     async with asyncio.timeout(WAIT_S), aclosing(manager.score(stream_of(trajectories), lane)) as results:  # type: ignore[type-var]
         return [result async for result in results]
 
@@ -128,7 +128,7 @@ def use_rewards(
     reward: RewardConfig | None = None,
     config: RunConfig | None = None,
 ) -> T:
-    """The result of `use` with the core's manager of these functions, started before and closed after it."""
+    """The result of `use` with the core's manager of these functions, which is started before and closed afterwards."""
 
     async def main() -> T:
         children = ChildProcesses()
@@ -150,7 +150,7 @@ def score_rewards(
     reward: RewardConfig | None = None,
     config: RunConfig | None = None,
 ) -> dict[tuple[str, int, int], Reward]:
-    """The reward of each trajectory, by prompt, sample and segment, from real children."""
+    """The reward of each trajectory by (prompt, sample, segment), computed in real children."""
     scored = use_rewards(functions, lambda manager: score_all(manager, trajectories, lane), reward, config)
     return {
         (sample.trajectory.id.prompt, sample.trajectory.id.sample, sample.trajectory.id.segment): sample.reward

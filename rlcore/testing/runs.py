@@ -12,7 +12,7 @@ from rlcore.types import Metrics
 CLOCK = "time/"
 """Prefix of metrics that a clock measures. They differ between any two runs, so comparisons leave them out."""
 VARYING_KEYS = frozenset({"latency_s", "timing"})
-"""Keys of records, apart from metrics, that are measured with a clock."""
+"""Keys of records, other than metrics, whose values a clock measures."""
 
 VARYING_ENDS = (
     "/in_flight_max",
@@ -23,7 +23,7 @@ VARYING_ENDS = (
     "/num_restarts",
     "/ejected",
 )
-"""Suffixes of metrics about the calls of rewards, not about their scores."""
+"""Suffixes of metrics that describe calls of rewards instead of their scores."""
 
 
 def untimed(metrics: Metrics) -> Metrics:
@@ -32,9 +32,9 @@ def untimed(metrics: Metrics) -> Metrics:
 
 
 def run_settings(directory: Path, num_prompts: int, **more: Any) -> dict[str, Any]:
-    """Overrides of a short run below `directory`, by dotted key, with its file of prompts; `more` wins over them.
+    """Overrides of a short run below `directory`, by dotted key. Writes its file of prompts. `more` takes precedence.
 
-    The run is on the null backend, whose plugin must be enabled, unless `more` says otherwise.
+    By default the run is on the null backend, whose plugin must be enabled.
     """
     return {
         "model.path": "none",
@@ -89,7 +89,7 @@ def _differing_tokens(one: Path, other: Path) -> Iterator[str]:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """Lines that end in a line break, which no other character of a text is: a crash may have torn off the last one."""
+    """Lines that end in a line feed. A last line without one is left out, because a crash may have cut it."""
     with path.open("rb") as file:
         return [line for line in file if line.endswith(b"\n")]
 
@@ -114,7 +114,10 @@ def _differing_checkpoints(one: Path, other: Path) -> Iterator[str]:
 
 
 def _digests(path: Path) -> Iterator[tuple[str, str]]:
-    """SHA-256 by file; the manifest repeats them, configuration and plan name the run, the state is compared parsed."""
+    """(file, SHA-256), and for the state its parsed content.
+
+    The manifest is left out because it repeats the digests, configuration and plan because they name the run.
+    """
     for file in sorted(path.rglob("*")):
         name = file.relative_to(path).as_posix()
         if name == "state.json":

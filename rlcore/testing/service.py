@@ -1,6 +1,7 @@
-"""An HTTP service on loopback whose answers are scripted, for tests of rewards and tools that ask one.
+"""An HTTP service on loopback with scripted answers, for tests of rewards and tools that call one.
 
-Plain asyncio, because tests need what HTTP servers never do: half an answer, an answer twice, none.
+It uses plain asyncio, because tests need faults that HTTP servers never have: half an answer, the same answer twice, or
+none.
 """
 
 import asyncio
@@ -23,10 +24,10 @@ class ServiceCall:
     method: str
     path: str
     headers: Mapping[str, str]
-    """By name in lower case."""
+    """Values by lower-case name."""
     body: bytes
     times: int
-    """The number of requests with this body so far, this one included."""
+    """Number of requests with this body so far, including this one."""
 
     def json(self) -> Any:
         """The body, parsed."""
@@ -42,15 +43,15 @@ class ServiceAnswer:
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     after_s: float = 0.0
-    """Pause before the answer; infinity: none ever comes."""
+    """Pause before the answer in seconds; infinity: it never comes."""
     content_type: str = "application/json"
     cut_at: int | None = None
-    """Close the connection after that many bytes of the body; -1: before any byte of the answer."""
+    """Number of body bytes after which the connection closes; -1: it closes before any byte of the answer."""
     copies: int = 1
-    """Send the whole answer that many times."""
+    """Number of times that the whole answer is sent."""
 
     def encoded(self) -> bytes:
-        """One copy, as it goes over the wire."""
+        """The bytes of one copy on the wire."""
         body = self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
         head = f"HTTP/1.1 {self.status} {REASONS.get(self.status, 'Status')}\r\nContent-Type: {self.content_type}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
@@ -62,15 +63,15 @@ Script = Callable[[ServiceCall], ServiceAnswer | Awaitable[ServiceAnswer]]
 
 
 class ScriptedService:
-    """Answers by its script, and keeps the requests."""
+    """Answers requests as its script decides, and records them."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.url = ""
-        """Of the root, without a slash at its end."""
+        """URL of the root, without a slash at its end."""
         self.calls: list[ServiceCall] = []
         self.num_open = 0
-        """Requests that are not answered yet."""
+        """Number of requests without an answer."""
         self.most_open = 0
         self.num_answered = 0
         self._times: Counter[bytes] = Counter()
@@ -94,7 +95,7 @@ class ScriptedService:
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
         try:
-            # Cancelled by `serve` alone, at the end.
+            # Only `serve` cancels this, at the end.
             with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while await self._exchange(reader, writer):
                     pass
@@ -102,7 +103,7 @@ class ScriptedService:
             writer.transport.abort()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request and its answer; False when the connection is over."""
+        """Serve one request; False when the connection has ended."""
         call = await self._read(reader)
         self.calls.append(call)
         self.num_open += 1
@@ -119,12 +120,12 @@ class ScriptedService:
         return answer.cut_at is None
 
     async def _answer(self, call: ServiceCall, reader: asyncio.StreamReader) -> ServiceAnswer | None:
-        """The script's answer, after its pause; None when the client has left meanwhile."""
+        """The script's answer, after its pause; None when the client has disconnected meanwhile."""
         answer = self.script(call)
         answer = await answer if inspect.isawaitable(answer) else answer
         if answer.after_s <= 0:
             return answer
-        # A client that goes away ends its request, as with any server that is worth its name.
+        # A client that disconnects ends its request, as with a real server.
         gone = asyncio.ensure_future(reader.read(1))
         try:
             limit_s = None if answer.after_s == float("inf") else answer.after_s
@@ -145,7 +146,7 @@ class ScriptedService:
 
 @contextmanager
 def serving(script: Script, port: int = 0) -> Iterator[ScriptedService]:
-    """The service on a separate thread, until the block ends."""
+    """Runs the service on a separate thread until the block ends."""
     service, ready = ScriptedService(script), threading.Event()
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     thread = threading.Thread(
@@ -163,6 +164,6 @@ def serving(script: Script, port: int = 0) -> Iterator[ScriptedService]:
 
 
 def chat_answer(text: str, total_tokens: int = 0) -> ServiceAnswer:
-    """The answer of an OpenAI-style chat API that says `text`."""
+    """The answer of an OpenAI-style chat API with this text."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     return ServiceAnswer({"object": "chat.completion", "choices": [choice], "usage": {"total_tokens": total_tokens}})

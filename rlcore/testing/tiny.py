@@ -1,6 +1,7 @@
 """Tiny random models and batches, for tests of code that computes with a transformers model.
 
-Meant for `model.tokenizer=bytes`: the vocabulary is large enough for `ByteTokens`, whose end-of-turn id is the models'.
+They are for `model.tokenizer=bytes`: the vocabulary is large enough for `ByteTokens`, and the models have its
+end-of-turn id.
 """
 
 from collections.abc import Sequence
@@ -20,10 +21,10 @@ END = 256
 
 
 def write_tiny_model(directory: Path, architecture: str = "Llama", seed: int = 0, **settings: Any) -> Path:
-    """Write a random float32 causal language model of the transformers class '<architecture>Config'; the directory.
+    """Write a random float32 causal language model with transformers' '<architecture>Config'; returns the directory.
 
-    Two layers, hidden size 32, four heads, a window of 256 tokens and untied weights, unless `settings` of its
-    configuration say otherwise.
+    By default it has two layers, hidden size 32, four heads, a window of 256 tokens and untied weights. `settings` of
+    its configuration replace these.
     """
     import torch
     import transformers
@@ -61,9 +62,10 @@ def write_tiny_classifier(
     num_heads: int = 4,
     of: Literal["Sequence", "Token"] = "Sequence",
 ) -> Path:
-    """Write a random float32 classifier of sequences or tokens for byte tokens; the directory. One label is a scalar.
+    """Write a random float32 classifier of sequences or tokens for byte tokens; returns the directory.
 
-    Of hidden size 32: with one attention head that is the least head size which every engine computes on a CPU.
+    One label is a scalar. The hidden size is 32. With `num_heads=1` that is also the head size, and the least one that
+    every engine computes on a CPU.
     """
     import torch
     import transformers
@@ -129,7 +131,7 @@ def random_batch(
     aggregation: Mode = "token_mean",
     advantages: Sequence[float] | None = None,
 ) -> Batch:
-    """A batch that is ready for an update: random advantages, unless given, and the weights of `aggregation`."""
+    """A batch that is ready for an update, with the weights of `aggregation`; advantages are random by default."""
     batch = collate(random_groups(num_groups, samples, seed), pad_id=END)
     drawn_B = np.random.default_rng(seed + 1).standard_normal(len(batch))
     return replace(
@@ -140,7 +142,7 @@ def random_batch(
 
 
 def batch_of_rows(groups: Sequence[Sequence[Sequence[int]]], seed: int = 0) -> Batch:
-    """A batch of rows with these token ids, ready for an update; all tokens of a row but the first were sampled."""
+    """A batch of rows with these token ids, ready for an update. All tokens of a row except the first were sampled."""
     rng = np.random.default_rng(seed)
     scored = []
     for group, rows in enumerate(groups):
@@ -168,8 +170,10 @@ def batch_of_rows(groups: Sequence[Sequence[Sequence[int]]], seed: int = 0) -> B
 
 
 def random_conversations(rng: np.random.Generator, rows: int = 6, turns: int = 4, longest: int = 12) -> list[list[int]]:
-    """Token ids of a group's rows that share some turns: some are equal, some a prefix of others, one in ten
-    has nothing in common with the rest."""
+    """Token ids of a group's rows that share some turns.
+
+    Some rows are equal, some are prefixes of others, and one in ten shares nothing with the rest.
+    """
     written: dict[tuple[int, ...], list[int]] = {}
     result = []
     for _ in range(rows):

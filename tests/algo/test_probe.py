@@ -232,7 +232,7 @@ def test_an_algorithm_that_changes_torch_in_a_later_call_is_refused(tmp_path: Pa
     assert torch.is_grad_enabled()
 
 
-def test_the_random_numbers_of_a_worker_beside_it_are_not_blamed_on_an_algorithm() -> None:
+def test_the_random_numbers_of_another_worker_are_not_blamed_on_an_algorithm() -> None:
     def beside_an_update(inputs: AdvantageInputs) -> Tensor:
         worker = Thread(target=torch.rand, args=(1,))
         worker.start()

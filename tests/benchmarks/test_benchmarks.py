@@ -224,7 +224,7 @@ def test_the_run_of_everything_hands_the_peers_peaks_on(bench: Modules) -> None:
     assert run_all.trl_peaks(None, several) == [], "the first figure is that of one time the batch"
 
 
-def test_the_run_of_everything_goes_on_behind_a_benchmark_that_fails(
+def test_run_all_continues_after_a_benchmark_that_fails(
     bench: Modules, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     python = tmp_path / "python"

@@ -142,7 +142,7 @@ def test_the_slot_with_the_fewest_calls_is_picked() -> None:
     with_pool(work, num=2)
 
 
-def test_who_loses_its_process_to_another_call_is_told_which() -> None:
+def test_the_error_of_a_call_names_the_other_call_that_killed_its_process() -> None:
     async def work(pool: ChildPool, starter: Starter) -> None:
         innocent = asyncio.create_task(ask(pool, "wait"))
         with pytest.raises(TimeoutError):

@@ -23,7 +23,7 @@ STRUCTURED = np.zeros(NUM, dtype=[("a", "f4"), ("b", "i2")])
 VALUES: dict[str, Any] = {
     "nothing": None,
     "no numbers": np.zeros((0, 7), np.float32),
-    "no numbers beside many": [np.zeros(0), np.arange(NUM, dtype=np.float32), np.zeros((3, 0))],
+    "no numbers next to many": [np.zeros(0), np.arange(NUM, dtype=np.float32), np.zeros((3, 0))],
     "few": np.arange(7),
     "many": np.arange(NUM, dtype=np.float32),
     "many, several": [np.arange(NUM, dtype=np.float32), np.arange(3, dtype=np.int8), np.arange(5, dtype=np.float64)],

@@ -2,7 +2,7 @@
 
     python ranks_on_disk.py RANK DIRECTORY MODEL
 
-What n ranks saved is in DIRECTORY/STAGE, where the next number of ranks goes on from.
+DIRECTORY/STAGE has the files of n ranks, from which the next number of ranks continues.
 """
 
 import sys

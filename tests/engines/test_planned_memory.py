@@ -66,7 +66,7 @@ def batch_of(sizes: Sizes) -> Batch:
 
 
 def held_bytes(model: Path, engine: EngineConfig, sizes: Sizes, way: SharedPrefix) -> tuple[int, int]:
-    """(the most bytes that the second update of a run holds at a time beside weights and optimizer state, number of
+    """(the most bytes that the second update of a run holds in addition to weights and optimizer state, number of
     parameters)."""
     trainer = TrainEngine(
         "causal_lm", ModelConfig(path=str(model)), engine, PolicyLoss(clip, AlgoConfig()), shared_prefix=way

@@ -184,7 +184,7 @@ def test_a_bucket_that_was_never_filled_is_not_confirmed_for_another(server: Any
         os.close(files[0])
         assert first == weight_buckets.READY
         connection.sendall((7).to_bytes(8))
-        while connection.recv(1 << 16):  # ends: the sender does not go on
+        while connection.recv(1 << 16):  # ends: the sender sends no more
             pass
 
 

@@ -144,9 +144,7 @@ def test_one_that_stops_in_the_middle_is_waited_for_no_longer_than_the_deadline(
     assert stopped_after(server, 1, lambda weights: None) == [True, True]
 
 
-def test_those_that_are_there_go_on_without_one_that_does_not_come(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_receivers_that_came_continue_without_one_that_does_not(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_groups, "MEET_S", 1.0)
     tensors, replicas = some_tensors(3), [Replica(), Replica()]
     handle = WeightsHandle(3, "nccl", server.offer(tensors), members=3)

@@ -53,7 +53,7 @@ def shown_files(document: Path) -> list[tuple[str, str]]:
 def commands(document: Path) -> list[str]:
     """The lines that begin with 'rlcore ' in the document's fenced blocks of shell, without that word.
 
-    A line that ends in a backslash goes on in the next one.
+    A line that ends in a backslash continues in the next one.
     """
     blocks = re.findall(r"```sh\n(.*?)```", re.sub(r"\\\n *", "", document.read_text()), re.DOTALL)
     return [

@@ -32,7 +32,7 @@ def plan(directory: Path, *more: str) -> RunPlan:
     return plan_run([], [*settings, "rollout.backend='null'", "reward.manager=rarity", *more], ["null", str(FILE)])
 
 
-def test_the_plan_shows_it_beside_the_functions(tmp_path: Path) -> None:
+def test_the_plan_shows_it_together_with_the_functions(tmp_path: Path) -> None:
     found = plan(tmp_path, "reward.functions.letters.fn=count_letter")
     assert [(part.name, part.served_by) for part in found.reward_components] == [("rarity", "the run's process")]
     assert [function.name for function in found.rewards] == ["letters"]

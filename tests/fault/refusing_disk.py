@@ -122,7 +122,7 @@ def _run_here(arguments: Sequence[str], log: Path, disk: Disk) -> None:
                 code = main(arguments)
         finally:
             log.with_suffix(".json").write_text(json.dumps(disk.changes))
-    except BaseException:  # noqa: BLE001  # a fork must not go on as its parent
+    except BaseException:  # noqa: BLE001  # a fork must not continue as its parent
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):

@@ -23,11 +23,11 @@ BROKEN = (3, 4)
 
 
 class Resolver:
-    """The system's resolver, but for one name, of which it says what the step is to see."""
+    """The system's resolver, except for one name: its lookups fail in the steps of BROKEN, else give 127.0.0.1."""
 
     def __init__(self, fail: Callable[["Resolver"], Any]) -> None:
         self.step, self.broken = 1, 0
-        """Of the step under way, and of lookups that failed."""
+        """The current step, and the number of failed lookups."""
         self.released = threading.Event()
         self._fail, self._really = fail, socket.getaddrinfo
 

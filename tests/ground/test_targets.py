@@ -71,7 +71,7 @@ def write(place: Path, name: str, source: str = SOURCE) -> Path:
 
 
 MADE = ["looped", "deep", "rest", "opened", "matched"]
-"""Bound by statements, to what cannot be told."""
+"""Names that statements bind to unknown values."""
 FINE = ["one", "many", "outer", "wrapped", "again", "made", "chosen", "below", "inside", "walrus", "late", "Thing"]
 IMPORTED = ["loads", "to_json"]
 

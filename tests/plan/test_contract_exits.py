@@ -168,7 +168,7 @@ def rlcore_config_sections(): return [ConfigSection('ends_wrong', Settings)]
     assert WAYS[way] in line
 
 
-def test_a_setting_whose_condition_cannot_be_told_is_the_plugins_fault(project: Project) -> None:
+def test_a_setting_whose_condition_cannot_be_evaluated_is_the_plugins_fault(project: Project) -> None:
     source = """
 from rlcore.config import option
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def test_with_a_gpu_they_are_those_of_the_table() -> None:
     assert found.config.cluster.device == "cuda"
     assert chosen(found) == values(found.config) == EMBEDDED
     assert found.origins["actor.dtype"] == "default of the machine"
-    assert found.saved["cluster"]["device"] == "cuda", "a run that goes on elsewhere says what it needs"
+    assert found.saved["cluster"]["device"] == "cuda", "a run that resumes elsewhere says what it needs"
     again = configure([found.saved], [], machine=machine(0))[1]
     assert again.config == found.config, "saved values are the user's"
     assert {choice.key for choice in found.choices} == {"cluster.device", *EMBEDDED}

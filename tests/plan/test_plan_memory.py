@@ -214,7 +214,7 @@ def test_a_micro_batch_is_what_the_budget_allows_and_rows_have_copies_by_the_way
     assert none == MicroBatchSize(padded, min(padded, 48), alone)
 
 
-def test_gradients_of_a_steps_only_micro_batch_are_not_counted_beside_its_activations() -> None:
+def test_gradients_of_a_steps_only_micro_batch_are_not_added_to_its_activations() -> None:
     sizes = ("data.max_prompt_tokens=500", "rollout.max_tokens=500", "rollout.samples_per_prompt=2")
     facts = Facts(parameters=10**6, shape=replace(LLAMA, layers=4))
     one, several = (
@@ -252,7 +252,7 @@ def test_generation_takes_the_place_of_gradients_with_packed_weights_keys_values
     assert half == pytest.approx(PROCESS + 2 * 10**9, rel=1e-3), "weights in bfloat16 are not packed"
 
 
-def test_a_cache_that_is_kept_over_new_weights_stands_beside_what_an_update_needs() -> None:
+def test_a_cache_that_is_kept_over_new_weights_adds_to_the_memory_of_an_update() -> None:
     sizes = (
         "data.max_prompt_tokens=10", "rollout.max_tokens=6", "train.prompts_per_step=4", "rollout.samples_per_prompt=2",
         "rollout.max_rows=8", "actor.backend=hf", "rollout.backend=hf", "actor.shared_prefix=none",

@@ -72,14 +72,14 @@ def test_a_run_is_checked_with_the_numbers_of_the_table(row: tuple[str, int]) ->
     assert memory_of_phases(made)["main"]["update"] >= made.memory_bytes["actor"]
 
 
-def test_several_micro_batches_have_the_sums_of_their_gradients_beside_gathered_layers() -> None:
+def test_several_micro_batches_hold_gradient_sums_and_gathered_layers_at_the_same_time() -> None:
     several = ("actor.micro_batch_tokens=16", "actor.data_parallel=8", "actor.sharding=fsdp2", *ONE_MICRO_BATCH)
     one, more = (
         plan(*several, f"train.prompts_per_step={prompts}", *tokens, gpus=8).memory_bytes["actor"]
         for prompts, tokens in ((8, ("actor.micro_batch_tokens=176",)), (64, ()))
     )
     sums = 4 * 7_615_616_512 / 8
-    assert 0.75 * sums < more - one <= sums, "less what the head of the one keeps beside few gradients"
+    assert 0.75 * sums < more - one <= sums, "less the head, which `one` holds in addition to few gradients"
     with pytest.raises(PlanError, match=r"role 'actor' needs about 8\d\.\d GiB a rank, a device has 80\.0"):
         plan(*several, "train.prompts_per_step=64", model=MODELS["32B"], gpus=8, size=H100_BYTES)
 

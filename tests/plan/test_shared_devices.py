@@ -37,7 +37,7 @@ def site(tmp_path: Path) -> Iterator[None]:
         ("null", 0.05, 0.06, False),
     ],
 )
-def test_a_copy_of_the_weights_that_samples_another_policy_is_told_of_whatever_its_backend(
+def test_a_copy_of_the_weights_that_samples_another_policy_is_reported_for_any_backend(
     backend: str, limit: float, difference: float, warned: bool
 ) -> None:
     hooks, loaded = configure(

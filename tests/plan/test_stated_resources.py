@@ -294,7 +294,7 @@ def test_who_serves_on_the_actors_devices_sleeps_or_is_refused(pools: tuple[str,
         line = refused(PlanError, *common, f"rollout.backend={backend}")
         assert f"but {cls} of {WHO} has no sleep() and wake(); choose another backend, or a pool " in line
         assert "role 'rollout' of core is in pool" in line
-        assert planned(f"rollout.backend={backend}").colocated_roles == (), "devices beside the actor's"
+        assert planned(f"rollout.backend={backend}").colocated_roles == (), "devices other than the actor's"
     if "main" in pools[0]:  # they fit side by side, as far as is known
         assert planned(*common, "schedule.max_staleness=1").colocated_roles == ()
         small = Facts(cpus=2, gpus=1, gpu_memory_bytes=10 * GIB, parameters=10**8)

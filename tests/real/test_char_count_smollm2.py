@@ -23,7 +23,7 @@ def printed(*command: str) -> str:
     return done.stdout
 
 
-def test_the_warm_up_writes_a_model_that_grpo_goes_on_with(tmp_path: Path) -> None:
+def test_the_warm_up_writes_a_model_that_grpo_continues_from(tmp_path: Path) -> None:
     if not MODEL.is_dir():
         pytest.skip(f"no model at {MODEL}: python examples/arithmetic/get_model.py {MODEL}")
     sft = ("--batch", "8", "--lr", "1e-4", "--max-updates", "3")

@@ -243,7 +243,7 @@ def test_ranks_round_the_masters_of_half_precision_as_one_process_would(
 
 
 @pytest.mark.parametrize("settings", [SHARDED, (*SHARDED, "actor.lora.enabled=true")], ids=["whole", "lora"])
-def test_what_two_ranks_saved_in_parts_goes_on_as_one_process_and_as_two(
+def test_a_sharded_checkpoint_of_two_ranks_resumes_as_one_process_and_as_two(
     site: Path, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
     model = write_tiny_model(tmp_path / "tiny")

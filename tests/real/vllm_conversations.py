@@ -1,6 +1,6 @@
 """Conversations on both rollout engines, for `test_vllm_conversations.py`: vllm_conversations.py DIRECTORY.
 
-What happened is written to DIRECTORY/told.json. The vLLM replicas are two, and sample all of it one after the other.
+It writes its events to DIRECTORY/told.json. Two vLLM replicas sample everything, one after the other.
 """
 
 import asyncio

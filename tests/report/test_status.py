@@ -238,7 +238,7 @@ def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.fault
-def test_a_run_under_way_says_what_its_samples_wait_for_and_a_killed_one_that_it_is_gone(
+def test_a_live_run_shows_what_its_samples_wait_for_and_a_killed_one_that_it_is_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "runs" / "slow"

@@ -137,9 +137,7 @@ def test_the_file_is_json_after_every_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b"", b'\n{"name": "half', b"\x00\xff"], ids=["whole", "half a line", "noise"])
-def test_a_resume_drops_later_steps_and_a_torn_end_and_goes_on_with_the_same_threads(
-    tmp_path: Path, torn: bytes
-) -> None:
+def test_a_resume_drops_later_steps_and_a_torn_end_and_keeps_the_same_threads(tmp_path: Path, torn: bytes) -> None:
     log = TraceLog(tmp_path, 0.0)
     for step in (1, 2, 3):
         log.write(step, spans_of((step, step + 1), (step, step + 1)))

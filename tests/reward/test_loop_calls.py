@@ -56,7 +56,7 @@ def called(name: str, directory: Path, use: Callable[[LoopCaller, "asyncio.Task[
 def test_an_error_is_seen_also_where_the_caller_leaves_as_it_is_raised(tmp_path: Path) -> None:
     async def use(caller: LoopCaller, call: "asyncio.Task[Any]") -> None:
         await asyncio.sleep(0)
-        call.cancel()  # the function has raised, and the task that waits for it has not been told
+        call.cancel()  # the function has raised, and the task that waits for it does not know yet
         with pytest.raises(asyncio.CancelledError):
             await call
 
@@ -65,7 +65,7 @@ def test_an_error_is_seen_also_where_the_caller_leaves_as_it_is_raised(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_turns", [0, 3])
-def test_closing_ends_calls_under_way_and_those_that_have_not_begun(num_turns: int, tmp_path: Path) -> None:
+def test_closing_ends_running_calls_and_those_that_have_not_begun(num_turns: int, tmp_path: Path) -> None:
     async def use(caller: LoopCaller, call: "asyncio.Task[Any]") -> None:
         for _ in range(num_turns):
             await asyncio.sleep(0)

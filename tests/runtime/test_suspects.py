@@ -185,7 +185,7 @@ def test_a_suspect_is_served_alone_even_during_other_calls() -> None:
     assert found.error
     assert not any(completion.error for completion in others)
     assert all(len(replica.served[-1]) == 1 for _ in others)
-    assert len([name for name in replica.beside if name != "a"]) <= suspects.TOGETHER, "beside its first deaths only"
+    assert len([name for name in replica.beside if name != "a"]) <= suspects.TOGETHER, "with its first deaths only"
 
 
 def test_a_replica_that_dies_whatever_it_is_asked_uses_up_its_restarts() -> None:

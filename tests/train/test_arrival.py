@@ -64,7 +64,7 @@ ENDS = (KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit(), BaseExce
 
 
 class Agent:
-    """Yields what it was told to; raises what is an exception."""
+    """Yields its items; raises those that are exceptions."""
 
     def __init__(self, *items: Any) -> None:
         self.items = items
@@ -155,7 +155,7 @@ def test_an_agent_loop_that_hands_over_what_it_must_not_is_named(case: str) -> N
 
 
 class Manager:
-    """Scores what it is given as it was told to."""
+    """Scores trajectories with `judge`."""
 
     def __init__(self, judge: Callable[[list[Trajectory]], list[Any]], read: int = 99) -> None:
         self.judge, self.read = judge, read

@@ -203,7 +203,7 @@ def test_a_run_ends_in_its_first_step_by_the_name_of_who_hands_over_what_it_must
     assert "\n" not in str(caught.value)
     assert (f"of plugin 'odd' ({tmp_path / 'odd.py'} API 1)" in str(caught.value)) == (error is not CheckpointError)
     taken = len(metrics.read(tmp_path / "runs" / "odd"))
-    assert 1 <= taken < 5 if mode == "save state" else taken == 0, "steps go on while a checkpoint is written"
+    assert 1 <= taken < 5 if mode == "save state" else taken == 0, "steps continue while a checkpoint is written"
 
 
 @pytest.mark.parametrize(

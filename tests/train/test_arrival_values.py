@@ -42,7 +42,7 @@ def values(*numbers: float) -> Any:
 
 
 class Critic:
-    """Returns what it was told to."""
+    """Returns `found`."""
 
     def __init__(self, found: Any, sync: bool = False) -> None:
         self.found, self.sync = found, sync

@@ -115,7 +115,7 @@ def calls(tmp_path: Path, name: str) -> list[str]:
     return (tmp_path / "runs" / name / "calls.txt").read_text().splitlines()
 
 
-def test_training_goes_on_while_a_checkpoint_waits_and_its_state_is_that_of_its_step(tmp_path: Path) -> None:
+def test_training_continues_while_a_checkpoint_waits_and_its_state_is_that_of_its_step(tmp_path: Path) -> None:
     whole = run_training(planned(tmp_path, "null", "whole")).run_dir
     run = run_training(planned(tmp_path, "patient", "patient"))
     assert run.checkpoint == run.run_dir / "checkpoints" / f"step_{STEPS}"

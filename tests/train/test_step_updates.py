@@ -191,7 +191,7 @@ def test_what_has_begun_ends_after_an_error_too(overrides: list[str], fault: str
 def test_an_end_that_fails_ends_the_run_and_hides_no_earlier_error(overrides: list[str]) -> None:
     events, message = happened(overrides, "critic ends", error=WorkerError)
     assert "critic ends fails" in message
-    assert events[-2:] == ["critic ends", "actor ends"], "the other one is told nevertheless"
+    assert events[-2:] == ["critic ends", "actor ends"], "the other one is still called"
 
 
 def test_the_error_of_an_update_stands_before_that_of_its_end(overrides: list[str]) -> None:

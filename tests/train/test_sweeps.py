@@ -150,7 +150,7 @@ def score(completions, **row):
     deadline = time.monotonic() + 60
     while len(list(here.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(list(here.iterdir())) >= 2, "the other run does not go on meanwhile"
+    assert len(list(here.iterdir())) >= 2, "the other run does not continue meanwhile"
     return [1.0 for _ in completions]
 """
 

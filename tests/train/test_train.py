@@ -253,7 +253,7 @@ def test_resume_with_other_prompts_is_refused(config: dict[str, Any], tmp_path: 
     before = saved.read_text()
     with pytest.raises(CheckpointError, match="source 'train'"):
         run(config, "actor.lr=0.2", resume=True)
-    assert saved.read_text() == before, "the next try shall still be told what changed"
+    assert saved.read_text() == before, "the next attempt must still see the change"
 
 
 def test_training_works_while_an_event_loop_runs_as_in_a_notebook(config: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ def test_tokens_that_cannot_be_read_are_a_note_and_the_rest_is_shown(tmp_path: P
     assert ("its schema is 2; this rlcore-view reads 1" in note) is (damage == "a schema from the future")
 
 
-def test_a_run_under_way_is_shown_up_to_its_last_whole_line(tmp_path: Path) -> None:
+def test_a_live_run_is_shown_up_to_its_last_whole_line(tmp_path: Path) -> None:
     run = write_rlcore_run(tmp_path / "sums", steps=1)
     file = run / "trajectories" / "step_000001.jsonl"
     file.write_text(file.read_text() + '{"id": {"prompt": "sums/9"')

@@ -116,7 +116,7 @@ def hosted(directory: Path, *calls: tuple[str, tuple[Any, ...], float]) -> list[
 
 
 @pytest.mark.fault
-def test_who_lost_its_process_to_another_call_is_told_which(tmp_path: Path) -> None:
+def test_the_error_of_an_agent_names_the_other_call_that_killed_its_process(tmp_path: Path) -> None:
     slow, innocent = hosted(tmp_path, ("waits", (60,), 0.4), ("waits", (60,), 60.0))
     assert (type(slow), str(slow)) == (ChildError, "agent took longer than 0.4 s")
     assert isinstance(innocent, CallLost)

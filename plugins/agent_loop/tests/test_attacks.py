@@ -121,7 +121,7 @@ def result_of(settings: AgentLoopSettings, attack: str) -> str:
 
 @pytest.mark.parametrize("kind", ["async def", "def"])
 @pytest.mark.parametrize("raised", RAISED)
-def test_what_a_tool_raises_is_told_as_an_error(tmp_path: Path, raised: str, kind: str) -> None:
+def test_the_exception_of_a_tool_becomes_a_result_that_is_an_error(tmp_path: Path, raised: str, kind: str) -> None:
     result = result_of(tools_of(tmp_path, "attack", f"{kind} attack():\n    raise {raised}\n"), call("attack"))
     assert result.startswith("error: ")
     assert len(result) < 300
@@ -129,13 +129,13 @@ def test_what_a_tool_raises_is_told_as_an_error(tmp_path: Path, raised: str, kin
 
 @pytest.mark.parametrize("kind", ["async def", "def"])
 @pytest.mark.parametrize("returned", RETURNED)
-def test_what_a_tool_returns_is_told_as_text(tmp_path: Path, returned: str, kind: str) -> None:
+def test_the_result_of_a_tool_becomes_text(tmp_path: Path, returned: str, kind: str) -> None:
     result = result_of(tools_of(tmp_path, "attack", f"{kind} attack():\n    return {returned}\n"), call("attack"))
     assert len(result) < 300, "cut at max_result_chars"
 
 
 @pytest.mark.parametrize("name", sorted(LAST))
-def test_tools_of_odd_kinds_are_told(tmp_path: Path, name: str) -> None:
+def test_tools_of_odd_kinds_have_short_results(tmp_path: Path, name: str) -> None:
     result = result_of(tools_of(tmp_path, name), call(name, items=[1]) if name != "nothing" else call(name))
     assert len(result) < 300
 

@@ -81,7 +81,7 @@ def settings_of(directory: Path, *names: str, **settings: Any) -> AgentLoopSetti
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_whatever_a_tool_does_is_told_to_the_policy_and_the_next_call_works(name: str, tmp_path: Path) -> None:
+def test_the_policy_sees_the_result_of_any_bad_tool_and_the_next_call_works(name: str, tmp_path: Path) -> None:
     found = talk(says(call(name), call("add", a=2, b=3), "Done."), settings_of(tmp_path, name)).only
     result, good = [content for role, content in contents(found) if role == "tool"]
     assert result.startswith(RESULTS[name][:40])

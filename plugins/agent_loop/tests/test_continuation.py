@@ -175,7 +175,7 @@ def test_case_25_ten_thousand_turns_of_random_ids_go_through_the_loop_unchanged(
     [
         (FORGETS, ["tool", "user"], "the role 'user' breaks it: a message of this role changes"),
         (REFUSES, ["tool"], "the role 'tool' breaks it: the template refuses it: .*no tools"),
-        (THINKS, ["tool"], "the role 'assistant' breaks it: a response does not stand behind the opening"),
+        (THINKS, ["tool"], "the role 'assistant' breaks it: a response does not follow the opening"),
     ],
     ids=["forgets", "refuses", "thinks"],
 )

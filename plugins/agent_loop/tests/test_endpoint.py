@@ -231,7 +231,7 @@ def test_what_an_agent_cannot_be_given_is_an_error(file: Path) -> None:
         Program(f"{file}:unchanged", {}, alone=False)
 
 
-def test_tools_beside_an_agent_are_an_error(file: Path) -> None:
+def test_tools_in_addition_to_an_agent_are_an_error(file: Path) -> None:
     settings = replace(with_agent(file, "twice"), tools={"add": ToolSettings("x:y")})
     with pytest.raises(ConfigError, match=r"has no effect with plugins\.agent_loop\.agent\.fn"):
         check_settings(RunConfig(), settings)

@@ -134,7 +134,7 @@ def test_a_wrong_token_closes_its_connection() -> None:
     serving(work)
 
 
-def test_a_connection_with_a_request_under_way_is_not_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_with_a_running_request_is_not_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
 
     async def work(server: Server) -> None:

@@ -108,14 +108,14 @@ def test_a_turn_cancelled_before_it_was_sent_is_never_requested() -> None:
 @pytest.mark.parametrize(
     ("engine", "why"), [(Engine(error=WorkerError("it broke")), "it broke"), (Engine(silent=True), "never finished")]
 )
-def test_what_ends_a_call_is_told_to_everybody_it_owes(engine: Engine, why: str) -> None:
+def test_an_error_that_ends_a_call_reaches_every_waiting_request(engine: Engine, why: str) -> None:
     async def run() -> list[BaseException | Completion]:
         return await asyncio.gather(*await calls_of(LaterTurns(engine, Lane.TRAIN), "ab"), return_exceptions=True)
 
     assert [isinstance(value, WorkerError) and why in str(value) for value in asyncio.run(run())] == [True, True]
 
 
-def test_when_everybody_gives_up_at_once_nothing_goes_on() -> None:
+def test_when_all_requests_are_cancelled_at_once_nothing_keeps_running() -> None:
     engine = Engine(seconds=60.0)
 
     async def run() -> int:

@@ -31,7 +31,7 @@ class Source:
         return "found"
 
 
-def test_a_tool_call_is_work_under_way_until_it_ends_also_by_an_error() -> None:
+def test_a_tool_call_is_work_in_progress_until_it_ends_also_by_an_error() -> None:
     activity = Activity("all")
     source = Source(activity)
     with as_current(activity):
@@ -66,7 +66,7 @@ class Counting(Environment):
         self.seen.extend(tuple(work[:5]) for work in current_activity().under_way())
 
 
-def test_an_environment_is_work_under_way_while_it_resets_and_steps() -> None:
+def test_an_environment_is_work_in_progress_while_it_resets_and_steps() -> None:
     activity = Activity("all")
     settings = AgentLoopSettings(environment=EnvironmentSettings(f"{__file__}:Counting"), children=1)
     with as_current(activity):

@@ -102,7 +102,7 @@ def test_an_async_tool_that_hangs_or_raises_is_a_result(settings: AgentLoopSetti
     assert failed == "error: fails: KeyError: 'gone'"
 
 
-def test_what_is_no_text_is_told_as_json_or_refused(settings: AgentLoopSettings) -> None:
+def test_results_that_are_not_text_become_json_or_are_refused(settings: AgentLoopSettings) -> None:
     raw, nothing, listed = results(call("bytes_") + call("nothing") + call("listed"), settings)
     assert raw.startswith("error: the result is not text: bytes")
     assert (nothing, listed) == ("", '{"a": [1, 2.5, null]}')
@@ -203,7 +203,7 @@ def test_a_context_smaller_than_the_prompt_is_an_error(settings: AgentLoopSettin
     assert len(found.token_ids) == 30
 
 
-def test_no_more_conversations_are_under_way_than_allowed(settings: AgentLoopSettings) -> None:
+def test_no_more_conversations_run_than_allowed(settings: AgentLoopSettings) -> None:
     active = set[str]()
     most = [0]
 

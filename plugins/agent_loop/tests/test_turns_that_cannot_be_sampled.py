@@ -30,7 +30,7 @@ class Poisoned(ScriptedPolicy):
             yield replace(completion, token_ids=nothing, logprobs=nothing.astype(np.float32), error=WHY)
 
 
-def test_the_sample_ends_with_the_turns_that_it_had_and_the_others_go_on() -> None:
+def test_the_sample_ends_with_the_turns_that_it_had_and_the_others_continue() -> None:
     for turn in (1, 2):
         settings = AgentLoopSettings(describe_tools="never", max_turns=3)
         talked = talk(Poisoned(turn), settings, num_samples=3)

@@ -164,7 +164,7 @@ def test_a_head_in_one_of_several_files_is_found(models: Path, tmp_path: Path) -
     assert np.array_equal(*values)
 
 
-def test_a_critic_that_started_from_a_classifier_learns_and_goes_on(models: Path, tmp_path: Path) -> None:
+def test_a_critic_that_started_from_a_classifier_learns_and_resumes(models: Path, tmp_path: Path) -> None:
     for lora in (False, True):
         settings = {"lora": LoraConfig(enabled=lora, rank=2)}
         worker = critic(models, models / "Token", **settings)

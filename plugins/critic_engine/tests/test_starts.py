@@ -129,7 +129,7 @@ def test_the_head_of_a_model_of_another_type_is_refused_also_when_it_is_as_wide(
     assert "'llama'" in message
 
 
-def test_a_head_that_does_not_say_of_which_model_it_is_counts_as_that_of_the_model_beside_it(tmp_path: Path) -> None:
+def test_a_head_that_does_not_name_its_model_belongs_to_the_model_in_its_directory(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "llama")
     save_file({"weight": torch.ones(1, 32), "bias": torch.zeros(1)}, path / "value_head.safetensors")
     assert critic(tmp_path, path=str(path), head="saved").values(ready()).any()

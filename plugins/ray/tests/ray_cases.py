@@ -1,6 +1,6 @@
 """Cases of the scorecard in one process that is connected to Ray, for `test_ray_cases.py`: ray_cases.py HEAD DIRECTORY.
 
-What happened is written to DIRECTORY/told.json.
+It writes its events to DIRECTORY/told.json.
 """
 
 import asyncio

@@ -229,7 +229,7 @@ def head() -> Iterator[tuple[str, int]]:
         process.communicate("", timeout=60)
 
 
-def test_two_runs_on_one_cluster_the_second_is_told_who_holds_it_and_gets_it_when_the_first_is_killed(
+def test_a_second_run_on_one_cluster_names_the_first_and_starts_when_the_first_is_killed(
     head: tuple[str, int], tmp_path: Path
 ) -> None:
     """The actors of a driver that had joined are not descendants of it, and end, too."""

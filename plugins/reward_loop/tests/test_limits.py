@@ -95,9 +95,9 @@ def test_turns_are_counted_in_tokens_too_and_put_right_afterwards() -> None:
     assert RateLimiter(0, lambda: now).wait_s() == 0.0
 
 
-def test_those_that_wait_go_on_as_if_the_tokens_had_been_known_from_the_start() -> None:
-    """600 tokens per minute are ten a second: 100 are begun with at 0 s and were 20, so by 5 s three more calls of ten
-    had been due, and one is due now."""
+def test_waiting_calls_continue_as_if_the_tokens_had_been_known_from_the_start() -> None:
+    """600 tokens per minute are ten per second. A call reserves 100 tokens at 0 s and uses only 20. So three more
+    calls of ten tokens were due before 5 s, and one is due then."""
     now = 0.0
 
     async def run() -> None:

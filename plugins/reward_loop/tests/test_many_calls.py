@@ -1,4 +1,4 @@
-"""Calls in flight are not threads: as many as `concurrency` says, which is 1024 unless told otherwise."""
+"""Calls in flight are not threads. Their number is `concurrency`, 1024 by default."""
 
 import asyncio
 import resource

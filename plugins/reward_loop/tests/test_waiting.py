@@ -95,7 +95,7 @@ def test_an_evaluation_waits_for_no_identical_call_of_training_that_is_queued(tm
     assert len(scripted.calls) == 2
 
 
-def test_an_evaluation_takes_the_answer_of_an_identical_call_of_training_under_way(tmp_path: Path) -> None:
+def test_an_evaluation_takes_the_answer_of_an_identical_running_call_of_training(tmp_path: Path) -> None:
     async def use(service: Service) -> None:
         training = asyncio.create_task(service.ask(call(), Lane.TRAIN))
         while not scripted.calls:

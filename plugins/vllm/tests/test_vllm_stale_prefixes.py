@@ -113,7 +113,7 @@ def test_either_guard_alone_keeps_prefixes_of_other_weights_out_of_what_is_sampl
     assert unguarded > 0.05, "without guards the cache is stale: the prompts are found in it"
 
 
-def test_a_sampler_that_is_not_the_actors_policy_is_told_of_in_the_step_where_it_happens(run: Path) -> None:
+def test_a_sampler_that_is_not_the_actors_policy_is_reported_in_the_step_where_it_happens(run: Path) -> None:
     output = " ".join((run.parent / "said").read_text().split())
     sentence = "log-probs of rollout.backend=vllm and of the actor differ"
     found = f"{sentence} by {differences(run)[-1]:.3g} per token"

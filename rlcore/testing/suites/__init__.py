@@ -1,7 +1,7 @@
 """One conformance suite per kind of offer: subclass one, set `target`, and pytest runs its checks.
 
-Every offer must pass the basic checks; further ones run where an attribute claims the property that they test.
-Nothing here imports pytest.
+Every offer must pass the basic checks. Further checks run if an attribute claims the property that they test. Nothing
+here imports pytest.
 """
 
 from importlib import import_module
@@ -69,7 +69,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Late, because the suite of one offer needs not what that of another imports, such as torch.
+    # Imported late: the suite of one offer does not need the imports of another, such as torch.
     if name not in _MODULES:
         raise AttributeError(f"module 'rlcore.testing.suites' has no attribute '{name}'")
     return getattr(import_module(f"rlcore.testing.suites.{_MODULES[name]}"), name)

@@ -15,7 +15,7 @@ from rlcore.types import Batch, Float32s, Metrics, TokenScores
 
 SKIPPED = "actor/skipped"
 TOLERANCE = 1e-4
-"""Log-probs of the same tokens in another batch may differ by this much."""
+"""The most by which log-probs of the same tokens may differ in another batch."""
 
 
 class ActorWorkerSuite(WorkerSuite):
@@ -24,9 +24,9 @@ class ActorWorkerSuite(WorkerSuite):
     interface = ActorWorker
     role = ACTOR.name
     model_directory: str = "model"
-    """Of the weights, below what `save` is given; an adapter's is 'adapter'."""
+    """Directory of the weights below that of `save`; an adapter's is 'adapter'."""
     hands_out_weights: bool = False
-    """Claim: `weights` hands them to replicas that hold a copy."""
+    """Claim: `weights` writes or sends them to replicas that hold a copy."""
 
     def test_logprobs_are_one_number_a_token(self) -> None:
         """(B, T) float32, finite and at most 0 where tokens were sampled, 0 at position 0."""
@@ -43,7 +43,7 @@ class ActorWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_logprobs_of_a_row_do_not_depend_on_the_others(self) -> None:
-        """Neither on its place nor on how much padding the longest row brings."""
+        """They depend neither on the row's place nor on the padding that the longest row adds."""
 
         async def main(work: Work) -> None:
             actor, batch = await work.start(), batch_of(self.vocabulary)
@@ -58,7 +58,8 @@ class ActorWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_token_scores_are_the_same_logprobs_with_their_entropy(self) -> None:
-        """Log-probs bit for bit as `logprobs`; an entropy, where there is one, of 0 to log(vocabulary) nats."""
+        """The log-probs equal those of `logprobs` bit for bit. An entropy, if there is one, is 0 to log(vocabulary)
+        nats."""
 
         async def main(work: Work) -> None:
             actor, batch = await work.start(), batch_of(self.vocabulary)
@@ -79,7 +80,8 @@ class ActorWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_an_update_makes_what_was_good_more_likely(self) -> None:
-        """With an advantage of 1 for every token their log-probs rise; metrics are numbers, and nothing is skipped."""
+        """With an advantage of 1 for every token, the tokens' log-probs rise. Metrics are numbers; the update is not
+        skipped."""
 
         async def main(work: Work) -> None:
             actor, batch = await work.start(), batch_of(self.vocabulary, advantages=1.0)
@@ -96,7 +98,7 @@ class ActorWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_logprobs_change_nothing(self) -> None:
-        """Asked twice, they are the same bit for bit."""
+        """Two calls give the same bits."""
 
         async def main(work: Work) -> None:
             actor, batch = await work.start(), batch_of(self.vocabulary)
@@ -106,7 +108,7 @@ class ActorWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_a_gradient_that_is_not_finite_is_skipped_and_counted(self) -> None:
-        """The weights stay, bit for bit, and the next update is taken."""
+        """The weights stay the same bit for bit, and the next update changes them."""
 
         async def main(work: Work) -> None:
             actor, batch = await work.start(), batch_of(self.vocabulary)
@@ -121,7 +123,7 @@ class ActorWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_what_was_saved_is_restored_bit_for_bit(self) -> None:
-        """Weights, and what the next update needs."""
+        """The same weights, and the same state for the next update."""
 
         async def main(work: Work) -> None:
             actor, batch = await work.start(), batch_of(self.vocabulary)
@@ -147,7 +149,7 @@ class ActorWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_a_snapshot_is_written_as_it_was_taken(self) -> None:
-        """`write_snapshot` after an update writes the state before it; a worker without snapshots passes."""
+        """After an update, `write_snapshot` writes the state before it. A worker without snapshots passes."""
 
         async def main(work: Work) -> None:
             actor, batch = await work.start(), batch_of(self.vocabulary)
@@ -189,7 +191,7 @@ class ActorWorkerSuite(WorkerSuite):
 
     @extra("hands_out_weights")
     def test_weights_are_written_under_their_version(self) -> None:
-        """The handle names the version and a directory that is there."""
+        """The handle names the version and an existing directory."""
 
         async def main(work: Work) -> None:
             actor = await work.start()
@@ -204,13 +206,13 @@ class ActorWorkerSuite(WorkerSuite):
 
 
 async def logprobs(actor: Any, batch: Batch) -> Float32s:
-    """(B, T) log-probs, fetched."""
+    """(B, T) log-probs of the actor's current weights."""
     found: Float32s = await actor.call(ActorWorker.logprobs, batch)
     return found
 
 
 async def update(actor: Any, batch: Batch) -> Metrics:
-    """An update whose pi_old is the policy that recorded the log-probs, as at a step's first."""
+    """Metrics of an update whose pi_old is the policy that recorded the log-probs, as in the first update of a step."""
     current_BT = await logprobs(actor, batch)
     mask_BT = batch.tokens.loss_mask_BT
     tokens = replace(batch.tokens, rollout_logprobs_BT=np.where(mask_BT, current_BT, 0.0).astype(np.float32))

@@ -1,4 +1,4 @@
-"""The suite of agent loops, and the policy that they talk to."""
+"""The suite of agent loops, and the policy that answers them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -24,7 +24,7 @@ class Policy:
     def __init__(self, responses: Sequence[str]) -> None:
         self._responses = responses
         self.drawn: dict[float, tuple[int, ...]] = {}
-        """Every completion by the log-prob of its first token; no two log-probs are the same."""
+        """Every completion by the log-prob of its first token; all log-probs differ."""
         self.num_asked = 0
 
     async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
@@ -65,7 +65,7 @@ class AgentLoopSuite(ComponentSuite):
     """Claim: the same seeds give the same tokens."""
 
     def generator(self) -> Policy:
-        """A policy that remembers what it sampled."""
+        """A policy that records its samples."""
         self.policy = Policy(self.responses)
         return self.policy
 
@@ -75,17 +75,17 @@ class AgentLoopSuite(ComponentSuite):
         return [RolloutTask(prompt, 0, NUM_SAMPLES, seed + index) for index, prompt in enumerate(prompts)]
 
     async def roll(self, agent: AgentLoop, tasks: Sequence[RolloutTask], lane: Lane = Lane.TRAIN) -> list[Trajectory]:
-        """Every trajectory, in the order they come."""
+        """Every trajectory, in order of arrival."""
         async with aclosing(agent.rollout(tasks, Sampling(max_tokens=MAX_TOKENS), lane)) as found:  # type: ignore[type-var]
             return [trajectory async for trajectory in found]
 
     async def warm_up(self, component: Any) -> None:
-        """A step."""
+        """Roll out one step."""
         await component.check([task.prompt for task in self.tasks()])
         await self.roll(component, self.tasks())
 
     def test_every_task_gets_its_samples(self) -> None:
-        """Each id once, with its own prompt, and every part of a sample; in either lane."""
+        """Each id comes once with its own prompt and every segment of its sample, in either lane."""
 
         async def main(agent: AgentLoop) -> None:
             await agent.check([task.prompt for task in self.tasks()])
@@ -112,7 +112,7 @@ class AgentLoopSuite(ComponentSuite):
             self.need(good, f"{trajectory.id}: says num_segments={trajectory.num_segments}, and {len(parts)} came")
 
     def test_arrays_speak_of_the_same_tokens(self) -> None:
-        """Their dtypes and lengths; log-probs where the mask is, and 0 elsewhere; versions in order."""
+        """Arrays have the right dtypes and equal lengths. Log-probs are 0 outside the mask; versions are in order."""
 
         async def main(agent: AgentLoop) -> None:
             for trajectory in await self.roll(agent, self.tasks()):
@@ -143,7 +143,7 @@ class AgentLoopSuite(ComponentSuite):
         self.need(bool(starts) and ordered, f"{who}: versions {trajectory.versions}; needs starts in order")
 
     def test_tokens_are_trained_as_they_were_sampled(self) -> None:
-        """Ids and log-probs are those of the completions: nothing was tokenised again or paired with another's."""
+        """Ids and log-probs are those of the completions: none were tokenised again or paired with those of others."""
 
         async def main(agent: AgentLoop) -> None:
             for trajectory in await self.roll(agent, self.tasks()):
@@ -174,7 +174,7 @@ class AgentLoopSuite(ComponentSuite):
         self.use(main)
 
     def test_rollouts_side_by_side_do_not_mix(self) -> None:
-        """A step and an evaluation at a time."""
+        """A step and an evaluation run at the same time."""
 
         async def main(agent: AgentLoop) -> None:
             await agent.check([task.prompt for task in self.tasks()])
@@ -184,7 +184,7 @@ class AgentLoopSuite(ComponentSuite):
         self.use(main)
 
     def test_a_rollout_that_is_closed_early_disturbs_no_other(self) -> None:
-        """The next one is complete."""
+        """The next rollout is complete."""
 
         async def main(agent: AgentLoop) -> None:
             stream = agent.rollout(self.tasks(), Sampling(max_tokens=MAX_TOKENS), Lane.TRAIN)

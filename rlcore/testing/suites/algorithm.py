@@ -1,4 +1,4 @@
-"""The base of the suites of algorithms: an offer, or a function with the attributes of one."""
+"""The base of the suites of algorithms, which test an offer or a function with the attributes of an offer."""
 
 import inspect
 from collections.abc import Collection
@@ -16,20 +16,20 @@ TOLERANCE = 1e-5
 
 
 class AlgorithmSuite(Suite):
-    """An algorithm; `target` is its offer, an `Algorithm`, or a function or the reference of one."""
+    """An algorithm; `target` is its offer, an `Algorithm`, or a function or its import string."""
 
     kind: ClassVar[AlgorithmKind]
     scope: str = "sample"
-    """The value of `Algorithm.scope`, where the target is not an offer."""
+    """The value of `Algorithm.scope` if the target is not an offer."""
     needs: Collection[Need] = ()
     per_token: bool = False
-    """An estimator of (B, T) advantages."""
+    """For an estimator: it returns (B, T) advantages."""
     selection: Any = ""
-    """A function, or the reference of one, that picks tokens for a policy loss."""
+    """For a policy loss: the function that selects tokens, or its import string."""
     seed: int = 0
-    """Of the batches."""
+    """Seed of the batches."""
     has_reference: bool = False
-    """The target is an offer or a reference, so a run would import and probe it."""
+    """The target is an offer or an import string, so a run would import and probe it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         cls.has_reference = isinstance(inspect.getattr_static(cls, "target"), (Algorithm, str))
@@ -37,11 +37,11 @@ class AlgorithmSuite(Suite):
 
     @extra("has_reference")
     def test_it_passes_the_probe_of_a_run(self) -> None:
-        """The probe is the one that `rlcore train` runs before anything is sampled."""
+        """The probe is the one that `rlcore train` runs before it samples."""
         probe(self.offer(), "the test")
 
     def offer(self) -> Algorithm:
-        """The target's offer, or the one that its attributes describe."""
+        """The target's offer, or the one that the attributes describe."""
         target = inspect.getattr_static(type(self), "target")
         if isinstance(target, Algorithm):
             return target
@@ -64,11 +64,11 @@ class AlgorithmSuite(Suite):
         return import_function(target) if isinstance(target, str) else self.load()
 
     def need_tensor(self, what: str, found: Any, shape: tuple[int, ...]) -> None:
-        """PluginError unless it is a finite floating tensor of this shape."""
+        """PluginError unless `found` is a finite floating-point tensor of this shape."""
         finite_tensor(f"{self.who}: {what} is", found, torch.Size(shape), "as its offer says")
 
     def need_equal(self, what: str, one: Tensor, other: Tensor, tolerance: float = TOLERANCE) -> None:
-        """`Breach` unless both are the same except for rounding."""
+        """`Breach` unless both tensors are equal except for rounding."""
         off = float((one - other).abs().max()) if one.numel() else 0.0
         scale = max(1.0, float(one.abs().max()) if one.numel() else 0.0)
         self.need(off <= tolerance * scale, f"{what}: differs by {off:g}")

@@ -16,7 +16,7 @@ DEADLINES = Deadlines(setup_s=60.0, call_s=30.0, close_s=10.0)
 
 
 class Bench:
-    """Workers of one configuration; `close` ends all that were started."""
+    """Workers of one configuration; `close` ends all of them."""
 
     def __init__(
         self,
@@ -26,14 +26,14 @@ class Bench:
         specs: Mapping[str, Any],
         deadlines: Deadlines = DEADLINES,
     ) -> None:
-        """`specs` holds `WorkerContext.spec` by role."""
+        """`specs` maps a role to its `WorkerContext.spec`."""
         self.run_dir = run_dir
         self._config, self._references, self._specs, self._deadlines = config, references, specs, deadlines
         self._started: list[ThreadReplica[Any]] = []
         self._threads: list[WorkerThread] = []
 
     def context(self, role: str, section: Any, host: Worker | None = None) -> WorkerContext:
-        """The context of a worker that is its role's only one, on the CPU."""
+        """The context of the only worker of a role, on the CPU."""
         return WorkerContext(
             role=role,
             replica=0,
@@ -53,7 +53,7 @@ class Bench:
     async def start(
         self, cls: type[Any], role: str, section: Any, host: ThreadReplica[Any] | None = None
     ) -> ThreadReplica[Any]:
-        """A worker, set up on a thread, or on that of its host; WorkerError naming what failed."""
+        """A worker that is set up on a thread or on that of its host; WorkerError naming the failure."""
         name = f"{role}[0]"
         if host is None:
             self._threads.append(WorkerThread(name).start())

@@ -21,12 +21,12 @@ from rlcore.testing.null import SETTINGS
 from rlcore.testing.suites.harness import Suite, extra, need_conforming, run, scratch
 
 NUM_ITEMS = 300
-"""Items of a stream, more than travel in one message."""
+"""Items of a stream: more than fit in one message."""
 SECONDS = Deadlines(setup_s=60.0, call_s=30.0, close_s=10.0)
 
 
 class _OneCluster:
-    """The offers of some plugins, with one cluster and no other."""
+    """The offers of some plugins, with only one cluster."""
 
     def __init__(self, hooks: Any, offer: ClusterOffer, plugin: str) -> None:
         self._hooks = hooks
@@ -42,13 +42,13 @@ class _OneCluster:
 
 @dataclass(frozen=True)
 class StartedCluster:
-    """A cluster that is open, with the groups of the roles that were started, by role."""
+    """An open cluster, with the groups of the started roles, by role."""
 
     cluster: Cluster
     context: ClusterContext
     groups: dict[str, WorkerGroup[Any]]
     probe: Any
-    """The class of the probes, as the run knows it."""
+    """The class of the probes, as the run imported it."""
     embedded: Any
 
 
@@ -56,9 +56,9 @@ class ClusterSuite(Suite):
     """A cluster of a plugin; `target` is its `ClusterOffer`."""
 
     restarts: bool = False
-    """Workers are processes, and an isolated one that dies is started again."""
+    """Claim: workers are processes, and an isolated one that dies is restarted."""
     leaves_nothing: bool = True
-    """No thread, process or descriptor is left in this process after `close()`; taken back where a library keeps some
+    """Claim: `close()` leaves no thread, process or descriptor in this process. Set it to False if a library keeps some
     until the process ends."""
     limit_s: float = 120.0
     """Seconds that a check may take."""
@@ -76,7 +76,7 @@ class ClusterSuite(Suite):
         return f"cluster '{getattr(self.load(), 'name', '?')}'"
 
     def planned(self) -> RunPlan:
-        """A run with two probes, each with an embedded one."""
+        """A run with two probes, each with an embedded probe."""
         settings = [*SETTINGS, "rollout.agent=probing", f"cluster.backend={self.offer.name}", "cluster.max_restarts=2"]
         settings += [f"{key}={value}" for key, value in self.settings.items()]
         hooks, loaded = configure([], settings, ["null", probing.__file__, *self.plugins])
@@ -85,7 +85,7 @@ class ClusterSuite(Suite):
 
     @asynccontextmanager
     async def built(self, run_dir: Path) -> AsyncIterator[tuple[Cluster, RunPlan, ClusterContext]]:
-        """The cluster, not open yet; closed afterwards."""
+        """The cluster before `open`; it is closed afterwards."""
         plan = self.planned()
         context = cluster_context(plan, run_dir, SECONDS)
         cluster = self.offer.cls(context)
@@ -95,7 +95,7 @@ class ClusterSuite(Suite):
             await cluster.close()
 
     def use(self, work: Callable[[StartedCluster], Awaitable[None]]) -> None:
-        """Do something with a cluster that is open and has started every role, and close it."""
+        """Await `work` with an open cluster that has started every role, then close the cluster."""
 
         async def main() -> None:
             with scratch() as run_dir:
@@ -109,21 +109,21 @@ class ClusterSuite(Suite):
         self.run(main)
 
     def run(self, main: Callable[[], Any]) -> None:
-        """Run a check within its limit; nothing may be left behind."""
+        """Run a check within its limit. With `leaves_nothing`, it may leave nothing behind."""
         if self.leaves_nothing:
             run(main(), self.limit_s)
         else:
             asyncio.run(asyncio.wait_for(main(), self.limit_s))
 
     def test_its_class_is_a_cluster(self) -> None:
-        """Inherits from `Cluster`, every method with its kind and parameters; made of a context alone."""
+        """It inherits from `Cluster`, keeps kind and parameters of every method, and is built from a context alone."""
         cls = self.offer.cls
         need_conforming(self.who, cls, Cluster)
         problem = refuses(cls, ["context"])
         self.need(not problem, f"__init__() {problem}")
 
     def test_it_says_the_same_of_itself_whenever_it_is_asked(self) -> None:
-        """Abilities that are equal, and no problem with a plan that it can start."""
+        """Its abilities are equal, and it has no problems with a plan that it can start."""
         plan, offer = self.planned(), self.offer
         section = plan.cluster.section
         one, other = (offer.abilities(plan.config, section) for _ in range(2))
@@ -133,7 +133,7 @@ class ClusterSuite(Suite):
         self.need(not found, f"problems() of a plan that every cluster can start: {found}")
 
     def test_it_starts_every_replica_of_each_role_and_tells_it_who_it_is(self) -> None:
-        """In order, under the names that errors use; threads, seed and run directory are the plan's."""
+        """Replicas come in order, with the names of errors. Threads, seed and run directory are the plan's."""
 
         async def work(started: StartedCluster) -> None:
             for role, cls in (("probe", started.probe), ("embedded_probe", started.embedded)):
@@ -147,12 +147,12 @@ class ClusterSuite(Suite):
                 )
                 for index, identity in enumerate(await group.each(cls.identity)):
                     wanted = (role, index, 0, 1, seed, due, "cpu", run_dir)
-                    self.need(tuple(identity) == wanted, f"{role}[{index}] was told {tuple(identity)}; needs {wanted}")
+                    self.need(tuple(identity) == wanted, f"{role}[{index}] reports {tuple(identity)}; needs {wanted}")
 
         self.use(work)
 
     def test_an_embedded_worker_is_in_the_process_of_its_host(self) -> None:
-        """And has it as `WorkerContext.host`."""
+        """The host is its `WorkerContext.host`."""
 
         async def work(started: StartedCluster) -> None:
             group = started.groups["embedded_probe"]
@@ -167,7 +167,7 @@ class ClusterSuite(Suite):
         self.use(work)
 
     def test_calls_return_what_the_method_returns_and_raise_what_it_raises(self) -> None:
-        """Of plain and of async methods; an error is a WorkerError that names replica, method and cause."""
+        """Methods are plain and async. An error is a WorkerError that names replica, method and cause."""
 
         async def work(started: StartedCluster) -> None:
             replica = started.groups["probe"].replicas[1]
@@ -182,7 +182,7 @@ class ClusterSuite(Suite):
         self.use(work)
 
     def test_a_stream_yields_everything_and_ends_with_its_reader(self) -> None:
-        """In order; a reader that leaves ends the worker's generator."""
+        """Items come in order. A reader that leaves ends the worker's generator."""
 
         async def work(started: StartedCluster) -> None:
             replica = started.groups["probe"].replicas[0]
@@ -199,7 +199,7 @@ class ClusterSuite(Suite):
         self.use(work)
 
     def test_what_does_not_start_is_named_and_nothing_is_left(self) -> None:
-        """A WorkerError that names the replica and the cause."""
+        """A WorkerError names the replica and the cause."""
 
         async def main() -> None:
             with scratch() as run_dir:
@@ -214,7 +214,7 @@ class ClusterSuite(Suite):
         self.run(main)
 
     def test_close_closes_every_worker_once(self) -> None:
-        """Embedded ones too; a cluster that was never opened closes, too."""
+        """Embedded workers are closed, too. A cluster that was never opened can be closed."""
 
         async def main() -> None:
             with scratch() as run_dir:
@@ -233,7 +233,7 @@ class ClusterSuite(Suite):
 
     @extra("restarts")
     def test_an_isolated_replica_that_dies_is_lost_and_restored(self) -> None:
-        """With what is embedded in it; `before_return` is awaited before it is alive again."""
+        """Its embedded workers are restored, too. `before_return` is awaited before it is alive again."""
 
         async def work(started: StartedCluster) -> None:
             group, restored = started.groups["probe"], asyncio.Event()
@@ -266,7 +266,7 @@ class ClusterSuite(Suite):
 
 
 async def raised(work: Awaitable[Any]) -> str:
-    """The first line of the WorkerError that the work raises; '' when it raises none."""
+    """The first line of the WorkerError that `work` raises; '' if it raises none."""
     try:
         await work
     except WorkerError as error:

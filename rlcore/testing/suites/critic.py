@@ -1,4 +1,4 @@
-"""The suites of the critic: the engine that fills the slot, and the worker of an engine."""
+"""The suites of the critic: of engines, which fill the slot, and of their workers."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ class CriticWorkerSuite(WorkerSuite):
     interface = CriticWorker
     role = "critic"
     updates: int = 8
-    """Updates after which values must have come closer to the returns."""
+    """Number of updates after which values must be closer to the returns."""
 
     def test_values_are_one_number_a_sampled_token(self) -> None:
         """(B, T) float32, finite, and 0 where the policy did not sample."""
@@ -34,7 +34,7 @@ class CriticWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_values_of_a_row_do_not_depend_on_the_others(self) -> None:
-        """Neither on its place nor on how much padding the longest row brings."""
+        """They depend neither on the row's place nor on the padding that the longest row adds."""
 
         async def main(work: Work) -> None:
             critic, batch = await work.start(), batch_of(self.vocabulary)
@@ -61,7 +61,7 @@ class CriticWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_what_was_saved_is_restored_bit_for_bit(self) -> None:
-        """Weights, and what the next update needs."""
+        """The same weights, and the same state for the next update."""
 
         async def main(work: Work) -> None:
             critic, batch = await work.start(), batch_of(self.vocabulary)
@@ -84,7 +84,7 @@ class CriticWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_a_snapshot_is_written_as_it_was_taken(self) -> None:
-        """`write_snapshot` after an update writes the state before it; a worker without snapshots passes."""
+        """After an update, `write_snapshot` writes the state before it. A worker without snapshots passes."""
 
         async def main(work: Work) -> None:
             critic, batch = await work.start(), batch_of(self.vocabulary)
@@ -107,17 +107,17 @@ class CriticWorkerSuite(WorkerSuite):
 
 
 class CriticEngineSuite(ComponentSuite):
-    """A critic engine; `target` is its `build`, `workers` the classes of the roles it asks for."""
+    """A critic engine; `target` is its `build`, `workers` holds the classes of the roles that it requests."""
 
     interface = CriticEngine
     vocabulary: int = 256
-    """Ids of tokens are below this."""
+    """Token ids are below this."""
     updates: int = 8
     estimates: bool = False
     """Claim: it estimates values, which updates bring closer to the returns."""
 
     async def warm_up(self, component: Any) -> None:
-        """One update."""
+        """Update once."""
         await component.update(await self._targets(component, batch_of(self.vocabulary)))
 
     async def _targets(self, critic: CriticEngine, batch: Batch) -> Batch:
@@ -127,7 +127,7 @@ class CriticEngineSuite(ComponentSuite):
         return with_targets(batch, values_BT)
 
     def test_it_says_when_the_actor_may_update(self) -> None:
-        """`actor_may_update` is a bool; `expect` leaves the actor no more updates than the run has."""
+        """`actor_may_update` returns a bool. `expect` returns no more updates than the run has."""
 
         async def main(critic: CriticEngine) -> None:
             left = await critic.expect(1000)
@@ -140,7 +140,7 @@ class CriticEngineSuite(ComponentSuite):
         self.use(main)
 
     def test_an_update_returns_metrics(self) -> None:
-        """A dict of str to finite float."""
+        """Metrics are a dict of str to finite float."""
 
         async def main(critic: CriticEngine) -> None:
             metrics = await critic.update(await self._targets(critic, batch_of(self.vocabulary)))
@@ -149,7 +149,7 @@ class CriticEngineSuite(ComponentSuite):
         self.use(main)
 
     def test_it_writes_and_reads_its_own_directory(self) -> None:
-        """`save`, or `snapshot` and `write_snapshot`, into an empty directory, and the values that were saved, bit for
+        """`save`, or `snapshot` and `write_snapshot`, fill an empty directory; `restore` brings the same values bit for
         bit."""
 
         async def main() -> None:
@@ -166,7 +166,7 @@ class CriticEngineSuite(ComponentSuite):
                         await critic.write_snapshot(directory)
                     else:
                         await critic.save(directory)
-                    if not any(directory.iterdir()):  # nothing to keep: a checkpoint has no such directory
+                    if not any(directory.iterdir()):  # an engine that saves nothing: a checkpoint has no such directory
                         directory.rmdir()
                     await self.warm_up(critic)
                     await critic.restore(directory)
@@ -208,26 +208,26 @@ class CriticEngineSuite(ComponentSuite):
 
 
 def with_targets(batch: Batch, values_BT: Float32s) -> Batch:
-    """The batch with these values of the step's start and the same return everywhere."""
+    """The batch with these values from the step's start, and the same return for every token."""
     mask_BT = batch.tokens.loss_mask_BT
     returns_BT = np.where(mask_BT, RETURN, 0.0).astype(np.float32)
     return replace(batch, values_BT=values_BT, returns_BT=returns_BT)
 
 
 async def targets(critic: Any, batch: Batch) -> Batch:
-    """The batch as an update of the worker needs it."""
+    """The batch with the targets that an update of the worker needs."""
     return with_targets(batch, await critic.call(CriticWorker.values, batch))
 
 
 def need_values(suite: Suite, values_BT: Any, batch: Batch) -> None:
-    """`Breach` unless these are values of the batch."""
+    """`Breach` unless these are valid values of the batch."""
     need_per_token(suite, "values", values_BT, batch)
     outside = values_BT[~batch.tokens.loss_mask_BT]
     suite.need(not outside.any(), "a value stands where the policy did not sample; needs 0 there")
 
 
 def need_closer(suite: Suite, first_BT: Float32s, last_BT: Float32s, batch: Batch) -> None:
-    """`Breach` unless the values came closer to the returns."""
+    """`Breach` unless the last values are closer to the returns than the first."""
     mask_BT = batch.tokens.loss_mask_BT
     before, after = (float(np.square(tensor[mask_BT] - RETURN).mean()) for tensor in (first_BT, last_BT))
     suite.need(

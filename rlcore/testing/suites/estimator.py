@@ -19,7 +19,7 @@ PROMPT = 2
 
 
 class AdvantageEstimatorSuite(AlgorithmSuite):
-    """An advantage estimator; the laws that it obeys are claims."""
+    """An advantage estimator; its further properties are claims."""
 
     kind = AlgorithmKind.ADVANTAGE
     zero_when_equal: bool = False
@@ -29,15 +29,16 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
     ignores_scale: bool = False
     """Claim: a positive factor of all rewards changes nothing."""
     scales: bool = False
-    """Claim: a positive factor of all rewards (values, baselines) is one of the advantages."""
+    """Claim: a positive factor of all rewards, values and baselines is a factor of the advantages."""
     prefers_reward: bool = False
-    """Claim: in a group, and as long as another, a sample of more reward has at least the advantage of the other."""
+    """Claim: of two equally long samples in a group, the one with more reward has at least the advantage of the
+    other."""
     gamma: float = 1.0
     lam: float = 0.9
     pass_k: int = 2
 
     def inputs(self) -> AdvantageInputs:
-        """Three groups of four samples, a row each, with what the offer needs."""
+        """Three groups of four samples with one row each, and the inputs that the offer needs."""
         draw = torch.Generator().manual_seed(self.seed)
         lengths_B = torch.randint(1, LENGTH - PROMPT + 1, (ROWS,), generator=draw)
         place_T = torch.arange(LENGTH)
@@ -67,11 +68,11 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
         return result
 
     def test_advantages_have_their_shape(self) -> None:
-        """(B,), or (B, T) of an offer that is `per_token`; finite."""
+        """The shape is (B,), or (B, T) for a `per_token` offer. All are finite."""
         self.advantages(self.inputs())
 
     def test_tokens_that_were_not_sampled_have_none(self) -> None:
-        """0 outside the mask; a group of one sample and a row without tokens give numbers, too."""
+        """Advantages are 0 outside the mask. A group of one sample and a row without tokens give numbers, too."""
         inputs = self.inputs()
         found = self.advantages(inputs)
         if self.offer().per_token and inputs.loss_mask_BT is not None:
@@ -80,7 +81,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
         self.advantages(replace(inputs, group_B=torch.arange(ROWS)))
 
     def test_it_repeats_and_leaves_its_inputs_alone(self) -> None:
-        """The same bits twice."""
+        """Two calls give the same bits."""
         inputs = self.inputs()
         one, other = self.advantages(inputs).clone(), self.advantages(inputs)
         self.need(torch.equal(one, other), "the same inputs give other advantages the second time")
@@ -90,7 +91,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
                 self.need(torch.equal(value, getattr(inputs, name)), f"it changed its input {name}")
 
     def test_rows_may_come_in_any_order(self) -> None:
-        """Each keeps its advantage."""
+        """Each row keeps its advantage."""
         inputs = self.inputs()
         order_B = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
         found = self.advantages(rows_of(inputs, order_B))
@@ -114,7 +115,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
         self.need_equal(f"rewards of another {scope.value}, with scope={scope.value}", one, other)
 
     def test_parts_of_a_sample_count_once(self) -> None:
-        """A sample in two rows has the advantages of one row, and so have the others."""
+        """Two rows of a sample have the advantages of one row; those of other samples stay the same."""
         inputs = self.inputs()
         whole, parted = self.advantages(inputs), self.advantages(in_parts(inputs, PARTED))
         both = "a sample in two parts"
@@ -131,13 +132,13 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
 
     @extra("zero_when_equal")
     def test_equal_rewards_have_no_advantage(self) -> None:
-        """Exactly 0; rounding counts, too."""
+        """Advantages are exactly 0, without rounding errors."""
         for reward in (0.0, 0.1, -7.3):
             found = self.advantages(replace(self.inputs(), rewards_B=torch.full((ROWS,), reward)))
             self.need(not bool(found.any()), f"rewards that are all {reward} have an advantage; needs exactly 0")
 
     def test_a_reward_that_is_no_number_is_not_overlooked(self) -> None:
-        """NaN is never "all equal": it comes back, or is an error."""
+        """NaN never counts as "all equal": the advantage is NaN, or the function raises."""
         inputs = self.inputs()
         rewards_B = inputs.rewards_B.clone()
         rewards_B[1] = float("nan")
@@ -154,26 +155,26 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
 
     @extra("ignores_shifts")
     def test_a_constant_changes_nothing(self) -> None:
-        """Added to all rewards."""
+        """The constant is added to all rewards."""
         inputs = self.inputs()
         found = self.advantages(replace(inputs, rewards_B=inputs.rewards_B + 5.0))
         self.need_equal("5 added to all rewards", self.advantages(inputs), found, 1e-4)
 
     @extra("ignores_scale")
     def test_a_factor_changes_nothing(self) -> None:
-        """Of all rewards."""
+        """All rewards are multiplied."""
         inputs = self.inputs()
         self.need_equal("8 times all rewards", self.advantages(inputs), self.advantages(scaled(inputs, 8.0)), 1e-4)
 
     @extra("scales")
     def test_a_factor_is_one_of_the_advantages(self) -> None:
-        """Of rewards, values and baselines."""
+        """Rewards, values and baselines are multiplied."""
         inputs = self.inputs()
         self.need_equal("8 times all rewards", 8.0 * self.advantages(inputs), self.advantages(scaled(inputs, 8.0)))
 
     @extra("prefers_reward")
     def test_more_reward_is_no_smaller_advantage(self) -> None:
-        """Within a group of samples of one length."""
+        """The samples are in one group and have the same length."""
         inputs = self.inputs()
         lengths_B = torch.full((ROWS,), 3)
         mask_BT = (torch.arange(LENGTH) >= PROMPT) & (torch.arange(LENGTH) < PROMPT + lengths_B[:, None])
@@ -187,7 +188,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
 
 
 PARTED = 5
-"""The row that is cut in two."""
+"""Index of the row that is split in two."""
 
 
 def rows_of(inputs: AdvantageInputs, order_B: Tensor) -> AdvantageInputs:
@@ -208,7 +209,8 @@ def scaled(inputs: AdvantageInputs, factor: float) -> AdvantageInputs:
 
 
 def in_parts(inputs: AdvantageInputs, row: int) -> AdvantageInputs:
-    """The row's later tokens in a row more, at the end: another part of its sample, at the same positions."""
+    """The inputs with one more row at the end: the later tokens of `row`, as another segment of its sample, at the same
+    positions."""
     doubled = rows_of(inputs, torch.tensor([*range(ROWS), row]))
     if doubled.loss_mask_BT is None:
         return doubled

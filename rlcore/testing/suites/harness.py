@@ -1,4 +1,4 @@
-"""The base of every suite: checks as methods that pytest collects, and the objects that they start and test."""
+"""The base of every suite: checks, which are methods that pytest collects, and the objects that they test."""
 
 import asyncio
 import inspect
@@ -36,7 +36,7 @@ SETTINGS: Mapping[str, Any] = {
     "reward.functions.letters.children": 1,
     "cluster.threads": 1,
 }
-"""The configuration that everything is built with; a suite's settings win over it."""
+"""The configuration of every suite; the settings of a suite take precedence."""
 
 
 class Breach(AssertionError):
@@ -50,7 +50,7 @@ def need(holds: bool, message: str) -> None:
 
 
 def extra(claim: str) -> Callable[[C], C]:
-    """Marks a check that runs only where the suite's attribute `claim` is set."""
+    """Marks a check that runs only if the suite's attribute `claim` is set."""
 
     def mark(check: C) -> C:
         check.__dict__["claim"] = claim
@@ -62,19 +62,19 @@ def extra(claim: str) -> Callable[[C], C]:
 class Suite:
     """The checks of one kind of offer: subclass it as `class TestMine(...)`, set `target`, and pytest runs them.
 
-    Checks marked `extra` run where their attribute is set.
+    Checks marked `extra` run if their attribute is set.
     """
 
     target: Any = ""
     """'module:attr', '/file.py:attr', or the object itself."""
     plugins: Sequence[str] = ()
-    """Plugins whose settings are needed, by name or path; the target is built with the section of the first one."""
+    """Plugins whose settings are needed, by name or path. The target is built with the section of the first one."""
     settings: Mapping[str, Any] = {}
     """The configuration, by dotted key."""
     defaults: Mapping[str, Any] = {}
-    """Settings of the suite itself, below `settings`."""
+    """Settings of the suite itself; `settings` take precedence."""
     _own_checks: ClassVar[Mapping[str, Any]] = {}
-    """The checks that the class itself defines, claimed or not."""
+    """The checks that the class itself defines, including unclaimed ones."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -115,7 +115,7 @@ class Suite:
 
 
 def loaded(target: Any, suite: Any = None) -> Any:
-    """The object itself, or the one that its target names."""
+    """The object itself, or the one that its import string names."""
     if isinstance(target, property):
         target = target.fget(suite) if target.fget else ""
     if isinstance(target, staticmethod):
@@ -124,7 +124,7 @@ def loaded(target: Any, suite: Any = None) -> Any:
 
 
 def all_checks(suite: type[Suite]) -> dict[str, Callable[..., None]]:
-    """Every check of the class and its bases, those that are not claimed included."""
+    """Every check of the class and its bases, including unclaimed ones."""
     found: dict[str, Any] = {}
     for base in reversed(suite.__mro__):
         found |= vars(base).get("_own_checks", {})
@@ -137,7 +137,7 @@ def checks(suite: type[Suite]) -> tuple[str, ...]:
 
 
 def failures(suite: type[Suite], only: Sequence[str] = ()) -> dict[str, str]:
-    """Runs the checks here, without pytest; the error of each failed check, by name."""
+    """Runs the checks in this process, without pytest, and returns the error of each failed check by name."""
     found = {}
     for name in only or checks(suite):
         try:
@@ -150,13 +150,13 @@ def failures(suite: type[Suite], only: Sequence[str] = ()) -> dict[str, str]:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory for the length of a check."""
+    """A temporary directory for one check."""
     with tempfile.TemporaryDirectory(prefix="rlcore-suite-") as directory:
         yield Path(directory)
 
 
 def run(work: Coroutine[Any, Any, T], limit_s: float = WAIT_S) -> T:
-    """The coroutine's result, on a fresh loop; `Breach` when it takes too long or leaves something behind."""
+    """The coroutine's result on a fresh loop; `Breach` if it takes too long or leaves something behind."""
 
     async def limited() -> T:
         try:
@@ -170,22 +170,22 @@ def run(work: Coroutine[Any, Any, T], limit_s: float = WAIT_S) -> T:
 
 
 class ContextSuite(Suite):
-    """The suite of objects that are built with a `BuildContext`, as components are."""
+    """The base of suites whose objects are built from a `BuildContext`, such as components."""
 
     workers: Mapping[str, Any] = {}
-    """Worker classes by role, for the roles that the component asks for."""
+    """Worker classes by role, for the roles that the component requests."""
     references: Mapping[str, str] = {"policy_loss": "rlcore.algo.loss:clip"}
-    """Functions that the workers are given."""
+    """Functions of the workers, by purpose."""
     specs: Mapping[str, Any] = {}
     """`WorkerRequest.spec` by role: a `RewardModel` for a reward replica."""
     host: Any = ""
-    """The class of the worker that these are embedded in; empty: none."""
+    """The class of the worker that hosts these; empty: none."""
     processes: bool = False
     """True: children are real processes; False: their code runs in this process, which is faster."""
 
     @asynccontextmanager
     async def context(self) -> AsyncIterator[BuildContext]:
-        """The context that the component is built with; its workers and children end with the block."""
+        """The context from which the component is built. Its workers and children end with the block."""
         config = self.config()
         children = ChildProcesses() if self.processes else HereChildren()
         with scratch() as run_dir:
@@ -217,13 +217,13 @@ class ContextSuite(Suite):
 
 
 class ComponentSuite(ContextSuite):
-    """The life cycle that all components share; `target` is the `build` of a `Component`."""
+    """The base of suites of components, which tests their life cycle; `target` is the `build` of a `Component`."""
 
     interface: type[Any]
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[Any]:
-        """The component, built and started; closed afterwards."""
+        """The component, built and started; it is closed afterwards."""
         async with self.context() as context:
             component = self.load()(context)
             try:
@@ -233,7 +233,7 @@ class ComponentSuite(ContextSuite):
                 await component.close()
 
     def use(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """The result of `work` with the component, which is started before and closed after it."""
+        """The result of `work` with the component, which is started before and closed afterwards."""
 
         async def main() -> T:
             async with self.started() as component:
@@ -242,7 +242,7 @@ class ComponentSuite(ContextSuite):
         return run(main())
 
     def test_it_is_what_its_slot_calls_for(self) -> None:
-        """Inherits from the slot's interface, every method with its kind and parameters."""
+        """It inherits from the slot's interface, and keeps kind and parameters of every method."""
 
         async def main() -> type:
             async with self.context() as context:
@@ -253,11 +253,11 @@ class ComponentSuite(ContextSuite):
         self.conforms(run(main()))
 
     def conforms(self, cls: type) -> None:
-        """Compares the class with the interface."""
+        """`Breach` unless the class conforms to the interface."""
         need_conforming(self.who, cls, self.interface)
 
     def test_it_closes_twice_and_without_a_start(self) -> None:
-        """Nothing is left behind either."""
+        """Nothing is left behind."""
 
         async def main() -> None:
             async with self.context() as context:
@@ -271,7 +271,7 @@ class ComponentSuite(ContextSuite):
         run(main())
 
     def test_its_state_survives_json(self) -> None:
-        """Another one that is given the state has the same."""
+        """Another component that restores the state has the same state."""
 
         async def main() -> None:
             async with self.context() as context:
@@ -291,7 +291,7 @@ class ComponentSuite(ContextSuite):
         run(main())
 
     def test_its_metrics_are_numbers(self) -> None:
-        """A dict of str to finite float."""
+        """Metrics are a dict of str to finite float."""
 
         async def main(component: Any) -> None:
             await self.warm_up(component)
@@ -300,11 +300,11 @@ class ComponentSuite(ContextSuite):
         self.use(main)
 
     async def warm_up(self, component: Any) -> None:
-        """Use it once, so that state and metrics say something."""
+        """Use the component once, so that it has state and metrics."""
 
 
 def as_json(who: str, value: Any) -> Any:
-    """The value after JSON; `Breach` when it is not JSON."""
+    """The value, written and read as JSON; `Breach` if it is not JSON."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as cause:
@@ -312,7 +312,7 @@ def as_json(who: str, value: Any) -> Any:
 
 
 def need_metrics(who: str, metrics: Metrics) -> None:
-    """`Breach` unless these are metrics."""
+    """`Breach` unless these are a dict of str to finite float."""
     need(isinstance(metrics, dict), f"{who} returned {type(metrics).__name__}; needs a dict of str to float")
     for name, value in metrics.items():
         good = isinstance(name, str) and isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -320,6 +320,6 @@ def need_metrics(who: str, metrics: Metrics) -> None:
 
 
 def need_conforming(who: str, cls: type, interface: type) -> None:
-    """`Breach` naming how the class departs from the interface."""
+    """`Breach` naming the deviations of the class from the interface."""
     found = breaches(cls, interface)
     need(not found, f"{who}: {cls.__qualname__} as {interface.__name__}: {'; '.join(found)}")

@@ -17,18 +17,18 @@ from rlcore.testing.suites.harness import extra
 
 ROWS, LENGTH = 4, 7
 STEP = 1e-5
-"""Of a finite difference, in float64."""
+"""Step of a finite difference, in float64."""
 
 
 class PolicyLossSuite(AlgorithmSuite):
-    """A policy loss; `algo` are settings of the section `algo` that it reads."""
+    """A policy loss; `algo` holds the settings of the section `algo` that it reads."""
 
     kind = AlgorithmKind.POLICY_LOSS
     algo: Mapping[str, Any] = {}
     is_its_own_gradient: bool = True
-    """Claim: the gradient is that of the value; set False where a factor is detached on purpose."""
+    """Claim: the gradient is that of the value. Set it to False if the loss detaches a factor on purpose."""
     on_policy_factor: float = 1.0
-    """The gradient on policy is this times -A; 0: it is another."""
+    """The gradient on policy is this times -A; 0: it is a different one."""
 
     def inputs(self, dtype: torch.dtype = torch.float64, spread: float = 0.15) -> PolicyLossInputs:
         """Four rows, one of which has no loss token; log-ratios of about `spread`, one advantage per row."""
@@ -66,21 +66,21 @@ class PolicyLossSuite(AlgorithmSuite):
         return output
 
     def gradient(self, inputs: PolicyLossInputs) -> Tensor:
-        """(B, T) of the sum of the losses."""
+        """(B, T) gradient of the sum of the losses."""
         loss_BT = self.output(inputs).loss_BT
         self.need(loss_BT.requires_grad, "the loss does not depend on logprobs_BT; needs a gradient")
         (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), inputs.logprobs_BT)
         return gradient_BT
 
     def test_a_loss_is_one_number_a_token(self) -> None:
-        """(B, T), finite, with a gradient, and 0 outside the mask."""
+        """Losses are (B, T), finite, have a gradient, and are 0 outside the mask."""
         inputs = self.inputs(torch.float32)
         loss_BT = self.output(inputs).loss_BT
         self.need(not bool(loss_BT[~inputs.mask_BT].any()), "a token without a loss has one; needs 0 outside the mask")
         self.need(bool(self.gradient(inputs)[inputs.mask_BT].any()), "no token has a gradient")
 
     def test_metrics_are_numbers_of_tokens(self) -> None:
-        """(B, T), finite, detached, 0 outside the mask."""
+        """Metrics are (B, T), finite, detached, and 0 outside the mask."""
         inputs = self.inputs(torch.float32)
         for name, value_BT in self.output(inputs).metrics.items():
             self.need_tensor(f"metric '{name}'", value_BT, tuple(inputs.mask_BT.shape))
@@ -88,7 +88,7 @@ class PolicyLossSuite(AlgorithmSuite):
             self.need(not bool(value_BT[~inputs.mask_BT].any()), f"metric '{name}' is not 0 outside the mask")
 
     def test_masked_tokens_have_no_gradient(self) -> None:
-        """Any value there is ignored: -inf and NaN, too."""
+        """Any value there is ignored, also -inf and NaN."""
         inputs = self.inputs()
         clean_BT = self.gradient(inputs)
         for value in (float("-inf"), float("nan")):
@@ -117,7 +117,7 @@ class PolicyLossSuite(AlgorithmSuite):
 
     @extra("is_its_own_gradient")
     def test_the_gradient_is_that_of_the_value(self) -> None:
-        """Finite differences of the sum of the losses, in float64."""
+        """Compares it with finite differences of the sum of the losses, in float64."""
         inputs = self.inputs()
         found_BT = self.gradient(inputs)
         for row, place in inputs.mask_BT.nonzero().tolist():
@@ -131,7 +131,7 @@ class PolicyLossSuite(AlgorithmSuite):
             self.need(good, f"the gradient of a token is {autograd_slope:g}, a finite difference {slope:g}")
 
     def test_extremes_are_no_nan(self) -> None:
-        """Log-ratios of 30 and -30, advantages of 1000 and 0, in float32."""
+        """Tests log-ratios of 30 and -30 and advantages of 1000 and 0, in float32."""
         inputs = self.inputs(torch.float32)
         for ratio in (30.0, -30.0):
             for size in (1000.0, 0.0):
@@ -147,7 +147,7 @@ class PolicyLossSuite(AlgorithmSuite):
                 self.need(not bad, f"the gradient is NaN at log-ratio {ratio:g} and advantages times {size:g}")
 
     def test_rows_do_not_depend_on_each_other(self) -> None:
-        """Nor on padding: any split into micro-batches gives the same losses."""
+        """They do not depend on padding either: any split into micro-batches gives the same losses."""
         inputs = self.inputs()
         whole_BT = self.output(inputs).loss_BT.detach()
         for rows in ([2], [3, 0]):

@@ -14,7 +14,7 @@ class ResourcePoolSuite(Suite):
     requests: Sequence[WorkerRequest] = ()
     """Requests of the roles that the pools are for, as the plugin's components state them."""
     elsewhere: Sequence[str] = ()
-    """Pools of other plugins that a `colocates` may name, in addition to 'main'."""
+    """Pools of other plugins that `colocates` may name, in addition to 'main'."""
 
     def pools(self, requests: Sequence[WorkerRequest]) -> list[PoolSpec]:
         """The hook's offers for these requests."""
@@ -26,7 +26,7 @@ class ResourcePoolSuite(Suite):
         return list(found)
 
     def test_each_pool_has_a_name_and_a_size(self) -> None:
-        """No name twice; GPUs from 0, where 0 is derived, nodes from 1."""
+        """Names differ. GPUs are at least 0, where 0 is derived; nodes are at least 1."""
         pools = self.pools(self.requests)
         names = [pool.name for pool in pools]
         self.need(bool(names), "offers no pool for `requests`; needs at least one")
@@ -39,18 +39,18 @@ class ResourcePoolSuite(Suite):
                 self.need(good, f"pool '{pool.name}': {what} is {value!r}; needs an int from {least}")
 
     def test_each_pool_is_used_by_a_role(self) -> None:
-        """One that no role uses is an error of the plan."""
+        """A pool that no role uses is an error of the plan."""
         used = {request.pool for request in self.requests}
         for pool in self.pools(self.requests):
             self.need(pool.name in used, f"pool '{pool.name}' is of no role; the roles use: {', '.join(sorted(used))}")
 
     def test_without_its_roles_there_are_no_pools(self) -> None:
-        """The plugin may be enabled for something else."""
+        """The plugin may be enabled for another purpose."""
         found = [pool.name for pool in self.pools(())]
         self.need(not found, f"offers {', '.join(found)} without any request; needs none")
 
     def test_a_pool_is_as_large_as_its_roles_need(self) -> None:
-        """Its devices are at least those of its largest role, where its size is not derived."""
+        """Its devices are at least those of its largest role, unless its size is derived."""
         for pool in self.pools(self.requests):
             devices = pool.gpus_per_node * pool.nodes
             for request in self.requests:
@@ -62,7 +62,7 @@ class ResourcePoolSuite(Suite):
                     self.need(devices >= due, who)
 
     def test_a_union_is_of_pools_that_there_are(self) -> None:
-        """Its own, 'main', or those of `elsewhere`."""
+        """The members are pools of the plugin, 'main', or those of `elsewhere`."""
         pools = self.pools(self.requests)
         known = {pool.name for pool in pools} | {"main", *self.elsewhere}
         for pool in pools:
@@ -71,7 +71,7 @@ class ResourcePoolSuite(Suite):
             self.need(pool.name not in pool.colocates, f"pool '{pool.name}' is a union of itself")
 
     def test_it_declares_the_same_whenever_it_is_asked(self) -> None:
-        """The order of the requests does not matter either."""
+        """The order of the requests does not matter."""
         one, other = (
             sorted(self.pools(order), key=lambda pool: pool.name) for order in (self.requests, self.requests[::-1])
         )

@@ -16,37 +16,37 @@ from rlcore.testing.suites.harness import Suite, extra
 from rlcore.types import Prompt, Reward, ScoredTrajectory
 
 SAMPLES = 4
-"""Of a group."""
+"""Samples of a group."""
 
 
 class PromptOrderSuite(Suite):
     """An order of prompts; `target` is its `PromptOrderOffer`, or the class.
 
-    It is asked for rows as a run asks, by the same checks, and told rewards that depend on row, time and sample alone.
+    The suite requests rows as a run does, with the same checks. Its rewards depend only on row, time and sample.
     """
 
     prompts: Mapping[str, Sequence[Prompt]] = {
         "easy": [make_prompt(index, source="easy") for index in range(7)],
         "hard": [make_prompt(index, source="hard") for index in range(5)],
     }
-    """The training prompts, by source; set it for an order that reads other columns."""
+    """The training prompts by source; replace them for an order that reads other columns."""
     covers_within: int = 0
-    """Calls for 4 rows within which every row is issued at least once; 0: no such claim."""
+    """Claim: the number of calls for 4 rows in which every row is issued at least once; 0: no claim."""
 
     @property
     def offer(self) -> PromptOrderOffer:
-        """The offer; of a class, one that neither repeats nor leaves results out."""
+        """The offer; for a class, one that does not repeat rows and uses results."""
         found = self.load()
         return found if isinstance(found, PromptOrderOffer) else PromptOrderOffer("order", found)
 
     def issued(self, seed: int = 0) -> IssuedPrompts:
-        """A fresh order behind the checks of a run."""
+        """A fresh order with the checks of a run."""
         config = self.config()
         data = DataConfig(sources={name: SourceConfig() for name in self.prompts}, order=self.offer.name)
         return IssuedPrompts(self.prompts, PromptOrderPlan(self.offer, self.who, self.section(config)), data, seed)
 
     def rows(self, issued: IssuedPrompts, calls: int, n: int = 4, late: int = 0) -> list[list[str]]:
-        """The rows of calls for `n`; the results of each arrive `late` calls after the next."""
+        """The rows of `calls` calls for `n`. The results of a call arrive `late` calls after the next one."""
         found, pending = [], deque[list[tuple[Prompt, int]]]()
         for version in range(calls):
             pending.append(issued.next_prompts(n))
@@ -56,27 +56,27 @@ class PromptOrderSuite(Suite):
         return found
 
     def test_it_is_an_order_of_a_context_alone(self) -> None:
-        """A subclass with the methods of `PromptOrder`, made as `cls(context)`."""
+        """It is a subclass with the methods of `PromptOrder`, built as `cls(context)`."""
         found = [*breaches(self.offer.cls, PromptOrder)] or [refuses(self.offer.cls, ["context"])]
         self.need(not any(found), "; ".join(found))
 
     def test_it_returns_as_many_known_rows_as_are_needed(self) -> None:
-        """From one to more than there are; different ones, unless the offer repeats."""
+        """It returns from one row to more than there are. They differ, unless the offer repeats."""
         for n in (1, 4, 12, 17):
             self.rows(self.issued(), 4, n)
 
     def test_results_may_come_late_or_not_at_all(self) -> None:
-        """Under schedules that issue ahead, and where groups are given up."""
+        """Some schedules issue ahead, and some groups are dropped."""
         for late in (1, 2, 100):
             self.rows(self.issued(), 12, 4, late)
 
     def test_the_same_run_issues_the_same_rows(self) -> None:
-        """Rows depend on seed, prompts and results alone."""
+        """Rows depend only on seed, prompts and results."""
         one, other = self.rows(self.issued(seed=3), 12), self.rows(self.issued(seed=3), 12)
         self.need(one == other, f"two runs of one seed issue different rows: {first_difference(one, other)}")
 
     def test_another_that_is_restored_goes_on_alike(self) -> None:
-        """At any moment; the state passes through JSON, as in a checkpoint."""
+        """This holds at any moment. The state passes through JSON, as in a checkpoint."""
         for calls in (0, 1, 5, 9):
             one, other = self.issued(), self.issued()
             self.rows(one, calls)
@@ -89,7 +89,7 @@ class PromptOrderSuite(Suite):
             )
 
     def test_asking_for_the_state_changes_nothing(self) -> None:
-        """A run asks after every step, and a checkpoint whenever it is due."""
+        """A run requests the state after every step and for every checkpoint."""
         quiet, queried = self.issued(), self.issued()
         one: list[Any] = []
         other: list[Any] = []
@@ -108,7 +108,7 @@ class PromptOrderSuite(Suite):
 
 
 def group_of(prompt: Prompt, epoch: int) -> list[ScoredTrajectory]:
-    """The scored samples of a row's group: rewards of 0 and 1, of some rows mostly, always or never 1."""
+    """The scored samples of a row's group, with rewards of 0 and 1; some rows have mostly, always or never 1."""
     rate = crc32(prompt.id.encode()) % 5 / 4
     return [
         ScoredTrajectory(
@@ -120,7 +120,7 @@ def group_of(prompt: Prompt, epoch: int) -> list[ScoredTrajectory]:
 
 
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> str:
-    """Of two runs: the call, and the rows of each."""
+    """The first call with different rows in two runs, and the rows of each."""
     return next(
         (
             f"call {number}: {left} and {right}"

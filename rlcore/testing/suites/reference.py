@@ -10,7 +10,7 @@ from rlcore.testing.suites.workers import Work, WorkerSuite, batch_of, need_per_
 
 
 class ReferenceWorkerSuite(WorkerSuite):
-    """A reference policy; with `host` it is served inside that actor."""
+    """A reference policy; with `host`, it is embedded in that actor."""
 
     interface = ReferenceWorker
     role = REFERENCE.name
@@ -28,7 +28,7 @@ class ReferenceWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_logprobs_of_a_row_do_not_depend_on_the_others(self) -> None:
-        """Neither on its place nor on how much padding the longest row brings."""
+        """They depend neither on the row's place nor on the padding that the longest row adds."""
 
         async def main(work: Work) -> None:
             reference, batch = await work.start(), batch_of(self.vocabulary)
@@ -42,7 +42,7 @@ class ReferenceWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_its_weights_are_frozen(self) -> None:
-        """The same log-probs bit for bit whenever they are asked for, and of another worker of the class."""
+        """Each call, also of another worker of the class, gives the same log-probs bit for bit."""
 
         async def main(work: Work) -> None:
             batch, found = batch_of(self.vocabulary), []
@@ -58,7 +58,7 @@ class ReferenceWorkerSuite(WorkerSuite):
 
     @extra("host")
     def test_updates_of_its_host_do_not_reach_it(self) -> None:
-        """The actor's log-probs change, the reference's stay bit for bit."""
+        """The actor's log-probs change; the reference's stay the same bit for bit."""
 
         async def main(work: Work) -> None:
             reference, batch = await work.start(), batch_of(self.vocabulary)

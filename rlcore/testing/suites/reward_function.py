@@ -25,7 +25,7 @@ ODD: Mapping[str, Any] = {
     "template": '{answer} {} %s $1 \\boxed{ </answer> ```json {"score": ',
     "number": "1e999 -0 NaN 7/0 0x7 1_000",
 }
-"""Responses that a policy gives sooner or later. They are wrong answers, not failures."""
+"""Responses that any policy gives at some time. They are wrong answers, not failures."""
 MESSAGES: tuple[Mapping[str, Any], ...] = (
     {"role": "assistant", "content": None, "tool_calls": []},
     {"role": "tool", "content": "7"},
@@ -107,7 +107,7 @@ class RewardFunctionSuite(Suite):
         return run(main())
 
     def test_it_loads_by_reference_and_needs_no_torch(self) -> None:
-        """The process is a separate one, as the children of a run are."""
+        """A separate process loads it, like the children of a run."""
         code = (
             f"import sys; sys.path[:] = {sys.path!r}\n"
             "import json, pickle\n"
@@ -128,7 +128,7 @@ class RewardFunctionSuite(Suite):
         )
 
     def test_odd_responses_are_judged(self) -> None:
-        """Empty, huge, unicode, templates: a finite score or None, and nothing raised."""
+        """Empty, huge, unicode and template responses get a finite score or None, without an exception."""
         for name, response in ODD.items():
             [outcome] = self.outcomes([response])
             self.need(
@@ -138,20 +138,20 @@ class RewardFunctionSuite(Suite):
 
     @extra("reads_messages")
     def test_messages_of_an_agent_are_judged(self) -> None:
-        """Those without content, too."""
+        """Messages without content are judged, too."""
         for messages in (MESSAGES, MESSAGES[:1]):
             [outcome] = self.outcomes([messages])
             self.need(outcome.status is not RewardStatus.FAILED, f"messages of an agent fail: {outcome.error}")
 
     @extra("deterministic")
     def test_it_says_the_same_twice(self) -> None:
-        """Loaded again and asked again."""
+        """The function is loaded and called again."""
         one, other = (self._shown(self.outcomes(self._responses())) for _ in range(2))
         self.need(one == other, f"said {one}, and then {other}; needs the same, or deterministic = False")
 
     @extra("scored_alone")
     def test_a_batch_is_scored_as_one_by_one(self) -> None:
-        """Company changes nothing."""
+        """Other samples in the same call change nothing."""
         together = self._shown(self.outcomes(self._responses()))
         alone = [self._shown(self.outcomes([response]))[0] for response in self._responses()]
         self.need(together == alone, f"scores {together} in a batch and {alone} one by one; needs the same")
@@ -166,7 +166,7 @@ class RewardFunctionSuite(Suite):
 
     @extra("known_bad")
     def test_wrong_responses_score_below_right_ones(self) -> None:
-        """Each of `known_bad` below each of `known_good`."""
+        """Each of `known_bad` scores below each of `known_good`."""
         self._below(self.known_bad)
 
     @extra("known_good")
@@ -185,7 +185,7 @@ class RewardFunctionSuite(Suite):
 
     @extra("examples")
     def test_examples_have_their_scores(self) -> None:
-        """To six digits."""
+        """Scores equal to six digits."""
         for outcome, (response, score) in zip(self.outcomes(list(self.examples)), self.examples.items(), strict=True):
             good = outcome.status is RewardStatus.OK and abs(outcome.score - score) <= 1e-6 * max(1.0, abs(score))
             found = outcome.score if outcome.status is RewardStatus.OK else f"{outcome.status.value} {outcome.error}"
@@ -193,7 +193,7 @@ class RewardFunctionSuite(Suite):
 
     @extra("failing")
     def test_what_cannot_be_judged_is_failed(self) -> None:
-        """It raises, or returns something other than a score: a zero would count as an opinion."""
+        """The function raises or does not return a score. A zero would count as an opinion."""
         for response in self.failing:
             [outcome] = self.outcomes([response])
             found = f"{outcome.status.value} with score {outcome.score:g}"

@@ -34,7 +34,7 @@ class RewardManagerSuite(ComponentSuite):
     expected: Callable[[Trajectory], float] | None = None
     """Claim: the right score of a trajectory."""
     failing: Sequence[Trajectory] = ()
-    """Claim: samples that cannot be scored; they come back FAILED."""
+    """Claim: samples that cannot be scored; their rewards are FAILED."""
 
     def samples(self) -> list[Trajectory]:
         """The trajectories to score."""
@@ -54,7 +54,7 @@ class RewardManagerSuite(ComponentSuite):
         self.use(main)
 
     def test_each_trajectory_comes_back_once_in_either_lane_and_any_order(self) -> None:
-        """With its own tokens and a finite score."""
+        """Each has its own tokens and a finite score."""
 
         async def main(manager: RewardManager) -> None:
             for lane, step in ((Lane.TRAIN, 1), (Lane.EVAL, -1)):
@@ -94,7 +94,7 @@ class RewardManagerSuite(ComponentSuite):
         self.use(main)
 
     def test_scores_do_not_depend_on_the_order_of_arrival(self) -> None:
-        """Each trajectory keeps its own."""
+        """Each trajectory keeps its own score."""
 
         async def main(manager: RewardManager) -> None:
             samples = self.samples()
@@ -105,11 +105,11 @@ class RewardManagerSuite(ComponentSuite):
         self.use(main)
 
     def test_streams_side_by_side_do_not_mix(self) -> None:
-        """Two steps and an evaluation at a time."""
+        """Two steps and an evaluation run at the same time."""
 
         async def main(manager: RewardManager) -> None:
             samples = self.samples()
-            # the same prompts again, as of later epochs
+            # the same prompts again, as in later epochs
             later = [replace(sample, id=replace(sample.id, epoch=1)) for sample in samples]
             streams = ((samples, Lane.TRAIN), (later, Lane.TRAIN), (samples, Lane.EVAL))
             found = await asyncio.gather(*(score_all(manager, request, lane) for request, lane in streams))
@@ -119,7 +119,7 @@ class RewardManagerSuite(ComponentSuite):
         self.use(main)
 
     def test_parts_of_a_sample_share_its_reward(self) -> None:
-        """Each part comes back once."""
+        """Each segment comes back once."""
 
         async def main(manager: RewardManager) -> None:
             first = self.samples()[0]
@@ -138,7 +138,7 @@ class RewardManagerSuite(ComponentSuite):
         self.use(main)
 
     def test_a_stream_that_is_closed_early_disturbs_no_other(self) -> None:
-        """The next one is scored in full."""
+        """The next stream is scored in full."""
 
         async def main(manager: RewardManager) -> None:
             async with aclosing(manager.score(stream_of(self.samples()), Lane.TRAIN)) as results:  # type: ignore[type-var]
@@ -149,7 +149,7 @@ class RewardManagerSuite(ComponentSuite):
         self.use(main)
 
     def test_what_the_stream_raises_passes(self) -> None:
-        """An error of the agent loop is not swallowed."""
+        """An error of the agent loop is raised unchanged."""
 
         async def main(manager: RewardManager) -> None:
             async def broken() -> AsyncIterator[Trajectory]:
@@ -168,7 +168,7 @@ class RewardManagerSuite(ComponentSuite):
 
     @extra("failing")
     def test_what_cannot_be_scored_is_failed(self) -> None:
-        """With score 0 and info['error']; nothing is raised."""
+        """The reward has score 0 and info['error']; the manager does not raise."""
 
         async def main(manager: RewardManager) -> None:
             for function in self.failing:
@@ -182,7 +182,7 @@ class RewardManagerSuite(ComponentSuite):
 
 
 def by_id(scored: Sequence[ScoredTrajectory]) -> dict[TrajectoryId, float]:
-    """The scores."""
+    """The scores by trajectory id."""
     return {
         sample.trajectory.id: sample.reward.score for sample in sorted(scored, key=lambda score: score.trajectory.id)
     }

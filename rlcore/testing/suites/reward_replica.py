@@ -14,7 +14,7 @@ TOLERANCE = 1e-4
 
 
 class RewardReplicaSuite(WorkerSuite):
-    """A replica of a reward model; `target` is its class, `role` the name of its role in the settings."""
+    """A replica of a reward model; `target` is its class, and `role` the name of its role in the settings."""
 
     interface = RewardReplica
     role = "reward"
@@ -29,7 +29,7 @@ class RewardReplicaSuite(WorkerSuite):
     unreadable: Sequence[Message] = ()
     """Claim: a conversation that cannot be answered, such as one that is too long."""
     deterministic: bool = True
-    """Claim: the same conversation gets the same answer, alone and in company."""
+    """Claim: a conversation gets the same answer alone and in a batch."""
     sleeps: bool = False
     """Claim: it answers nothing while it sleeps."""
     asleep_s: float = 0.1
@@ -72,7 +72,7 @@ class RewardReplicaSuite(WorkerSuite):
 
     @extra("deterministic")
     def test_a_batch_is_answered_as_one_by_one(self) -> None:
-        """In one call, in single calls one after another, and in many concurrent calls."""
+        """Answers are the same in one call, in single calls one after another, and in many concurrent calls."""
 
         async def main(work: Work) -> None:
             replica = await work.start()
@@ -93,7 +93,7 @@ class RewardReplicaSuite(WorkerSuite):
 
     @extra("unreadable")
     def test_what_is_wrong_with_a_request_is_its_own_error(self) -> None:
-        """The others are answered."""
+        """The other requests are answered."""
 
         async def main(work: Work) -> None:
             replica = await work.start()
@@ -108,7 +108,7 @@ class RewardReplicaSuite(WorkerSuite):
         self.use(main)
 
     def test_it_says_what_it_serves(self) -> None:
-        """`health` in words, `address` a URL or None."""
+        """`health` returns words, `address` a URL or None."""
 
         async def main(work: Work) -> None:
             replica = await work.start()
@@ -150,5 +150,5 @@ class RewardReplicaSuite(WorkerSuite):
 
 
 def shown(answer: RawScore) -> str:
-    """The name of it in errors."""
+    """The answer in errors: its score or its text."""
     return repr(answer.text) if answer.score is None else f"{answer.score:.4f}"

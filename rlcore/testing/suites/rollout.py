@@ -19,21 +19,21 @@ Key = tuple[str, int]
 
 
 class RolloutWorkerSuite(WorkerSuite):
-    """A rollout worker; with `host` it is served inside that actor."""
+    """A rollout worker; with `host`, it is embedded in that actor."""
 
     interface = RolloutWorker
     role = ROLLOUT.name
     actor: Any = ""
-    """Claim: it takes the weights that an actor of this class hands out."""
+    """Claim: it loads the weights that an actor of this class writes or sends."""
     sleeps: bool = False
     """Claim: it sleeps and wakes."""
     asleep_s: float = 0.1
     """Seconds that it sleeps in a check: longer than an answer takes when it is awake."""
     repeats: bool = True
-    """Claim: the same requests give the same tokens; set False where a backend cannot."""
+    """Claim: the same requests give the same tokens. Set it to False if a backend cannot do this."""
 
     def test_every_sample_of_every_request_comes_once(self) -> None:
-        """Matched by request and index, none for anything else."""
+        """Completions match the requests by id and sample index, and there are no others."""
 
         async def main(work: Work) -> None:
             found = await generate(await work.start(), requests())
@@ -44,7 +44,7 @@ class RolloutWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_a_completion_is_whole(self) -> None:
-        """Ids of the vocabulary with their log-probs, no longer than asked for, and it says why it ended."""
+        """It has ids of the vocabulary with their log-probs, at most `max_tokens` of them, and a finish reason."""
 
         async def main(work: Work) -> None:
             for completion in await generate(await work.start(), requests()):
@@ -74,7 +74,7 @@ class RolloutWorkerSuite(WorkerSuite):
         )
 
     largest_id: int = 263
-    """Of the model's vocabulary."""
+    """Largest id of the model's vocabulary."""
 
     @extra("repeats")
     def test_the_order_of_requests_changes_nothing(self) -> None:
@@ -90,7 +90,7 @@ class RolloutWorkerSuite(WorkerSuite):
 
     @extra("repeats")
     def test_seeds_decide_what_is_sampled(self) -> None:
-        """The same seed repeats, in another worker too; other seeds and other samples differ."""
+        """The same seed gives the same tokens, also in another worker. Other seeds and other samples differ."""
 
         async def main(work: Work) -> None:
             one = by_key(await generate(await work.start(), requests()))
@@ -109,7 +109,7 @@ class RolloutWorkerSuite(WorkerSuite):
             self.need(off <= TOLERANCE, f"log-probs differ by {off:g} {where}")
 
     def test_greedy_samples_are_equal(self) -> None:
-        """With temperature 0."""
+        """The temperature is 0."""
 
         async def main(work: Work) -> None:
             found = by_key(await generate(await work.start(), requests(temperature=0.0)))
@@ -134,7 +134,7 @@ class RolloutWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_it_says_what_it_serves(self) -> None:
-        """`health` in words, `context_length` a number or None."""
+        """`health` returns words, `context_length` a number or None."""
 
         async def main(work: Work) -> None:
             rollout = await work.start()
@@ -148,7 +148,7 @@ class RolloutWorkerSuite(WorkerSuite):
 
     @extra("host")
     def test_it_samples_with_the_version_that_its_host_published(self) -> None:
-        """From the next request on."""
+        """The next request samples with that version."""
 
         async def main(work: Work) -> None:
             rollout = await work.start()
@@ -177,7 +177,7 @@ class RolloutWorkerSuite(WorkerSuite):
 
     @extra("sleeps")
     def test_it_serves_nobody_while_it_sleeps(self) -> None:
-        """Requests wait until it wakes; waking twice changes nothing."""
+        """Requests wait until it wakes. Waking twice changes nothing."""
 
         async def main(work: Work) -> None:
             import asyncio
@@ -205,16 +205,16 @@ def requests(seed: int = 3, temperature: float = 1.0) -> list[GenerateRequest]:
 
 
 async def generate(rollout: Any, requests: Sequence[GenerateRequest]) -> list[Completion]:
-    """Every completion, in the order they come."""
+    """Every completion, in order of arrival."""
     async with aclosing(rollout.stream(RolloutWorker.generate, requests)) as items:
         return [completion async for completion in items]
 
 
 def by_key(found: Sequence[Completion]) -> dict[Key, Completion]:
-    """By request and sample."""
+    """Completions by request and sample."""
     return {(completion.request_id, completion.sample): replace(completion) for completion in found}
 
 
 def texts(found: dict[Key, Completion]) -> dict[Key, tuple[int, ...]]:
-    """The sampled ids."""
+    """The sampled ids by request and sample."""
     return {key: tuple(completion.token_ids.tolist()) for key, completion in found.items()}

@@ -1,4 +1,4 @@
-"""The suite of scorers, the named parts of a reward that a manager weighs and sums."""
+"""The suite of scorers: named components of a reward, which a manager weights and sums."""
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -26,7 +26,7 @@ class ScorerSuite(ContextSuite):
     known_bad: Sequence[str] = ()
     """Claim: each scores below every one of `known_good`."""
     failing: Sequence[str] = ()
-    """Claim: responses that come back FAILED with an error."""
+    """Claim: responses whose outcome is FAILED with an error."""
     deterministic: bool = True
     """Claim: two calls with the same sample give the same outcome."""
 
@@ -63,7 +63,7 @@ class ScorerSuite(ContextSuite):
         return found
 
     def test_it_says_what_it_is(self) -> None:
-        """Name, scope, weight, failure policy and whether it looks at groups afterwards."""
+        """It has name, scope, weight, failure policy and `post_processes`."""
 
         async def main(scorer: Any) -> None:
             self.need(isinstance(scorer.name, str) and bool(scorer.name), f"name is {scorer.name!r}; needs a name")
@@ -109,7 +109,7 @@ class ScorerSuite(ContextSuite):
         self.use(main)
 
     def test_a_look_at_the_group_keeps_every_sample(self) -> None:
-        """`post_process` gives one outcome for each it was given, and leaves failures failures."""
+        """`post_process` returns one outcome per sample, and failures stay failures."""
 
         async def main(scorer: Any) -> None:
             outcomes = await self.ask(scorer, self.responses)
@@ -125,7 +125,7 @@ class ScorerSuite(ContextSuite):
 
     @extra("known_bad")
     def test_wrong_responses_score_below_right_ones(self) -> None:
-        """Each of `known_bad` below each of `known_good`."""
+        """Each of `known_bad` scores below each of `known_good`."""
 
         async def main(scorer: Any) -> None:
             outcomes = await self.ask(scorer, [*self.known_good, *self.known_bad])
@@ -138,7 +138,7 @@ class ScorerSuite(ContextSuite):
 
     @extra("failing")
     def test_what_cannot_be_judged_is_failed(self) -> None:
-        """With an error, and without raising."""
+        """The outcome has an error; the scorer does not raise."""
 
         async def main(scorer: Any) -> None:
             for response in self.failing:

@@ -39,15 +39,15 @@ class TrackerSuite(Suite):
     """A tracker; `target` is its `TrackerOffer`, or the class."""
 
     reads: Callable[[Path], Records] | None = None
-    """Function (a staticmethod) that reads what a run has left in its directory, after `close`: metrics by step."""
+    """A function (a staticmethod) that reads the metrics by step from the run directory, after `close`."""
     stays_in_run_dir: bool = True
-    """Files are written below the run directory only; False for one that a setting leads elsewhere."""
+    """Claim: the tracker writes only below the run directory. Set it to False if a setting names another place."""
     repeats: bool = True
-    """A tracker continues in a run directory that an earlier one has written; False: it needs a fresh one."""
+    """Claim: a tracker continues in the run directory of an earlier one. False: it needs a fresh directory."""
 
     @contextmanager
     def tracker(self, run_dir: Path, started: bool = True) -> Iterator[Tracker]:
-        """The tracker of a run in that directory; closed afterwards."""
+        """The tracker of a run in that directory; it is closed afterwards."""
         cls, config = self.cls, self.config()
         name = name_of(self.plugins[0]) if self.plugins else "tracker"
         tracker = cls(TrackContext(name, config.track.project, run_dir.name, run_dir, self.section(config)))
@@ -67,7 +67,7 @@ class TrackerSuite(Suite):
         return cls
 
     def use(self, work: Callable[[Path], None]) -> None:
-        """Runs a check in a thread, as a run does, in a run directory whose parent is otherwise empty."""
+        """Run a check in a thread, as a run does, in a run directory whose parent is otherwise empty."""
         problems: list[BaseException] = []
 
         def main() -> None:
@@ -95,12 +95,12 @@ class TrackerSuite(Suite):
             raise Breach(f"{self.who}: {leaked}") from leaked
 
     def test_it_is_a_tracker_of_a_context_alone(self) -> None:
-        """A subclass with the methods of `Tracker`, made as `cls(context)`."""
+        """It is a subclass with the methods of `Tracker`, built as `cls(context)`."""
         found = [*breaches(self.cls, Tracker)] or [refuses(self.cls, ["context"])]
         self.need(not any(found), "; ".join(found))
 
     def test_the_constructor_starts_nothing_and_writes_nothing(self) -> None:
-        """It is made before the run is known to start."""
+        """A run builds it before it is sure to start."""
 
         def work(run_dir: Path) -> None:
             before = threading.active_count()
@@ -112,7 +112,8 @@ class TrackerSuite(Suite):
         self.use(work)
 
     def test_it_takes_a_run_from_its_start_to_its_end(self) -> None:
-        """Configuration, metrics of several steps, two calls for one step, samples; nothing is left running."""
+        """The run has a configuration, metrics of several steps, two calls for one step, and samples. Nothing keeps
+        running."""
 
         def work(run_dir: Path) -> None:
             with self.tracker(run_dir) as tracker:
@@ -124,7 +125,7 @@ class TrackerSuite(Suite):
         self.use(work)
 
     def test_it_takes_a_run_that_ends_before_its_first_step(self) -> None:
-        """`close` comes right after `start`."""
+        """`close` follows `start` immediately."""
 
         def work(run_dir: Path) -> None:
             with self.tracker(run_dir):
@@ -142,7 +143,7 @@ class TrackerSuite(Suite):
         self.use(work)
 
     def test_it_takes_every_name_of_a_metric(self) -> None:
-        """Names have slashes, and those of users' sources and rewards have anything."""
+        """Names have slashes. Those of users' sources and rewards may have any text."""
 
         def work(run_dir: Path) -> None:
             with self.tracker(run_dir) as tracker:
@@ -152,7 +153,7 @@ class TrackerSuite(Suite):
         self.use(work)
 
     def test_it_takes_every_text_of_a_sample(self) -> None:
-        """Empty, long and of any alphabet, with control characters, and without an advantage."""
+        """Texts are empty, long and in any alphabet, with control characters. A sample may have no advantage."""
 
         def work(run_dir: Path) -> None:
             with self.tracker(run_dir) as tracker:
@@ -164,7 +165,7 @@ class TrackerSuite(Suite):
 
     @extra("repeats")
     def test_it_goes_on_in_the_directory_of_a_run_that_is_resumed(self) -> None:
-        """A second tracker on one directory, with a step that comes a second time."""
+        """A second tracker gets the same directory, and one step a second time."""
 
         def work(run_dir: Path) -> None:
             for steps in ((1, 2), (2, 3)):
@@ -179,20 +180,20 @@ class TrackerSuite(Suite):
 
     @extra("stays_in_run_dir")
     def test_it_writes_in_the_run_directory_only(self) -> None:
-        """Nothing in the directory that the command was started in."""
+        """It writes nothing in the working directory of the command."""
 
         def work(run_dir: Path) -> None:
             with self.tracker(run_dir) as tracker:
                 tracker.log(1, {"reward/mean": 0.25})
                 tracker.log_samples(1, SAMPLES[:1])
             left = sorted(path.name for path in run_dir.parent.iterdir() if path != run_dir)
-            self.need(not left, f"writes {', '.join(left)} beside the run directory; needs context.run_dir")
+            self.need(not left, f"writes {', '.join(left)} outside of the run directory; needs context.run_dir")
 
         self.use(work)
 
     @extra("reads")
     def test_what_was_logged_is_there_at_the_end(self) -> None:
-        """Every value under its step and name, read by `reads`."""
+        """`reads` returns every value by its step and name."""
         logged = {1: {"reward/mean": 0.25, "actor/loss": -1.5}, 2: {"reward/mean": 0.5}}
 
         def work(run_dir: Path) -> None:

@@ -17,23 +17,23 @@ T = TypeVar("T")
 
 
 class WorkerSuite(Suite):
-    """A worker class, used on a thread as the local cluster uses it; `target` is the class."""
+    """A worker class, which runs on a thread as in the local cluster; `target` is the class."""
 
     interface: type[Worker]
     role: str
     host: Any = ""
-    """The class of the actor that it is embedded in; empty: none."""
+    """The class of the actor that hosts it; empty: none."""
     references: Mapping[str, str] = {"policy_loss": "rlcore.algo.loss:clip"}
-    """Functions that the worker is given, by purpose."""
+    """Functions of the worker, by purpose."""
     specs: Mapping[str, Any] = {}
     """`WorkerRequest.spec` by role: a `RewardModel` for a reward replica."""
     vocabulary: int = 256
-    """Ids of tokens are below this."""
+    """Token ids are below this."""
     limit_s: float = 60.0
     """Seconds that a check may take."""
 
     def use(self, work: "Callable[[Work], Awaitable[T]]") -> T:
-        """The result of `work` with fresh workers, which are closed afterwards; nothing may be left behind."""
+        """The result of `work` with fresh workers, which are closed afterwards. They may leave nothing behind."""
 
         async def main() -> T:
             config = self.config()
@@ -47,11 +47,11 @@ class WorkerSuite(Suite):
         return run(main(), self.limit_s)
 
     def test_it_is_what_its_role_calls_for(self) -> None:
-        """Inherits from the role's interface, every method with its kind and parameters."""
+        """It inherits from the role's interface, and keeps kind and parameters of every method."""
         need_conforming(self.who, self.load(), self.interface)
 
     def test_it_closes_also_without_a_setup(self) -> None:
-        """The state after a failure of `setup`."""
+        """A worker is in this state if `setup` failed."""
 
         async def main(work: "Work") -> None:
             self.load()(work.bench.context(self.role, work.section)).close()
@@ -59,7 +59,7 @@ class WorkerSuite(Suite):
         self.use(main)
 
     def test_it_starts_and_ends_without_leaving_anything(self) -> None:
-        """No thread, process or descriptor."""
+        """It leaves no thread, process or descriptor."""
 
         async def main(work: "Work") -> None:
             await work.start()
@@ -83,14 +83,14 @@ class Work:
 
 
 def batch_of(vocabulary: int, seed: int = 0, advantages: float | None = None) -> Batch:
-    """Eight rows in four groups, ready for an update; `advantages`: the same for every row."""
+    """Eight rows in four groups, ready for an update; `advantages` is that of every row."""
     batch = random_batch(seed=seed, advantages=None if advantages is None else [advantages] * 8)
     tokens = batch.tokens
     return replace(batch, tokens=replace(tokens, token_ids_BT=tokens.token_ids_BT % vocabulary))
 
 
 def need_per_token(suite: Suite, what: str, found_BT: Any, batch: Batch) -> None:
-    """`Breach` unless it is a finite float32 array of the batch's shape."""
+    """`Breach` unless `found_BT` is a finite float32 array of the batch's shape."""
     shape = batch.tokens.token_ids_BT.shape
     form = (getattr(found_BT, "shape", None), str(getattr(found_BT, "dtype", type(found_BT).__name__)))
     suite.need(form == (shape, "float32"), f"{what} are {form[1]} of shape {form[0]}; needs float32 {shape}")
@@ -99,5 +99,5 @@ def need_per_token(suite: Suite, what: str, found_BT: Any, batch: Batch) -> None
 
 
 def same_bits(one: Float32s, other: Float32s) -> bool:
-    """Equal bit for bit."""
+    """True if the arrays are equal bit for bit."""
     return one.shape == other.shape and one.tobytes() == other.tobytes()
