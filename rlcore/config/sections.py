@@ -187,7 +187,7 @@ class TrainConfig:
     seed: int = option(0, at_least=0)
     """Seed of data order, sampling and initialisation."""
     max_steps: int = option(0, at_least=0)
-    """Steps; 0: as `train.epochs` says."""
+    """Steps; 0: `train.epochs` decides."""
     epochs: int = option(1, used_when="max_steps == 0", at_least=1)
     """Passes over the training prompts."""
     prompts_per_step: int = option(8, at_least=1)
