@@ -1,4 +1,4 @@
-"""`rlcore plan`: what a run would consist of, decided and printed before anything starts."""
+"""`rlcore plan`: decides and prints the parts of a run before anything starts."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,7 +59,7 @@ def show(plan: "RunPlan", origins: bool) -> None:
 
 
 def show_with_data(plan: "RunPlan", origins: bool) -> None:
-    """Print the plan as tables, with what its data holds. ConfigError for data that training would refuse."""
+    """Print the plan and a summary of its data as tables. ConfigError for data that training would refuse."""
     from rlcore.plan.step_time import expected_step_time, slow_step_note
     from rlcore.runtime.data_preview import preview_data
 
@@ -237,7 +237,7 @@ def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:
 
 
 def _mesh(request: "WorkerRequest") -> str:
-    """The division of a role's ranks, where it is more than data parallel."""
+    """The division of a role's ranks, if it is more than data parallel."""
     if request.engine is None or request.embedded_in:
         return ""
     copies, slices = request.engine.dp_replicate, request.engine.context_parallel
