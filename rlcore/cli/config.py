@@ -39,7 +39,7 @@ def _is_key(word: str) -> bool:
 
 
 def _explain(keys: Sequence[str], settings: Settings) -> int:
-    """Print the meaning of the keys; with files or values also the origin of theirs."""
+    """Print the meaning of the keys; with files or values also the origin of each key's value."""
     from rlcore.config.explain import explain
     from rlcore.plugins import configure, load
 

@@ -74,7 +74,7 @@ def known_offers() -> Offers:
 
 
 def check_name(name: str) -> None:
-    """ConfigError for a name that cannot be that of a package, an entry point and a configuration key."""
+    """ConfigError for a name that is not valid for a package, an entry point and a configuration key."""
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or not name.isascii():
         raise ConfigError(
             f"plugins: '{name}' is not a lower-case Python identifier; needs letters a-z, digits and '_' only, not "

@@ -195,7 +195,7 @@ def check_safe(value: Any, key: str, origin: str) -> None:
     """ConfigError for content that no configuration may have, at any depth.
 
     That is an interpolation other than `${a.b}` and `${oc.env:NAME}`, the key `_target_`, a key that is not text, or a
-    literal secret, which would be saved with the run.
+    literal secret. A literal secret would be saved with the run.
     """
     if isinstance(value, Mapping):
         for name, child in value.items():

@@ -82,8 +82,8 @@ def enabled_plugins(
 ) -> dict[str, Mapping[str, Any]]:
     """The raw `plugins.*` sections of files and overrides by plugin, before any plugin is loaded.
 
-    ConfigError for a file or override that cannot be read, for a name that is not a plugin's, and for a key in `moved`,
-    which maps old names of keys and sections to new ones.
+    ConfigError for a file or override that cannot be read, for an invalid name of a plugin, and for a key in `moved`.
+    `moved` maps old names of keys and sections to new ones.
     """
     sections: dict[str, Mapping[str, Any]] = {}
     for layer in read_layers(files, overrides):
@@ -359,7 +359,7 @@ def _with_paths(raw: Any, layers: Sequence[Layer]) -> dict[str, Any]:
 
 
 def _saved(raw: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """The values without those that have no effect, which would be refused when they are loaded again."""
+    """The values that have an effect; others would be refused when they are loaded again."""
     saved = overlay({}, raw)
     for entry in walk(config):
         if not has_effect(config, entry):

@@ -157,7 +157,7 @@ def _text(value: Any, key: str, layer: Layer) -> str:
 def unknown(key: str, section: type[Any], origin: str, value: Any = None) -> str:
     """The error about a key that does not exist, with the key to use instead.
 
-    That is the key of the same meaning for a name of a peer, a near key of its section, or the same name in another
+    For a peer's name, that is the key of the same meaning; else a near key of its section, or the same name in another
     section. `value` is the value of the key: an unknown section may hold keys that a peer has.
     """
     parent, _, name = key.rpartition(".")

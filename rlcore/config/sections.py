@@ -75,7 +75,7 @@ class DataConfig:
     system_prompt: str = ""
     """System message of conversations that have none; empty: none."""
     order: str = "seeded"
-    """The order of the training prompts, by name. seeded: sources mixed by weight, each in epochs as `shuffle` says.
+    """The order of the training prompts, by name. seeded: sources mixed by weight, each in epochs (see `shuffle`).
     Plugins offer others, such as curricula."""
     shuffle: bool = True
     """Draw a new seeded order in each epoch; orders of plugins may use it, too."""

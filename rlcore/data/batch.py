@@ -31,8 +31,8 @@ def collate(groups: Sequence[Sequence[ScoredTrajectory]], pad_id: int) -> Batch:
 
     Each inner sequence is the group of one prompt, in any order; empty groups are left out. The caller drops failed
     samples or gives them a value first. RewardError for a sample without a finite score. PluginError for a trajectory
-    whose arrays disagree, that comes twice or that is in another prompt's group, and for segments of one sample with
-    different rewards.
+    whose arrays disagree, that comes twice or that is in another prompt's group. PluginError for segments of one sample
+    with different rewards, too.
     """
     sorted_groups = [sorted(group, key=_place) for group in groups if group]
     rows = [sample for group in sorted_groups for sample in group]

@@ -259,7 +259,7 @@ def _task_rows(source: SourceConfig, who: str) -> Iterator[Row]:
     """The distinct questions of a reasoning_gym task that belong to the split.
 
     The hash of a question's text decides its split. Item i is made from Random(seed + i), so two seeds give overlapping
-    items, and only the text keeps the splits apart for every seed and size.
+    items. Only the text keeps the splits apart for every seed and size.
     """
     if source.split not in ("train", "heldout"):
         raise ConfigError(f"{who}.split: it is '{source.split}', a task has the splits train and heldout")

@@ -122,7 +122,7 @@ def entry_point_rewards() -> tuple[Offer[RewardFunction], ...]:
     offers = []
     found = _by_group(_places())[REWARDS_GROUP]
     for entry in sorted(found, key=lambda entry: (entry.point.name, entry.point.value)):
-        with suppress(OfferError):  # of a distribution that the run may not use
+        with suppress(OfferError):  # the run may not use that distribution
             function = RewardFunction(entry.point.name, entry.point.value)
             offers.append(Offer(function, entry.provider(entry.point.name, "entry point")))
     return tuple(offers)

@@ -104,7 +104,7 @@ def require_installed(find: Callable[[str], object | None] = importlib.util.find
     """ConfigError with the install line if the SDK or its exporter is missing."""
     try:
         is_there = find("opentelemetry.sdk") is not None and find(NEEDED) is not None
-    except ModuleNotFoundError:  # of a parent package
+    except ModuleNotFoundError:  # a parent package is missing
         is_there = False
     if not is_there:
         raise ConfigError(
