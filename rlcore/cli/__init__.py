@@ -94,7 +94,7 @@ def _answered(arguments: Sequence[str]) -> int:
 def _explained(bug: BaseException | None) -> int:
     """The exit code of a bug, whose traceback is shown, or of a lack of memory or permission, which is one line."""
     if isinstance(bug, PermissionError):
-        complain(f"rlcore: {describe(bug)}; needs a user who may, or other permissions")
+        complain(f"rlcore: {describe(bug)}; needs a user with access, or other permissions")
         return ERROR
     try:
         from rlcore.cli.lack_of_memory import lack_of_memory

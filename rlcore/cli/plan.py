@@ -181,7 +181,7 @@ def _why(choice: "Choice") -> str:
 def _rewards(plan: "RunPlan") -> "Iterator[tuple[str, ...]]":
     for reward in plan.rewards:
         scored_by = (
-            f"what {reward.target}({', '.join(sorted(reward.kwargs))}) returns" if reward.is_factory else reward.target
+            f"result of {reward.target}({', '.join(sorted(reward.kwargs))})" if reward.is_factory else reward.target
         )
         if reward.post_process:
             scored_by += f", then by group {reward.post_process}"
@@ -197,7 +197,7 @@ def _schedule(plan: "RunPlan") -> "Iterator[tuple[str, str]]":
     yield "name", schedule.name
     yield "samples are trained on", f"at most {schedule.max_staleness} versions after they were sampled"
     if schedule.max_staleness:
-        yield "too old ones", "are discarded" if schedule.drop else "are waited for"
+        yield "samples that are older", "are discarded" if schedule.drop else "are waited for"
     yield "log-probs of pi_old", schedule.old_logprobs.value
     ways = {
         worker.request.role.name: worker.shared_prefix
@@ -259,7 +259,7 @@ def _pool(plan: "RunPlan", pool: "PoolPlan") -> tuple[str, ...]:
     union = f" (union of {', '.join(pool.colocates)})" if pool.colocates else ""
     where = [pool.placement] if pool.placement != "pack" else []
     where += [f"{key}: {value}" for key, value in pool.labels.items()]
-    where += [f"{amount:g} {name} a bundle" for name, amount in pool.resources.items()]
+    where += [f"{amount:g} {name} per bundle" for name, amount in pool.resources.items()]
     devices += f" ({', '.join(where)})" if where else ""
     phases = plan.device_bytes.get(pool.name, {})
     memory = ", ".join(f"{phase}: about {size / 2**30:.1f} GiB" for phase, size in phases.items())

@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     parsed = parser.parse(arguments)
     settings = settings_of(parsed)
     if parsed.from_start and not parsed.resume:
-        parser.error("--from-start: it goes with --resume")
+        parser.error("--from-start: needs --resume")
 
     with contextlib.nullcontext() if parsed.dry_run else outliving_terminal():
         return _train(parsed, settings)

@@ -29,7 +29,7 @@ class IssuedPrompts:
     ) -> None:
         """ConfigError if there are no prompts or a source is empty; PluginError if the order cannot be made."""
         if not prompts:
-            raise ConfigError("data.sources: there is none, needed is at least one source of prompts")
+            raise ConfigError("data.sources: there is none; needs at least one source of prompts")
         for name in sorted(prompts):
             if not prompts[name]:
                 raise ConfigError(f"data.sources.{name}: no prompt is left; see data.max_prompt_tokens")

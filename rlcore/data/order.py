@@ -71,7 +71,7 @@ class _Source:
 
     def __init__(self, name: str, prompts: Sequence[Prompt], weight: float, seed: int, shuffle: bool) -> None:
         if not (weight > 0 and math.isfinite(weight)):
-            raise ConfigError(f"data.sources.{name}.weight: it is {weight}, needed is a number above 0")
+            raise ConfigError(f"data.sources.{name}.weight: it is {weight}; needs a number above 0")
         self.name, self.issued = name, 0
         self._prompts, self._weight, self._seed, self._shuffle = prompts, weight, seed, shuffle
         self._order: tuple[int, Sequence[int]] = (0, self._permutation(0))

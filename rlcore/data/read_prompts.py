@@ -98,7 +98,7 @@ def _refuse_unusable(rows: Sequence[Row], column: str, who: str) -> None:
     found = "nothing" if value is None or value in ("", []) else f"{type(value).__name__} {str(value)[:60]!r}"
     as_many = f", as {len(unusable)} of {len(rows)} rows," if len(unusable) > 1 else ""
     raise ConfigError(
-        f"{who}: {unusable[0].where}{as_many} has {found} in column '{column}', needed is a text, or messages with "
+        f"{who}: {unusable[0].where}{as_many} has {found} in column '{column}'; needs a text, or messages with "
         "role and content; remove such rows, or name another column in prompt_column"
     )
 

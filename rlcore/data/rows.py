@@ -42,9 +42,9 @@ def read_rows(source: SourceConfig, who: str) -> list[Row]:
     """The rows of the source, no more than the limit needs; ConfigError, beginning with `who`, if there are none."""
     if bool(source.path) == bool(source.task):
         found = f"path='{source.path}' and task='{source.task}'" if source.path else "neither path nor task"
-        raise ConfigError(f"{who}: it has {found}, needed is one of them: a file or dataset, or a reasoning_gym task")
+        raise ConfigError(f"{who}: it has {found}; needs one of them: a file or dataset, or a reasoning_gym task")
     if source.limit < 0:
-        raise ConfigError(f"{who}.limit: it is {source.limit}, needed is a number of rows, or 0 for all")
+        raise ConfigError(f"{who}.limit: it is {source.limit}; needs a number of rows, or 0 for all")
     # rows that `keep` leaves out do not count towards the limit
     rows = list(islice(_rows(source, who), None if source.keep else source.limit or None))
     if not rows:
@@ -52,8 +52,8 @@ def read_rows(source: SourceConfig, who: str) -> list[Row]:
     for row in rows:
         if _is_deep(row.values):
             raise ConfigError(
-                f"{who}: '{source.path or source.task}' {row.where} is nested more than {MAX_DEPTH} levels deep, which "
-                "would end by recursion what reads it; make it flatter, or keep such values as JSON in a text"
+                f"{who}: '{source.path or source.task}' {row.where} is nested more than {MAX_DEPTH} levels deep, too "
+                "deep for code that reads it recursively; make it flatter, or keep such values as JSON in a text"
             )
     return rows
 
@@ -157,7 +157,7 @@ def _line_rows(path: Path, who: str) -> Iterator[Row]:
                 raise ConfigError(f"{who}: '{path}' line {number} is not JSON: {cause}") from cause
             if not isinstance(values, dict):
                 found = type(values).__name__
-                raise ConfigError(f"{who}: '{path}' line {number} is a {found}, needed is an object with a prompt")
+                raise ConfigError(f"{who}: '{path}' line {number} is a {found}; needs an object with a prompt")
             yield Row(f"line {number}", values)
 
 
@@ -176,7 +176,7 @@ def _json_rows(path: Path, who: str) -> Iterator[Row]:
         raise ConfigError(f"{who}: '{path}' is {_kind(values)}; needs a list of objects, or one object per line")
     for index, value in enumerate(values):
         if not isinstance(value, dict):
-            raise ConfigError(f"{who}: '{path}' row {index} is {_kind(value)}, needed is an object with a prompt")
+            raise ConfigError(f"{who}: '{path}' row {index} is {_kind(value)}; needs an object with a prompt")
         yield Row(f"row {index}", value)
 
 
@@ -264,7 +264,7 @@ def _task_rows(source: SourceConfig, who: str) -> Iterator[Row]:
     if source.split not in ("train", "heldout"):
         raise ConfigError(f"{who}.split: it is '{source.split}', a task has the splits train and heldout")
     if not 0.0 <= source.heldout_frac <= 1.0:
-        raise ConfigError(f"{who}.heldout_frac: it is {source.heldout_frac}, needed is a share between 0 and 1")
+        raise ConfigError(f"{who}.heldout_frac: it is {source.heldout_frac}; needs a share between 0 and 1")
     create = _task_factory(source, who)
     seen: set[str] = set()
     # tasks check their options by assert, so every exception counts

@@ -88,11 +88,10 @@ class TemplateTokens(Tokens):
             ends.add(int(tokenizer.eos_token_id))
         self.eos_ids = frozenset(id_ for id_ in ends if _is_known(id_, vocabulary))
         if not self.eos_ids:
-            found = f"no one below {vocabulary} among {sorted(ends)}" if ends else "none"
+            found = f"below {vocabulary}, the model's vocabulary, among {sorted(ends)}" if ends else "in any file"
             raise ConfigError(
-                f"tokenizer '{tokenizer.name_or_path}': of end-of-sequence tokens that the model can sample it and the "
-                f"model name {found}, so no response could end; set eos_token in the tokenizer's files or eos_token_id "
-                "in generation_config.json"
+                f"tokenizer '{tokenizer.name_or_path}': found no end-of-sequence token {found}, so no response could "
+                "end; set eos_token in the tokenizer's files or eos_token_id in generation_config.json"
             )
         pad = tokenizer.pad_token_id
         self.pad_id = int(pad) if pad is not None and _is_known(int(pad), vocabulary) else min(self.eos_ids)

@@ -97,7 +97,7 @@ class SpanExport:
     def _warn_once(self, problem: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._warn(f"track.open_telemetry: {problem}; trace.json has everything; this is not said again")
+            self._warn(f"track.open_telemetry: {problem}; trace.json has everything; this warning is not repeated")
 
 
 def require_installed(find: Callable[[str], object | None] = importlib.util.find_spec) -> None:

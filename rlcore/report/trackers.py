@@ -83,7 +83,7 @@ class Trackers:
         if behind and not self._is_behind:
             names = ", ".join(who for who in self._trackers if who not in self._failed)
             self._warn(
-                f"{names}: {MOST_WAITING} calls behind; from step {step} on nothing more until there is room, "
+                f"{names}: {MOST_WAITING} calls behind; from step {step} on it gets nothing until there is room, "
                 "metrics.jsonl has everything"
             )
         self._is_behind = behind
@@ -140,7 +140,7 @@ class Trackers:
                 tracker.log_samples(step, list(samples))
             if problems:
                 self._without_samples.add(who)
-                self._warn(f"{problems[0]}; it gets metrics alone, trajectories/ has all samples")
+                self._warn(f"{problems[0]}; it gets only metrics, trajectories/ has all samples")
 
     def _close(self) -> None:
         for who, tracker in self._trackers.items():

@@ -133,7 +133,9 @@ class _Source:
         if before is value:
             return
         if before is not MISSING:
-            raise ConfigError(f"{self._who}: '{name}' stands for two things in what it refers to; {WAY_OUT}")
+            raise ConfigError(
+                f"{self._who}: '{name}' stands for two different objects in the code that it uses; {WAY_OUT}"
+            )
         self._values[name] = value
         line = _as_line(name, value)
         if line is None and isinstance(inspect.unwrap(value) if callable(value) else None, (FunctionType, type)):
