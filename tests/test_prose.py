@@ -40,7 +40,24 @@ A clause is a docstring that is a subordinate clause: it does not say what the t
 words of `WORDED` packages, have none of `DOCUMENT_TICS` either.
 """
 WORDED = tuple(
-    f"rlcore/{name}" for name in ("contracts", "plan", "engines", "runtime", "train", "cluster", "reward", "testing")
+    f"rlcore/{name}"
+    for name in (
+        *(
+            "agents",
+            "cli",
+            "cluster",
+            "config",
+            "contracts",
+            "data",
+            "engines",
+            "errors",
+            "plan",
+            "plugins",
+            "report",
+            "reward",
+        ),
+        *("runtime", "testing", "train"),
+    )
 )
 ROOMS = ("rlcore", "plugins", "view", "tests", "benchmarks", "examples", "docs")
 
@@ -81,6 +98,13 @@ def test_no_words_of_code_have_a_tic_of_documents(room: str) -> None:
     assert paths
     found = [(name, path.name) for path in paths for name, tic in DOCUMENT_TICS.items() if tic.search(words_of(path))]
     assert found == []
+
+
+def test_no_template_or_table_of_the_core_has_a_tic() -> None:
+    """The files of `rlcore init` and `rlcore plugins new`, and the texts of metrics, machines and peers' keys."""
+    paths = [path for kind in ("*.txt", "*.toml") for path in (ROOT / "rlcore").rglob(kind)]
+    assert len(paths) > 30
+    assert [(name, path.name) for path in paths for name in tics(path, TICS | DOCUMENT_TICS)] == []
 
 
 def test_words_of_code_are_strings_and_comments(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The core's own agent loop."""
+"""The core's agent loop."""

@@ -36,8 +36,10 @@ class SingleTurn(AgentLoop):
         self._tokens = tokens
 
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
-        """Every trajectory of every task, as soon as its completion is finished; all are sent to the generator
-        together."""
+        """Yield every trajectory of every task as soon as its completion is finished.
+
+        Sends all requests to the generator at once.
+        """
         by_id = {f"{task.prompt.id}/{task.epoch}": task for task in tasks}
         if len(by_id) != len(tasks):
             raise WorkerError(
@@ -92,7 +94,7 @@ class _Opening:
 
 
 def build_single_turn(context: "BuildContext") -> SingleTurn:
-    """The component's builder; the run's rollout service must exist by then."""
+    """Build the component; WorkerError without the run's rollout service."""
     if context.generator is None:
         raise WorkerError("agent 'single_turn': it was built without a rollout service; it needs the role 'rollout'")
     return SingleTurn(context.generator, context.tokens)

@@ -1,9 +1,12 @@
 """The command line: `rlcore COMMAND ...`, one module for each command, imported when it is called.
 
-Nothing heavy is imported here, so that `rlcore --help` is immediate. An RlcoreError, and memory that
-runs out, is one line on stderr and exit code 2; Ctrl-C is 130; a bug of ours is a traceback and 1, and so is
-`sys.exit()` in code that is called, in one line.
-`os._exit()` and `os.execv()` in such code are refused by its boundary, like `sys.exit()` (`endings`).
+This module imports nothing heavy, so that `rlcore --help` is immediate. Exit codes:
+
+* 2, with one line on stderr, for an RlcoreError and for a lack of memory or permission;
+* 130 for Ctrl-C;
+* 1 for a bug, with its traceback, and for `sys.exit()` in called code, with one line.
+
+The boundary around called code refuses `os._exit()` and `os.execv()` like `sys.exit()` (`endings`).
 """
 
 import os
@@ -26,20 +29,21 @@ from rlcore.errors import ConfigError, RlcoreError, boundary, describe, nearest
 
 COMMANDS = {
     "init": "write a project: data, a reward with its test, a configuration",
-    "train": "train as a configuration says, or continue a run",
+    "train": "train with a configuration, or continue a run",
     "plan": "show what a run would consist of; starts nothing",
-    "config": "show every value of a configuration and where it comes from, or explain a key",
-    "resume": "continue a run by its own configuration",
+    "config": "show every value of a configuration with its origin, or explain a key",
+    "resume": "continue a run with its own configuration",
     "eval": "evaluate a model or a checkpoint on held-out prompts",
     "chat": "talk to the weights of a run",
     "sweep": "train over seeds and values of keys, some runs at a time, and compare",
     "export": "write a checkpoint as a model directory for others",
-    "where": "say what runs do at the moment, and what their samples wait for",
-    "view": "show a run as one HTML file, find samples in it, say why nothing is learned",
+    "where": "show what runs do at the moment, and what their samples wait for",
+    "view": "show a run as one HTML file, find samples in it, explain why nothing is learned",
     "runs": "list runs: state, step, last metrics, disk",
     "plugins": "list what is installed and what it offers, or check it",
 }
-"""Each is the module `rlcore.cli.<name>`, or that of MODULES, with `run(arguments) -> exit code`."""
+"""Summary by command; the command is `run(arguments) -> exit code` of `rlcore.cli.<name>`, or of the name in MODULES.
+"""
 MODULES = {"runs": "run_list"}
 
 ERROR, INTERRUPTED, BUG = 2, 130, 1
@@ -50,9 +54,9 @@ class _Bug(RlcoreError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code.
+    """Run a command, and return the exit code.
 
-    Without `arguments` this is the process's own command, and code that it calls cannot end the process with 0.
+    Without `arguments` it runs the process's own command; code that the command calls cannot end the process with 0.
     """
     if arguments is not None:
         return _answered(arguments)
@@ -66,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answered(arguments: Sequence[str]) -> int:
-    """The exit code, also of what was raised; that has been said on stderr."""
+    """Run a command; the exit code, also for an exception, which is reported on stderr."""
     try:
         with boundary("rlcore", _Bug, Exception):
             return _run(list(arguments))
@@ -90,7 +94,7 @@ def _answered(arguments: Sequence[str]) -> int:
 def _explained(bug: BaseException | None) -> int:
     """The exit code of a bug, whose traceback is shown, or of a lack of memory or permission, which is one line."""
     if isinstance(bug, PermissionError):
-        complain(f"rlcore: {describe(bug)}; needs a user who may, or other permissions")
+        complain(f"rlcore: {describe(bug)}; needs a user with access, or other permissions")
         return ERROR
     try:
         from rlcore.cli.lack_of_memory import lack_of_memory
@@ -101,7 +105,7 @@ def _explained(bug: BaseException | None) -> int:
         # Through `complain`: a traceback must not show the secrets of a configuration.
         complain("".join(traceback.format_exception(bug)).rstrip())
         return BUG
-    except MemoryError:  # also for the words
+    except MemoryError:  # also while it is put into words
         os.write(2, b"rlcore: not enough memory\n")
         return ERROR
 
@@ -112,7 +116,7 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader of our output has gone (`rlcore plan | head`); without this Python complains when it exits.
+        # The reader of the output is gone (`rlcore plan | head`); without this, Python reports an error at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

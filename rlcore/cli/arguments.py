@@ -9,7 +9,7 @@ from typing import NoReturn
 
 
 class Leave(SystemExit):
-    """A command ends here on purpose. Any other exit comes from foreign code, which may not end a run."""
+    """Ends a command on purpose. Any other exit comes from foreign code, which may not end a run."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -10,7 +10,7 @@ from rlcore.cli.console import answer, complain
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Answer each line of standard input; prompts go to standard error, so that a pipe gets the answers alone."""
+    """Answer each line of standard input; prompts go to standard error, so that a pipe gets only the answers."""
     parser = Parser("chat", "Talk to a run's newest checkpoint, a line at a time; /reset begins again, /exit ends.")
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="a run, or one of its checkpoints")
     parser.add_argument(

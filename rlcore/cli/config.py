@@ -9,7 +9,7 @@ from rlcore.cli.console import answer
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the configuration that a run would have; checks it as `train` does, but plans nothing."""
+    """Print the configuration of a run; checks it like `train`, but plans nothing."""
     parser = Parser("config", "Print every value of a configuration with its origin, or explain named keys.")
     parser.add_settings()
     parser.add_argument("--reference", action="store_true", help="print every key with default and docs, as YAML")
@@ -39,7 +39,7 @@ def _is_key(word: str) -> bool:
 
 
 def _explain(keys: Sequence[str], settings: Settings) -> int:
-    """Print what the keys mean; with files or values also what sets them there."""
+    """Print the meaning of the keys; with files or values also the origin of each key's value."""
     from rlcore.config.explain import explain
     from rlcore.plugins import configure, load
 

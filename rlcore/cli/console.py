@@ -1,4 +1,4 @@
-"""All that commands print goes through here: as wide as it needs to be in a pipe, and only what may be shown."""
+"""Prints the output of commands: wide enough in a pipe, and without secrets and control characters."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ def stdout() -> "Console":
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
-    """A table whose cells are printed as they may be shown, never as markup."""
+    """A table whose cells are displayable text, never markup."""
     from rich.table import Table
     from rich.text import Text
 
@@ -38,34 +38,34 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
 
 
 def say(console: "Console", text: str) -> None:
-    """One paragraph, printed as it may be shown, never as markup."""
+    """Print one paragraph of displayable text, never as markup."""
     from rich.text import Text
 
     console.print(Text(displayable(text)), soft_wrap=True)
 
 
 def answer(text: str) -> None:
-    """Text for people or programs, to standard output."""
+    """Print text for people or programs to standard output."""
     print(displayable(text))
 
 
 def complain(text: str, end: str = "\n") -> None:
-    """Writes an error or a prompt to standard error; does nothing when that is closed."""
+    """Write an error or a prompt to standard error; do nothing if that is closed."""
     with contextlib.suppress(OSError, ValueError):
         print(displayable(text), end=end, file=sys.stderr, flush=True)
 
 
 def drop_impossible_sizes() -> None:
-    """Forget a size of the terminal that no terminal has, and of which rich would make a ValueError."""
+    """Drop an impossible size of the terminal, for which rich would raise ValueError."""
     for name in ("COLUMNS", "LINES"):
         if len(os.environ.get(name, "")) > 5:
             del os.environ[name]
 
 
 def open_closed_streams() -> None:
-    """Give standard streams that are closed to the null device.
+    """Connect closed standard streams to the null device.
 
-    A file of the run would get the number of one that is closed, and everything that is printed.
+    Otherwise a file of the run would get the number of a closed stream, and everything that is printed.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -84,9 +84,9 @@ def open_closed_streams() -> None:
 
 
 def escape_unknown_characters() -> None:
-    """Let standard streams write what their encoding lacks, such as one of LC_ALL=C, as escapes.
+    """Let standard streams write characters that their encoding lacks, for example with LC_ALL=C, as escapes.
 
-    An error of the encoding would end a command, and everything that a run prints after it.
+    An encoding error would end the command or the output of a run.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -1,4 +1,4 @@
-"""Keeps code that a command calls from ending its process in silence: `os._exit(0)` would pass for success."""
+"""Prevents called code from ending the command's process silently: `os._exit(0)` would look like success."""
 
 import os
 import sys
@@ -11,16 +11,16 @@ from rlcore.cli.console import complain
 from rlcore.errors import EndOfProcess, shown
 
 _ENDS = ("_exit", "execv", "execve")
-"""Functions of `os`; its other `exec` functions call these."""
+"""Functions of `os` that end the process; its other `exec` functions call these."""
 _OURS = "rlcore."
 
 
 class Endings:
-    """The functions of `os` that end this process, replaced.
+    """Replaces the functions of `os` that end this process.
 
-    Below a frame of rlcore they raise `EndOfProcess`, which the boundary there turns into its error. In a thread that
-    rlcore did not start nothing would catch that: there they say who called, and end the process with a code that is
-    not 0. rlcore itself and forked children get the functions of the system.
+    Below a frame of rlcore the replacements raise `EndOfProcess`, which the boundary there turns into its error. In a
+    thread that rlcore did not start, nothing would catch it: there they print the caller, and end the process with a
+    code other than 0. rlcore itself and forked children get the functions of the system.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Endings:
         self._exit = os._exit
 
     def install(self) -> None:
-        """Replace them, in `os` and in the module that `os` has them from."""
+        """Replace the functions, in `os` and in the module that `os` imports them from."""
         source = sys.modules[os._exit.__module__]
         for name in _ENDS:
             replaced = self._refusing(name, getattr(os, name))
@@ -54,7 +54,7 @@ class Endings:
 
 
 def refuse_early_ends() -> Endings:
-    """The endings of this process, installed."""
+    """Replace the functions in this process."""
     endings = Endings()
     endings.install()
     return endings

@@ -1,4 +1,4 @@
-"""`rlcore eval`: held-out prompts, without training."""
+"""`rlcore eval`: evaluates on held-out prompts, without training."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = Parser(
         "eval",
         "Evaluate the configured model, or a checkpoint, on the prompts of eval.sources, and keep "
-        "the samples. With --checkpoint alone the configuration is that of its run.",
+        "the samples. With only --checkpoint, the configuration is that of its run.",
     )
     parser.add_settings()
     parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="a run, or one of its checkpoints/step_N")
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _plan(settings: Settings, weights: Path | None) -> "RunPlan":
-    """By the files that were named; where only a checkpoint was, by the configuration of its run."""
+    """The plan of the named files; of the run's configuration if only a checkpoint is named."""
     from rlcore.plugins.planning import plan_run
     from rlcore.plugins.saved_run import open_run
 

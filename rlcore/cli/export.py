@@ -1,4 +1,4 @@
-"""`rlcore export`: from a checkpoint to a model for others."""
+"""`rlcore export`: writes a checkpoint as a model for others."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +16,8 @@ def run(arguments: Sequence[str]) -> int:
         "--form",
         choices=("adapter", "merged", "hf"),
         default="hf",
-        help="hf (default): a directory for from_pretrained, adapters merged; merged: the same, of LoRA runs only; "
-        "adapter: peft's adapter as it is",
+        help="hf (default): a directory for from_pretrained, adapters merged; merged: the same, for LoRA runs only; "
+        "adapter: peft's adapter, unmerged",
     )
     parser.add_argument(
         "--push", metavar="NAME", help="also upload it to this name on the Hub, private if new; needs a token there"

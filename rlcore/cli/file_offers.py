@@ -1,4 +1,4 @@
-"""The offers of a plugin in one file: the settings that use them, and a test of each by its suite."""
+"""The offers of a plugin in one file: the settings that use them, and a test of each with its suite."""
 
 import ast
 import json
@@ -21,7 +21,7 @@ EXAMPLES: Mapping[str, Any] = {"int": 1, "float": 0.5, "str": "1", "bool": True,
 
 @dataclass(frozen=True)
 class TestClass:
-    """A subclass of a suite that the tests of the package have."""
+    """A subclass of a suite in the tests of the package."""
 
     suite: str
     offered: str
@@ -31,24 +31,24 @@ class TestClass:
     more: Sequence[str] = ()
     """Further lines of the class."""
     module: str = "rlcore.testing"
-    """The suite is imported from it."""
+    """The module of the suite."""
     imports: Sequence[str] = ()
     """Import statements that `more` needs."""
 
 
 @dataclass(frozen=True)
 class Uses:
-    """Findings in a file, added offer by offer."""
+    """Offers found in a file, with their settings and tests."""
 
     names: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     tests: list[TestClass] = field(default_factory=list)
     foreign: set[str] = field(default_factory=set)
-    """Kinds of offers that belong to another plugin: its package is required, and its plugin enabled."""
+    """Kinds of offers that belong to another plugin, whose package is required and which is enabled."""
 
 
 def used_offers(file: Path) -> tuple[Offers, str]:
-    """The offers with their settings, by kind, and the text of their tests; ConfigError where there are none."""
+    """The offers with their settings, by kind, and the text of their tests; ConfigError if there are none."""
     from rlcore.cli.plugins import offer_names
     from rlcore.plugins import load
 
@@ -100,7 +100,7 @@ def _components(hooks: "Hooks", name: str, uses: Uses) -> None:
 
 
 def _workers(hooks: "Hooks", name: str, uses: Uses) -> None:
-    """Rollout backends, judges, and a critic with the worker of its role."""
+    """Add rollout backends, judges, and a critic with the worker of its role."""
     backends = {}
     for worker in (offer.value for offer in hooks.worker_classes() if offer.provider.plugin == name):
         interface, backend = worker.interface.__name__, worker.backend
@@ -123,7 +123,7 @@ def _workers(hooks: "Hooks", name: str, uses: Uses) -> None:
 
 
 def _pool(name: str, uses: Uses) -> None:
-    """A pool that has the plugin's name, for replicas of a rollout."""
+    """Add a pool with the plugin's name, for replicas of a rollout."""
     uses.names.append(f"pool {name}")
     uses.settings.update({"rollout.backend": "null_replica", "rollout.pool": name})
     more = [f'requests = (WorkerRequest(ROLLOUT, "null_replica", "{name}", replicas=2, gpus=1.0),)']
@@ -135,8 +135,11 @@ def _pool(name: str, uses: Uses) -> None:
 
 
 def _tools(file: Path, uses: Uses) -> None:
-    """Takes classes that inherit from Environment for environments, and functions that have a section `Args:` in their
-    docstring and that nothing else in the file names for tools: no hook offers either."""
+    """Add environments and tools, which no hook offers.
+
+    An environment is a class that inherits from Environment. A tool is a function with a section `Args:` in its
+    docstring that nothing else in the file names.
+    """
     tree = ast.parse(file.read_text("utf-8"))
     nodes = list(ast.walk(tree))
     read = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -151,7 +154,7 @@ def _tools(file: Path, uses: Uses) -> None:
 
 
 def _add_foreign(kind: str, attribute: str, name: str, uses: Uses, more: Sequence[str]) -> None:
-    """Uses a function or class as the example of that kind is used."""
+    """Add a function or class with the settings and the suite of the example of its kind."""
     offer, target = known_offers()[kind], f"rlcore_{name}:{attribute}"
     uses.foreign.add(kind)
     for key, example in offer["settings"].items():
@@ -161,7 +164,7 @@ def _add_foreign(kind: str, attribute: str, name: str, uses: Uses, more: Sequenc
 
 
 def _example_call(function: ast.FunctionDef) -> dict[str, Any] | None:
-    """A value for each argument without a default, by its annotation; None where an annotation is not a plain type."""
+    """A value for each argument without a default, by its annotation; None if an annotation is not a plain type."""
     arguments = [*function.args.posonlyargs, *function.args.args]
     required = arguments[: len(arguments) - len(function.args.defaults)]
     names = {argument.arg: ast.unparse(argument.annotation or ast.Constant("")) for argument in required}
@@ -175,7 +178,7 @@ def _named(hook: str, name: str) -> str:
 
 
 def tests_text(name: str, tests: Sequence[TestClass]) -> str:
-    """The module of the tests: the contract of the plugin, and a class per offer."""
+    """The module of the tests: a test of the plugin's contract, and a class per offer."""
     hooks = sorted(
         {
             hook

@@ -1,13 +1,13 @@
-"""Signals of the command's process, as its parent left them and as a run needs them."""
+"""Changes signals that the command's process inherits in a state that a run cannot use."""
 
 import signal
 from types import FrameType
 
 
 def mend_inherited_signals() -> None:
-    """SIGCHLD is not ignored, or the exit codes of children would be lost; SIGUSR1 ends nothing where no run answers.
+    """Stop ignoring SIGCHLD, which would lose the exit codes of children, and let SIGUSR1 end no process without a run.
 
-    SIGUSR1 gets a handler that does nothing, because programs that a command starts would inherit that it is ignored.
+    SIGUSR1 gets a handler that does nothing: programs that a command starts would inherit an ignored signal.
     """
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -16,4 +16,4 @@ def mend_inherited_signals() -> None:
 
 
 def _unanswered(signum: int, frame: FrameType | None) -> None:
-    """Nothing is under way that could be asked for."""
+    """Do nothing: no run can answer."""

@@ -1,4 +1,4 @@
-"""`rlcore init NAME`: a project that trains: data, held-out data, a reward with its test, a configuration."""
+"""`rlcore init NAME`: writes a project that trains: data, held-out data, a reward with its test, a configuration."""
 
 import contextlib
 import io
@@ -29,7 +29,7 @@ with open({path!r}, "rb") as file:
     code = compile(file.read(), {path!r}, "exec", optimize=0)
 exec(code, {{"__name__": "__main__", "__file__": {path!r}}})
 """
-"""Runs a script with its assert statements, also where PYTHONOPTIMIZE is set."""
+"""Runs a script with its assert statements, even if PYTHONOPTIMIZE is set."""
 
 ONE_STEP = """
 import sys
@@ -40,7 +40,7 @@ STAND_IN = (
     "--plugin=null", "model.path=none", "model.tokenizer=bytes", "actor.backend=null", "rollout.backend=null",
     "train.max_steps=1", "reward.functions.correct.children=1",
 )  # fmt: skip
-"""Arguments with which a run takes one step without its model: data, canary, reward and evaluation are the run's."""
+"""Arguments for one step of a run without its model, but with its data, canary, reward and evaluation."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _python() -> str:
 
 
 def _check_name(directory: Path) -> None:
-    """ConfigError for a name that exists, or under which the reward's directory could not be imported."""
+    """ConfigError for a name that exists, or that would hide another module."""
     name = directory.name
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigError(
@@ -127,7 +127,7 @@ def _write(directory: Path, model: str, fit: _Fit) -> None:
 
 
 def _try(directory: Path) -> None:
-    """Run the test, plan the run, take a step; ConfigError when the project does not do what it should."""
+    """Run the test, plan the run, take a step; ConfigError if one of them fails."""
     test = run_in_new_interpreter(RUN_WITH_ASSERTS.format(path=str(directory / "test_reward.py")), CHECK_S)
     if test is None or test.code:
         last = (test.errors.strip().splitlines() if test else []) or [f"it was not done after {CHECK_S} s"]

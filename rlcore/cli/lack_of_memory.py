@@ -1,4 +1,4 @@
-"""Memory that ran out in the command itself, in one line: workers say theirs with the plan's estimate."""
+"""Describes a lack of memory in the command itself in one line; workers report theirs with the plan's estimate."""
 
 import errno
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from rlcore.errors import describe
 
 MARKS = ("failed to map segment", "cannot allocate memory", "cannot apply additional memory protection")
-"""Words of the loader of shared libraries."""
+"""Words of the loader of shared libraries for a lack of memory."""
 REMEDY = "needs more: raise the limit of this shell (ulimit -v) or container, or choose a larger machine"
 
 
 def lack_of_memory(error: BaseException | None) -> str:
-    """The line about memory that ran out, also where that is the cause of this error; else empty."""
+    """The line about a lack of memory that is the error, or a cause of it; else empty."""
     for cause in _causes(error):
         text = str(cause)
         if isinstance(cause, ImportError) and any(mark in text.lower() for mark in MARKS):
@@ -24,7 +24,7 @@ def lack_of_memory(error: BaseException | None) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised from or while handling."""
+    """The error and the chain of its causes and contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,4 +1,4 @@
-"""Moves heavy imports of a module into its functions: planning loads a plugin in one file, and imports no torch."""
+"""Moves heavy imports of a module into its functions: planning loads a plugin in one file without importing torch."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,10 @@ def is_heavy(node: Import) -> bool:
 
 
 def with_late_imports(source: str, late: Sequence[Import]) -> str:
-    """The source in which each top-level function imports what it uses of `late` itself, and quotes annotations with
-    it. The import statements at the top stay."""
+    """The source, with each top-level function importing the names of `late` that it uses, and quoting annotations.
+
+    The import statements at the top stay.
+    """
     lines = source.splitlines()
     for node in reversed(ast.parse(source).body):
         if isinstance(node, ast.FunctionDef):
@@ -34,7 +36,7 @@ def with_late_imports(source: str, late: Sequence[Import]) -> str:
 
 
 def _annotations(node: ast.FunctionDef) -> Iterator[ast.expr]:
-    """Those of a signature; local ones are never evaluated."""
+    """The annotations of a signature; local annotations are never evaluated."""
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     yield from (argument.annotation for argument in arguments if argument.annotation is not None)
     if node.returns is not None:
@@ -42,7 +44,7 @@ def _annotations(node: ast.FunctionDef) -> Iterator[ast.expr]:
 
 
 def _names(nodes: Sequence[ast.AST]) -> set[str]:
-    """The names that are read, but for those of local annotations."""
+    """The names that are read, without those of local annotations."""
     found = set[str]()
     for node in nodes:
         skipped = {

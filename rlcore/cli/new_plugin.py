@@ -1,4 +1,4 @@
-"""`rlcore plugins new NAME`: a package that works, with an example and a test of each kind of offer."""
+"""`rlcore plugins new NAME`: writes a package that works, with an example and a test of each kind of offer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _update(name: str, into: Path, known: Offers, dry_run: bool) -> int:
-    """Apply the template to an older package, and say what was done to each file."""
+    """Apply the template to an older package, and print the change to each file."""
     directory = into / f"rlcore-{name.replace('_', '-')}"
     updates = update_package(name, directory, known, dry_run)
     for update in updates:

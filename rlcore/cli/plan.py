@@ -1,4 +1,4 @@
-"""`rlcore plan`: what a run would consist of, decided and printed before anything starts."""
+"""`rlcore plan`: decides and prints the parts of a run before anything starts."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,7 +59,7 @@ def show(plan: "RunPlan", origins: bool) -> None:
 
 
 def show_with_data(plan: "RunPlan", origins: bool) -> None:
-    """Print the plan as tables, with what its data holds. ConfigError for data that training would refuse."""
+    """Print the plan and a summary of its data as tables. ConfigError for data that training would refuse."""
     from rlcore.plan.step_time import expected_step_time, slow_step_note
     from rlcore.runtime.data_preview import preview_data
 
@@ -181,7 +181,7 @@ def _why(choice: "Choice") -> str:
 def _rewards(plan: "RunPlan") -> "Iterator[tuple[str, ...]]":
     for reward in plan.rewards:
         scored_by = (
-            f"what {reward.target}({', '.join(sorted(reward.kwargs))}) returns" if reward.is_factory else reward.target
+            f"result of {reward.target}({', '.join(sorted(reward.kwargs))})" if reward.is_factory else reward.target
         )
         if reward.post_process:
             scored_by += f", then by group {reward.post_process}"
@@ -197,7 +197,7 @@ def _schedule(plan: "RunPlan") -> "Iterator[tuple[str, str]]":
     yield "name", schedule.name
     yield "samples are trained on", f"at most {schedule.max_staleness} versions after they were sampled"
     if schedule.max_staleness:
-        yield "too old ones", "are discarded" if schedule.drop else "are waited for"
+        yield "samples that are older", "are discarded" if schedule.drop else "are waited for"
     yield "log-probs of pi_old", schedule.old_logprobs.value
     ways = {
         worker.request.role.name: worker.shared_prefix
@@ -237,7 +237,7 @@ def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:
 
 
 def _mesh(request: "WorkerRequest") -> str:
-    """The division of a role's ranks, where it is more than data parallel."""
+    """The division of a role's ranks, if it is more than data parallel."""
     if request.engine is None or request.embedded_in:
         return ""
     copies, slices = request.engine.dp_replicate, request.engine.context_parallel
@@ -259,7 +259,7 @@ def _pool(plan: "RunPlan", pool: "PoolPlan") -> tuple[str, ...]:
     union = f" (union of {', '.join(pool.colocates)})" if pool.colocates else ""
     where = [pool.placement] if pool.placement != "pack" else []
     where += [f"{key}: {value}" for key, value in pool.labels.items()]
-    where += [f"{amount:g} {name} a bundle" for name, amount in pool.resources.items()]
+    where += [f"{amount:g} {name} per bundle" for name, amount in pool.resources.items()]
     devices += f" ({', '.join(where)})" if where else ""
     phases = plan.device_bytes.get(pool.name, {})
     memory = ", ".join(f"{phase}: about {size / 2**30:.1f} GiB" for phase, size in phases.items())

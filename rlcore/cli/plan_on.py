@@ -1,4 +1,4 @@
-"""`rlcore plan CONFIG --on 8xH100-80GB`: the plan on a machine that is not here."""
+"""`rlcore plan CONFIG --on 8xH100-80GB`: the plan for another machine."""
 
 import argparse
 import json
@@ -32,7 +32,7 @@ def add_machine(parser: Parser) -> None:
 
 
 def run_on(parsed: argparse.Namespace, settings: Settings, show: Callable[["RunPlan", bool], None]) -> int:
-    """Plan for the machine, and print the plan by `show` and the estimates."""
+    """Plan for the machine; print the plan with `show`, and the estimates."""
     from rlcore.plan.machine_cards import facts_of, machine_of
     from rlcore.plan.machine_plan import Lengths, plan_on
     from rlcore.plugins.planning import plan_run
@@ -53,7 +53,7 @@ def run_on(parsed: argparse.Namespace, settings: Settings, show: Callable[["RunP
 
 
 def to_json(plan: "RunPlan", found: "MachinePlan") -> dict[str, Any]:
-    """Plan and estimates as JSON values; seconds and bytes."""
+    """Plan and estimates as JSON values, in seconds and bytes."""
     from rlcore.plan import plan_to_json
     from rlcore.plan.machine_times import assumptions
 

@@ -50,7 +50,7 @@ def write_file(name: str, into: Path, offers: Offers) -> None:
 
 
 def file_text(name: str, offers: Offers) -> str:
-    """The module: what the files of a package hold, one after another, and the hooks."""
+    """The module: the contents of a package's files, one after another, and the hooks."""
     statements = ["from collections.abc import Sequence", "from rlcore.contracts.hooks import hookimpl"]
     heavy, bodies = list[str](), []
     for kind, offer in offers.items():

@@ -1,4 +1,4 @@
-"""The package of a plugin: its files from templates, and the three commands that are run in it."""
+"""The package of a plugin: its files from templates, and its three commands."""
 
 import json
 import keyword
@@ -32,21 +32,21 @@ TRY: Mapping[str, Any] = {
     "reward.functions.letters.fn": "rlcore.testing.letters:count_letter",
     "reward.functions.letters.children": 1,
 }
-"""The run of `try.yaml` without the plugin's offers: the policy of the plugin `null`."""
+"""The settings of `try.yaml` without the plugin's offers, with the policy of the plugin `null`."""
 
 LETTERS = "reward.functions.letters."
-"""Keys of the reward that a trial run has where no offer is another."""
+"""Keys of the reward of a trial run whose offers include no other."""
 Offers = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class PluginPackage:
-    """The names of what is written."""
+    """A package to write."""
 
     name: str
     directory: Path
     offers: Offers
-    """The chosen ones, by kind, in the order of the templates."""
+    """The chosen offers, by kind, in the order of the templates."""
 
     @property
     def enabled(self) -> tuple[str, ...]:
@@ -55,13 +55,13 @@ class PluginPackage:
 
     @property
     def commands(self) -> list[str]:
-        """Those that are run in it."""
+        """The commands that are run in the package."""
         train = f"rlcore train try.yaml {enabling(self)}"
         return ["python -m pytest -q tests", f"rlcore plugins --check {self.name}", train]
 
 
 def plugins_of(offers: Offers) -> tuple[str, ...]:
-    """The plugins that a trial run with the offers enables beside theirs."""
+    """The plugins that a trial run with the offers enables in addition to theirs."""
     return ("null", *dict.fromkeys(offer["plugin"] for offer in offers.values() if "plugin" in offer))
 
 
@@ -74,7 +74,7 @@ def known_offers() -> Offers:
 
 
 def check_name(name: str) -> None:
-    """ConfigError for a name that a package, an entry point and a configuration key cannot all have."""
+    """ConfigError for a name that is not valid for a package, an entry point and a configuration key."""
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or not name.isascii():
         raise ConfigError(
             f"plugins: '{name}' is not a lower-case Python identifier; needs letters a-z, digits and '_' only, not "
@@ -94,12 +94,12 @@ def check_name(name: str) -> None:
 
 
 def new_directory(name: str, into: Path) -> Path:
-    """The directory of a package to make; ConfigError as `free_place`."""
+    """The directory of a new package; ConfigError like `free_place`."""
     return free_place(into, f"rlcore-{name.replace('_', '-')}")
 
 
 def free_place(into: Path, name: str) -> Path:
-    """The path of a file or directory to make; ConfigError where that is impossible."""
+    """The path of a new file or directory; ConfigError if it cannot be created."""
     if not into.is_dir():
         raise ConfigError(f"plugins: '{into}' is not a directory to write into; make it first")
     if not os.access(into, os.W_OK | os.X_OK):
@@ -111,14 +111,14 @@ def free_place(into: Path, name: str) -> Path:
 
 
 def chosen_offers(text: str, known: Offers) -> Offers:
-    """The chosen kinds. With those that no hook offers, such as a tool, comes a reward: a plugin needs a hook."""
+    """The chosen kinds. Adds a reward to kinds that no hook offers, such as a tool, because a plugin needs a hook."""
     kinds = {kind.strip() for kind in text.split(",")}
     for kind in sorted(kinds - set(known)):
         raise ConfigError(f"plugins: the offer '{kind}' has no template; {nearest(kind, tuple(known))}")
     chosen = {kind: offer for kind, offer in known.items() if kind in kinds}
     if len({kind for kind in chosen if kind in ("agent", "tool", "environment")}) > 1 and "agent" in chosen:
         raise ConfigError(
-            "plugins: an agent loop cannot stand beside a tool or an environment, which belong to another "
+            "plugins: an agent loop cannot be combined with a tool or an environment, which belong to another "
             "plugin's loop; choose one of the two"
         )
     foreign = {kind: offer["plugin"] for kind, offer in chosen.items() if "plugin" in offer}
@@ -147,7 +147,7 @@ def package_texts(package: PluginPackage) -> dict[str, str]:
 
 
 def common_texts(package: PluginPackage) -> dict[str, str]:
-    """The files beside modules and tests, by path."""
+    """The files other than modules and tests, by path."""
     import yaml
 
     rows = [{"prompt": f"Say something, number {number}.", "answer": str(number)} for number in range(16)]
@@ -234,7 +234,7 @@ def trial_settings(package: PluginPackage) -> dict[str, Any]:
 
 
 def try_package(package: PluginPackage) -> float:
-    """Run the tests, the check and the training; returns seconds, or ConfigError as `run_trial`."""
+    """Run the tests, the check and the training; returns seconds, or raises ConfigError like `run_trial`."""
     with TemporaryDirectory(prefix="rlcore-new-") as site:
         info = Path(site) / f"rlcore_{package.name}-0.1.0.dist-info"
         info.mkdir()
@@ -254,7 +254,7 @@ def try_package(package: PluginPackage) -> float:
 
 
 def show_commands(wrote: Path, commands: Sequence[str], num_run: int, took_s: float) -> None:
-    """Print what was written and the commands, of which the first `num_run` were run in `took_s` seconds."""
+    """Print the written path and the commands; the first `num_run` of them were run in `took_s` seconds."""
     names = f": {', '.join(sorted(path.name for path in wrote.iterdir()))}" if wrote.is_dir() else ""
     answer(f"wrote {wrote}{names}")
     where = ""

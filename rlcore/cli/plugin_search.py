@@ -1,4 +1,4 @@
-"""`rlcore plugins search WORD`: plugins of the catalogue, with the results of their tests."""
+"""`rlcore plugins search WORD`: prints plugins of the catalogue, with the results of their tests."""
 
 import json
 from collections.abc import Sequence

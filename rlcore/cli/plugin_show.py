@@ -1,4 +1,4 @@
-"""`rlcore plugins show NAME`: the offers of a plugin, its settings with defaults and meanings, and its versions."""
+"""`rlcore plugins show NAME`: prints a plugin's offers, its settings with defaults and meanings, and its versions."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from rlcore.errors import ConfigError
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print tables, or JSON with --json; with --readme write a section of that file instead."""
+    """Print tables, or JSON with --json; with --readme write a section of that file instead of printing."""
     parser = Parser("plugins show", "Show what a plugin offers, its settings, and the versions of rlcore it is for.")
     parser.add_argument("name", metavar="NAME", help="an installed plugin, or a .py file")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -55,7 +55,7 @@ def describe_plugin(name: str) -> dict[str, Any]:
 
 
 def readme_section(found: Mapping[str, Any]) -> str:
-    """Markdown of what `describe_plugin` found, between two comments by which it is found again."""
+    """The result of `describe_plugin` as Markdown, between two comments that mark it for the next update."""
     name = found["plugin"]
     lines = [f"<!-- rlcore plugins show {name} -->", "## Offers and settings", ""]
     lines += [f"- {offer}" for offer in found["offers"]]
@@ -73,7 +73,7 @@ def readme_section(found: Mapping[str, Any]) -> str:
 
 
 def with_section(text: str, found: Mapping[str, Any]) -> str:
-    """The text of a README with the section in the place of an older one, or at its end."""
+    """The text of a README with the section, in the place of an older one or at the end."""
     section, name = readme_section(found), found["plugin"]
     before, start, rest = text.partition(f"<!-- rlcore plugins show {name} -->\n")
     _, end, after = rest.partition(f"<!-- end of rlcore plugins show {name} -->\n")
@@ -93,7 +93,7 @@ def _prose(text: str) -> str:
 
 
 def _cell(default: str) -> str:
-    """A default as code on one line; long texts are cut."""
+    """A default as code on one line; cuts long texts."""
     text = default if len(default) <= 40 else default[:37] + "..."
     return f"`{text}`".replace("|", "\\|")
 
@@ -110,8 +110,10 @@ def _range(name: str) -> str:
 
 
 def _settings(kind: type[Any], prefix: str) -> Iterator[dict[str, str]]:
-    """A row per key: its default as JSON, and its docstring. Sections in sections come with dotted keys; NAME stands
-    for the key of an entry."""
+    """A row per key: its default as JSON, and its docstring.
+
+    Keys of inner sections are dotted; NAME stands for the key of an entry.
+    """
     from rlcore.config.key_reference import docs_of
     from rlcore.config.schema import entries_of, hints_of, section_of
 

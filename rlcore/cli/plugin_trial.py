@@ -1,4 +1,4 @@
-"""The commands that are run in what `rlcore plugins` wrote."""
+"""Runs commands in the package or file that `rlcore plugins` wrote."""
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from rlcore.errors import ConfigError
 CHECK_S = 180.0
 """Seconds that each command may take."""
 SHARED_IMPORTS = ("torch", "omegaconf", "rlcore.plugins", "rlcore.train")
-"""Imported once for all commands. None of them loads a plugin."""
+"""Modules that are imported once for all commands; none of them loads a plugin."""
 
 
 def run_trial(wrote: str, where: str, commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> float:

@@ -1,4 +1,4 @@
-"""`rlcore plugins new NAME --update`: a newer template for a package that an older rlcore made."""
+"""`rlcore plugins new NAME --update`: applies a newer template to a package that an older rlcore made."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,25 +12,25 @@ from rlcore.cli.plugin_package import Offers, PluginPackage, common_texts, fille
 from rlcore.errors import ConfigError, shown
 
 RECORD = ".rlcore-template.json"
-"""File of a package: the kinds of its offers, and the SHA-256 of every file as the template last had it.
+"""File of a package: the kinds of its offers, and the SHA-256 of every file in the last template.
 
-That of a package that was made of one file also has the summary and the settings of the file's offers. The module and
-its tests are the author's from the beginning, and are not in it.
+The record of a package that was made from one file also has the summary and the settings of the file's offers. It does
+not have the module and its tests, which belong to the author from the beginning.
 """
 FROM_FILE = "file"
-"""The kind of the offers of a package that was made of one file."""
+"""The kind of the offers of a package that was made from one file."""
 
 
 @dataclass(frozen=True)
 class FileUpdate:
-    """The decision on one file."""
+    """The decision about one file."""
 
     name: str
     """Its path in the package."""
     action: str
-    """In words, for the user."""
+    """The decision in words, for the user."""
     write: tuple[str, str] | None = None
-    """(path in the package, text) to write; None: the package keeps what it has."""
+    """(path in the package, text) to write; None: nothing."""
 
 
 def write_record(package: PluginPackage, texts: Mapping[str, str]) -> None:
@@ -46,10 +46,10 @@ def write_record(package: PluginPackage, texts: Mapping[str, str]) -> None:
 
 
 def update_package(name: str, directory: Path, known: Offers, dry_run: bool) -> list[FileUpdate]:
-    """Apply the template of this rlcore to a package; returns what was done to each file, or would be.
+    """Apply the template of this rlcore to a package; returns the decision about each file.
 
-    A file that the author has not changed is replaced. One that was changed stays, and the template's goes beside it as
-    FILE.new, unless the template has not changed it. ConfigError without a record.
+    A file that the author has not changed is replaced. A changed file stays; if the template has changed it too, the
+    template's version is written next to it as FILE.new. ConfigError without a record.
     """
     record = _record(directory, known)
     package = PluginPackage(name, directory, record["offers"])

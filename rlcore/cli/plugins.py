@@ -1,4 +1,4 @@
-"""`rlcore plugins`: what is installed, what is enabled, what it offers, and what is wrong with it."""
+"""`rlcore plugins`: lists installed and enabled plugins with their offers and problems."""
 
 import faulthandler
 import json
@@ -29,7 +29,7 @@ SUBCOMMANDS = {
     "show": "rlcore.cli.plugin_show",
 }
 _START_S = 30.0
-"""For starting a process and importing rlcore in it."""
+"""Seconds for starting a process and importing rlcore in it."""
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
 
@@ -44,19 +44,19 @@ class PluginRow:
     source: str
     """The argument that loads it: its name, or the path of its file."""
     hooks: tuple[str, ...] | None = None
-    """The hooks it implements; None when it was not loaded, because it is neither enabled nor checked."""
+    """The hooks that it implements; None if it was not loaded, because it is neither enabled nor checked."""
     offers: tuple[str, ...] | None = None
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 def run(arguments: Sequence[str]) -> int:
-    """List the plugins; 2 when --check found a problem."""
+    """List the plugins; 2 if --check found a problem."""
     if arguments and arguments[0] in SUBCOMMANDS:
         return import_module(SUBCOMMANDS[arguments[0]]).run(arguments[1:])  # type: ignore[no-any-return]
     parser = Parser(
         "plugins",
-        "List plugins. One that is not enabled by the configuration or --plugin is not imported. "
+        "List plugins. A plugin that neither the configuration nor --plugin enables is not imported. "
         "`rlcore plugins show NAME` describes one, `rlcore plugins search WORD` finds one, "
         "`rlcore plugins new NAME` writes one.",
     )
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _rows(settings: Settings) -> list[PluginRow]:
-    """Every installed plugin, and those of plain files that are enabled."""
+    """Every installed plugin, and the enabled plugins in plain files."""
     from rlcore.config import enabled_plugins
     from rlcore.plugins import installed
     from rlcore.plugins.enabled import is_path, name_of
@@ -104,12 +104,12 @@ def _rows(settings: Settings) -> list[PluginRow]:
 
 
 def _is_setting(argument: str) -> bool:
-    """True for a configuration file or a value among the names behind --check."""
+    """True for a configuration file or a value among the names after --check."""
     return "=" in argument or argument.endswith((".yaml", ".yml"))
 
 
 def _selected(rows: Sequence[PluginRow], names: Sequence[str]) -> list[PluginRow]:
-    """The rows of the plugins that --check names; PluginError for one that is not there."""
+    """The rows of the plugins that --check names; PluginError for a plugin that is not installed."""
     from rlcore.plugins.discover import find
     from rlcore.plugins.enabled import is_path, name_of
 
@@ -128,7 +128,7 @@ def _source(name: str, section: Mapping[str, Any]) -> str:
 
 
 def _loaded(rows: Sequence[PluginRow]) -> list[PluginRow]:
-    """The rows with what the enabled plugins implement and offer."""
+    """The rows with the hooks and offers of the enabled plugins."""
     from rlcore.plugins import load
 
     hooks = load([row.source for row in rows if row.enabled])
@@ -163,9 +163,9 @@ def offer_names(hooks: "Hooks", provider: "Provider") -> list[str]:
 
 
 def _checked(row: PluginRow) -> PluginRow:
-    """The row with what a fresh process finds wrong with the plugin."""
+    """The row with the problems that a new process finds in the plugin."""
     with TemporaryDirectory(prefix="rlcore-check-") as directory:
-        found_at = Path(directory) / "found.json"  # a plugin may write to stdout whenever it likes
+        found_at = Path(directory) / "found.json"  # a plugin may write to stdout at any time
         statement = f"report({row.source!r}, {str(found_at)!r})"
         code = f"import sys; sys.path[:] = {sys.path!r}; from rlcore.cli.plugins import report; {statement}"
         done = run_in_new_interpreter(code, _hard_limit_s() + _START_S)
@@ -193,14 +193,14 @@ def _checked(row: PluginRow) -> PluginRow:
 
 
 def _hard_limit_s() -> float:
-    """Seconds after which a check is ended that no interruption ends; nothing else in it takes as long."""
+    """Seconds after which a check that ignores interruptions is killed; no other part of a check takes as long."""
     from rlcore.plan.time_limit import limit_s
 
     return 2 * limit_s() + 1
 
 
 def report(source: str, found_at: str) -> None:
-    """Write the problems of a plugin into a JSON file. Runs in a fresh process, so that its imports can be seen."""
+    """Write the problems of a plugin into a JSON file. Runs in a new process, so that its imports can be seen."""
     from rlcore.testing.conformance import checked_hooks
 
     refuse_early_ends()

@@ -1,4 +1,4 @@
-"""`rlcore resume`: continue a run by its own configuration."""
+"""`rlcore resume`: continues a run with its own configuration."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +8,8 @@ from rlcore.cli.train import outliving_terminal, train_planned
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Continue; 0 when the run finished, 143 or 130 when a signal ended it cleanly."""
-    parser = Parser("resume", "Continue a run after its newest checkpoint, by the configuration in its directory.")
+    """Continue; 0 if the run finished, 143 or 130 if a signal ended it cleanly."""
+    parser = Parser("resume", "Continue a run after its newest checkpoint, with the configuration in its directory.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="values that win over the run's configuration"

@@ -1,4 +1,4 @@
-"""`rlcore runs`: lists runs with state, step, last metrics and disk; removes starts that nothing came of."""
+"""`rlcore runs`: lists runs with state, step, last metrics and disk; removes starts without results."""
 
 import json
 import math
@@ -20,7 +20,7 @@ SHOWN = {"reward/mean": "reward", "completion/length_mean": "length"}
 """Metrics of the last step that the list shows, with their headings."""
 NOT_BEGUN = "not begun"
 MARKS = ("plan.json", LOCK)
-"""A directory without config.yaml and one of these was not written by a start."""
+"""Files of a start; a directory with none of them was not written by one."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class RunRow:
     """running, finished, stopped, failed, killed, or not begun: no step, evaluation or checkpoint."""
     step: int
     steps: int
-    """The last step of the run; 0: not known."""
+    """The last step of the run; 0: unknown."""
     metrics: dict[str, float]
-    """Of the last record that has them."""
+    """The metrics of the last record that has them."""
     evaluation: dict[str, float]
-    """Mean rewards of held-out prompts, of the last evaluation."""
+    """Mean rewards on held-out prompts in the last evaluation."""
     disk_bytes: int
     changed: float
     """Time when metrics or log last changed, in seconds since 1970."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the list, the newest run last; or remove the starts that nothing came of."""
+    """Print the list, the newest run last; with --prune-failed remove the starts without results first."""
     parser = Parser("runs", "List the runs below a directory: state, step, last metrics, disk.")
     parser.add_argument("directory", nargs="?", type=Path, default=Path("runs"), help="train.dir; default: runs")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def list_runs(directory: Path) -> list[RunRow]:
-    """The runs in the directory, the one that changed last at the end; ConfigError where there is no such directory."""
+    """The runs in the directory, the one that changed last at the end; ConfigError if there is no such directory."""
     if not directory.is_dir():
         raise ConfigError(f"runs: found no directory '{directory}'; name the train.dir of your runs")
     rows = []
@@ -88,7 +88,7 @@ def _is_run(path: Path) -> bool:
 
 def _row(path: Path) -> RunRow:
     records = []
-    with suppress(RlcoreError):  # a damaged line is for who reads the run
+    with suppress(RlcoreError):  # the list shows a run with a damaged line, too
         records = read(path)
     last = {name: value for record in records for name, value in record.items()}
     step = max((int(record["step"]) for record in records), default=0)
@@ -139,7 +139,7 @@ def _disk_bytes(path: Path) -> int:
     total = 0
     for directory, _, names in os.walk(path):
         for name in names:
-            with suppress(OSError):  # a run that goes on removes what it has written
+            with suppress(OSError):  # a run in progress removes files
                 total += os.lstat(os.path.join(directory, name)).st_size
     return total
 

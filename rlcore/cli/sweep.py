@@ -1,4 +1,4 @@
-"""`rlcore sweep`: runs over seeds and values, one after another or side by side, and their table."""
+"""`rlcore sweep`: trains over seeds and values, one run after another or several at a time, and compares them."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ FAILED = 2
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run what is left of the sweep and print the table; 2 when a run failed, 130 or 143 when a signal ended it."""
+    """Run the rest of the sweep and print the table; 2 if a run failed, 130 or 143 if a signal ended it."""
     parsed = _parser().parse(arguments)
     settings, jobs = settings_of(parsed), _jobs(parsed.jobs)
 
@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
         show(plan, origins=False)
         at_once = f", {len(shares)} at a time" if len(shares) > 1 else ""
         answer(f"\n{len(cells)} runs in {sweep.directory}{at_once}; the plan is that of {cells[0].name}")
-        answer("what a run prints is in NAME.out there")
+        answer("the output of a run is in NAME.out there")
     code = sweep.run(complain if parsed.json else answer, shares)
     if code:
         num_done = sum(cell.state == "done" for cell in sweep.cells)
@@ -82,12 +82,12 @@ def _parser() -> Parser:
 
 def _jobs(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise ConfigError(f"--jobs: found '{text}'; needs the number of runs that go on at a time: 1 or more")
+        raise ConfigError(f"--jobs: found '{text}'; needs the number of runs at a time: 1 or more")
     return int(text)
 
 
 def _plan(settings: Settings, overrides: Sequence[str], shares: "Sequence[MachineShare]") -> "RunPlan":
-    """The plan of a run on the first share; ConfigError when that many runs do not fit on the machine."""
+    """The plan of a run on the first share; ConfigError if that many runs do not fit on the machine."""
     from rlcore.plan.memory import check_memory
     from rlcore.plugins.planning import plan_run
 

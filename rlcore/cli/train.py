@@ -1,4 +1,4 @@
-"""`rlcore train`: the whole run, or its plan."""
+"""`rlcore train`: trains, or prints the plan."""
 
 import argparse
 import contextlib
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Train; 0 when the run finished, 143 or 130 when a signal ended it cleanly."""
-    parser = Parser("train", "Train as files and values say. Everything is kept in <train.dir>/<train.name>.")
+    """Train; 0 if the run finished, 143 or 130 if a signal ended it cleanly."""
+    parser = Parser("train", "Train with files and values. Everything is kept in <train.dir>/<train.name>.")
     parser.add_settings()
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--resume", action="store_true", help="continue the run of this name from its newest checkpoint")
@@ -38,14 +38,14 @@ def run(arguments: Sequence[str]) -> int:
     parsed = parser.parse(arguments)
     settings = settings_of(parsed)
     if parsed.from_start and not parsed.resume:
-        parser.error("--from-start: it goes with --resume")
+        parser.error("--from-start: needs --resume")
 
     with contextlib.nullcontext() if parsed.dry_run else outliving_terminal():
         return _train(parsed, settings)
 
 
 def _check_temporary_files() -> None:
-    """ConfigError without a directory for them, where torch cannot be imported."""
+    """ConfigError without a directory for temporary files, because torch could not be imported."""
     try:
         tempfile.gettempdir()
     except OSError as cause:
@@ -71,7 +71,7 @@ def _train(parsed: argparse.Namespace, settings: Settings) -> int:
 
 
 def train_planned(plan: "RunPlan", start: "Start") -> int:
-    """Train; the exit code. A signal ends the process here, when the run has ended cleanly."""
+    """Train, and return the exit code. After a signal, end the process here once the run has ended cleanly."""
     from rlcore.train import Stopped, run_training
 
     try:
@@ -84,7 +84,7 @@ def train_planned(plan: "RunPlan", start: "Start") -> int:
 
 @contextlib.contextmanager
 def outliving_terminal() -> Iterator[None]:
-    """SIGHUP ends nothing inside, also before the run has a log that says so."""
+    """Ignore SIGHUP inside the block, even before the run has a log that reports it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -103,7 +103,7 @@ def _note_slow_steps(plan: "RunPlan") -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process now: a worker's thread may be in the middle of an update, which nothing can interrupt."""
+    """End the process now: a worker's thread may be in an update, which cannot be interrupted."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

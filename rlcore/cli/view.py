@@ -1,4 +1,4 @@
-"""`rlcore view`: the command of rlcore-view, a distribution that needs neither torch nor rlcore."""
+"""`rlcore view`: runs the command of rlcore-view, a distribution that needs neither torch nor rlcore."""
 
 from collections.abc import Sequence
 
@@ -11,5 +11,5 @@ def run(arguments: Sequence[str]) -> int:
     """Pass everything on to rlcore-view."""
     try:
         return int(main(arguments, prog="rlcore view"))
-    except SystemExit as answered:  # its help, or what is wrong with the arguments
+    except SystemExit as answered:  # its help, or an error in the arguments
         raise Leave(answered.code) from None

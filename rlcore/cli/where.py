@@ -1,4 +1,4 @@
-"""`rlcore where`: what a run does at the moment, in a sentence."""
+"""`rlcore where`: describes the current activity of a run in a sentence."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ from rlcore.report.status import FAILED, FINISHED, RUNNING, STATUS, Status, is_h
 
 def run(arguments: Sequence[str]) -> int:
     """Print a line per run."""
-    parser = Parser("where", "Say where runs are: the step, what its samples wait for, and which workers are busy.")
+    parser = Parser("where", "Show where runs are: the step, what its samples wait for, and which workers are busy.")
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="run directories, or their parent directories"
     )
@@ -49,7 +49,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _described(run_dir: Path) -> dict[str, object]:
-    """The run's status as JSON; `state` is `killed` where the process of a running one is gone."""
+    """The run's status as JSON; `state` is `killed` if the process of a running one is gone."""
     known = read_status(run_dir)
     if known is None:
         return {"state": "starting" if is_held(run_dir) else "unknown"}
@@ -59,7 +59,7 @@ def _described(run_dir: Path) -> dict[str, object]:
 
 
 def _where(run_dir: Path) -> str:
-    """The sentence, also of a run that has ended."""
+    """The sentence about a run, also if it has ended."""
     held, known, now = is_held(run_dir), read_status(run_dir), time.time()
     if known is None:
         return "starting" if held else f"no process trains in it, and it has no {STATUS}"
@@ -76,7 +76,7 @@ def _where(run_dir: Path) -> str:
 
 
 def _killed(run_dir: Path, status: Status, written: float, ago: str) -> str:
-    """Of a run whose process is gone, or is on a machine whose locks are not seen here."""
+    """The sentence about a run whose process is gone, or is on a machine whose locks are not visible here."""
     last = f"the last that it wrote, {ago}: {sentence(status, written)}"
     if status.host != socket.gethostname():
         return f"not seen from this machine: process {status.pid} of '{status.host}'; {last}"

@@ -23,7 +23,7 @@ class Value:
 
 
 def walk(section: Any, prefix: str = "") -> Iterator[Value]:
-    """Every field of a section and of the sections below it, entries of `dict[str, Dataclass]` included."""
+    """Every field of a section and of the sections below it, including entries of `dict[str, Dataclass]`."""
     for spec in fields(section):
         key = f"{prefix}.{spec.name}" if prefix else spec.name
         value = getattr(section, spec.name)
@@ -37,7 +37,7 @@ def walk(section: Any, prefix: str = "") -> Iterator[Value]:
 
 
 def lookup(config: Any, key: str) -> Any:
-    """The value at a dotted key, through dataclasses and dicts; KeyError naming the key when there is none."""
+    """The value at a dotted key, through dataclasses and dicts; KeyError naming the key if there is none."""
     value = config
     for part in key.split("."):
         if isinstance(value, Mapping) and part in value:
@@ -73,7 +73,7 @@ def check_bounds(config: RunConfig, describe: Callable[[str], str]) -> None:
 def check_effects(config: RunConfig, explicit: frozenset[str], describe: Callable[[str], str]) -> None:
     """ConfigError for a key in `explicit` that has no effect in this run, naming the condition.
 
-    A key is explicit when the user set it, or anything below it, in a file or override.
+    A key is explicit if a file or override sets it or anything below it.
     """
     for entry in walk(config):
         if entry.key in explicit and not has_effect(config, entry):
@@ -113,18 +113,18 @@ def check_rules(config: RunConfig) -> None:
     if config.algo.advantage == "pass_at_k" and config.algo.pass_k >= config.rollout.samples_per_prompt:
         raise ConfigError(
             f"algo.pass_k: found {config.algo.pass_k}; needs less than rollout.samples_per_prompt="
-            f"{config.rollout.samples_per_prompt}, for sets of the whole group are all the same"
+            f"{config.rollout.samples_per_prompt}, because sets of the whole group are identical"
         )
     if config.eval.sources and config.eval.samples_per_prompt > 1 and config.eval.temperature == 0:
         raise ConfigError(
-            f"eval.samples_per_prompt: {config.eval.samples_per_prompt} greedy samples of a prompt are all the same; "
+            f"eval.samples_per_prompt: {config.eval.samples_per_prompt} greedy samples of a prompt are identical; "
             f"needs eval.temperature above 0, or eval.samples_per_prompt=1"
         )
     _check_attention(config)
 
 
 def check_sampling(config: RunConfig) -> None:
-    """ConfigError when training would sample from another distribution than the policy, and nothing corrects for it."""
+    """ConfigError if training would sample from another distribution than the policy's without a correction."""
     if config.rollout.allow_truncation:
         _check_correction(config)
         return
@@ -139,11 +139,12 @@ def check_sampling(config: RunConfig) -> None:
 
 
 def _check_correction(config: RunConfig) -> None:
-    """ConfigError unless the loss has the factor pi_old / mu, and nothing else takes mu for the policy."""
+    """ConfigError unless the loss has the factor pi_old / mu, and no other setting treats mu as the policy."""
     what = "rollout.allow_truncation=true"
     if not config.rollout.truncates:
         raise ConfigError(
-            f"{what}: it has no effect, for nothing is cut off; leave it out, or set rollout.top_p, top_k or min_p"
+            f"{what}: it has no effect, because nothing is truncated; leave it out, or set rollout.top_p, top_k or "
+            "min_p"
         )
     if config.schedule.old_logprobs == "behaviour":
         raise ConfigError(
@@ -190,7 +191,7 @@ def _check_attention(config: RunConfig) -> None:
 
 
 def _check_watched(config: RunConfig) -> None:
-    """The metrics that choose the best checkpoint and end the run; the first evaluation shows whether they exist."""
+    """Check the metrics that choose the best checkpoint and end the run; the first evaluation shows if they exist."""
     best, stop = config.checkpoint.best, config.train.stop.metric
     if best and not best.startswith("eval/"):
         raise ConfigError(f"checkpoint.best: found '{best}'; needs a metric of evaluations, such as eval/heldout/mean")

@@ -17,12 +17,12 @@ class Choice:
     """The value of a key whose default depends on the machine."""
 
     key: str
-    """Dotted."""
+    """The dotted key."""
     value: Any
     reason: str
     """Reason for the machine's default; empty if the key is set."""
     set_by: str = ""
-    """The origin of a value that was set: a file, an override, a preset or a plugin; empty: it was chosen."""
+    """The origin of a value that was set: a file, an override, a preset or a plugin; empty if it was chosen."""
 
 
 Chooser = Callable[["RunConfig", Mapping[str, str]], Sequence[Choice]]

@@ -61,8 +61,8 @@ class RolloutConfig:
     """Warn when the log-probs of the actor and of a rollout with a copy of its weights differ by more, on
     average over a step."""
     check_weights_every: int = option(16, at_least=0)
-    """After the first two weight syncs, and after every so many, each rollout with a copy samples a few tokens. Their
-    log-probs are compared with the actor's, and the run stops if the rollout did not take the weights; 0: never."""
+    """After the first two weight syncs, and then after every N-th, each rollout with a copy samples a few tokens. Their
+    log-probs are compared with the actor's, and the run stops if the rollout did not load the weights; 0: never."""
 
     @property
     def truncates(self) -> bool:
@@ -113,7 +113,7 @@ class EngineConfig:
     rounding: Literal["stochastic", "nearest"] = option("stochastic", used_when="dtype in ('bfloat16', 'float16')")
     """Rounding of float32 masters to half-precision weights after an update. stochastic: to either neighbour at random,
     so that weights follow their masters on average; nearest: a weight stays until its master has moved by half a unit
-    in the last place, which takes tens of updates at the learning rates of RL."""
+    in the last place. At the learning rates of RL that takes tens of updates."""
     tf32: bool = option(False, used_when="cluster.device == 'cuda'")
     """Multiply float32 matrices on tensor cores, with 10 bits of mantissa: several times as fast, and log-probs of the
     sampler differ from the trainer's by rounding, as they do in half precision."""
@@ -133,8 +133,8 @@ class EngineConfig:
     """fsdp2: each rank holds a shard of weights, gradients and optimizer state; none: each holds all of them."""
     dp_replicate: int = option(1, at_least=1, used_when="sharding == 'fsdp2'")
     """Copies of the sharded weights (HSDP), each on the same number of neighbouring ranks. Layers are gathered within a
-    copy, and copies exchange the sum of their gradients once per update. Must divide `data_parallel`. `rlcore plan`
-    says where the default is the number of nodes."""
+    copy, and copies exchange the sum of their gradients once per update. Must divide `data_parallel`. If the
+    default is the number of nodes, `rlcore plan` says so."""
     minibatch_prompts: int = option(0, at_least=0)
     """Groups per optimizer step; 0: all groups of the step."""
     epochs: int = option(1, at_least=1)

@@ -24,8 +24,8 @@ KEYS_THAT_MATTER = (
 def explain(key: str, plugins: Mapping[str, type[Any]], origins: Mapping[str, str] = FrozenDict()) -> list[str]:
     """The explanation of a key or section, in lines; ConfigError for a key that does not exist.
 
-    `plugins`: the section types of the enabled plugins. Names of entries, such as below `data.sources`, may be any, or
-    '<name>'. `origins`: the origins of the values in a configuration.
+    `plugins`: the section types of the enabled plugins. The name of an entry, such as a source of `data.sources`, is
+    any name or '<name>'. `origins`: the origins of the values in a configuration.
     """
     spec, owner, hint = _find(key, plugins)
     doc = docs_of(owner).get(spec.name, "")

@@ -18,21 +18,21 @@ _WIDTH = 118
 _HEAD = """\
 # Every key of rlcore's configuration, with its default. Generated: `rlcore config --reference`.
 #
-# A configuration needs only what differs from the defaults; an override on the command line is written key=value.
-# A key that is commented out has no effect with the defaults: setting it where it has none is an error. `???` has no
-# default. Of `<name>` there may be any number of entries. Text may hold ${a.b}, another value, and ${oc.env:NAME}, an
+# A configuration needs only the values that differ from the defaults. An override on the command line is key=value.
+# A key that is commented out has no effect with the defaults; setting a key without effect is an error. `???` has no
+# default. `<name>` stands for any number of entries. Text may hold ${a.b}, another value, and ${oc.env:NAME}, an
 # environment variable, which is the only way to pass a secret.
 """
 
 
 def render() -> str:
-    """The reference as YAML; as it stands it is a configuration that sets every key to its default."""
+    """The reference as YAML: a valid configuration, which sets every key to its default."""
     lines = [*_HEAD.splitlines(), *_section(RunConfig, 0, "", False), "", *_presets()]
     return "\n".join(lines) + "\n"
 
 
 def docs_of(section: type[Any]) -> dict[str, str]:
-    """The docstring under each field of a dataclass, as one line; a field without one is left out."""
+    """The docstring under each field of a dataclass, as one line; fields without one are left out."""
     body = ast.parse(inspect.getsource(section)).body[0]
     docs: dict[str, str] = {}
     statements = body.body if isinstance(body, ast.ClassDef) else []
@@ -120,7 +120,7 @@ def _comment(text: str, depth: int) -> Iterator[str]:
 
 
 def _presets() -> Iterator[str]:
-    yield "# What algo.preset sets, below files and overrides:"
+    yield "# The values that algo.preset sets; files and overrides take precedence:"
     for name, values in PRESETS.items():
         settings = ", ".join(f"{key}={_scalar(value)}" for key, value in values.items()) or "nothing"
         yield from (line.replace("##", "#  ", 1) for line in _comment(f"{name}: {settings}", 0))

@@ -1,4 +1,4 @@
-"""Layers of the configuration as plain nested data: files, overrides and mappings, read and made safe, untyped."""
+"""Reads the layers of the configuration (files, overrides, mappings) as untyped data, and checks that they are safe."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from rlcore.errors import ConfigError, describe
 from rlcore.types import plain
 
 Source = Path | Mapping[str, Any]
-"""A configuration file, or the same thing as a mapping (its keys may be dotted)."""
+"""A configuration file, or its content as a mapping (keys may be dotted)."""
 
 _INTERPOLATION = re.compile(r"(?<!\\)\$\{([^{}]*)\}?")
 _ALLOWED = re.compile(r"oc\.env:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
@@ -38,9 +38,9 @@ class Layer:
     explicit: bool = True
     """Set by the user, not by a preset or plugin."""
     key: str = ""
-    """For an override: its dotted key."""
+    """The dotted key of an override."""
     text: str = ""
-    """For an override: the value as typed."""
+    """The value of an override as typed."""
 
 
 def read_layers(sources: Sequence[Source], overrides: Sequence[str]) -> list[Layer]:
@@ -50,7 +50,7 @@ def read_layers(sources: Sequence[Source], overrides: Sequence[str]) -> list[Lay
     for layer in layers:
         _check_depth(layer.values, layer.origin)
         check_safe(layer.values, "", layer.origin)
-        check_safe(layer.text, layer.key, layer.origin)  # a key of type text gets it, for any YAML type
+        check_safe(layer.text, layer.key, layer.origin)  # keys of type text take the text as typed
     return layers
 
 
@@ -66,7 +66,7 @@ def read_file(path: Path) -> Layer:
         raise ConfigError(
             f"{path}: {describe(cause)}; keys must be text (quote them) and interpolations ${{a.b}}"
         ) from cause
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as cause:  # the latter for deep nesting
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as cause:  # RecursionError: deep nesting
         raise ConfigError(f"{path}: cannot be read as a configuration: {describe(cause)}") from cause
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds a list; needs a mapping of sections at its top")
@@ -123,7 +123,7 @@ def read_override(override: str) -> Layer:
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> Any:
-    """The YAML value of an override: each is read twice, for the plugins it enables and for its value."""
+    """The YAML value of an override; cached, because it is read twice: for enabled plugins and for its value."""
     parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
     return parsed["value"]
 
@@ -145,7 +145,7 @@ def overlay(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join_layers(layers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The values of neighbouring layers that set different keys as one layer; merging takes a millisecond for each."""
+    """Join neighbouring layers that set different keys, because merging takes a millisecond per layer."""
     joined: list[Mapping[str, Any]] = []
     set_keys: set[str] = set()
     sections: set[str] = set()
@@ -163,7 +163,7 @@ def join_layers(layers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything that is not a mapping with something in it."""
+    """(dotted key, value) of everything but mappings that are not empty."""
     for name, value in values.items():
         key = f"{prefix}.{name}" if prefix else str(name)
         if isinstance(value, Mapping) and value:
@@ -192,9 +192,10 @@ def _check_depth(values: Mapping[str, Any], origin: str) -> None:
 
 
 def check_safe(value: Any, key: str, origin: str) -> None:
-    """ConfigError for content that no configuration may have, at any depth: interpolations other than `${a.b}` and
-    `${oc.env:NAME}`, the key `_target_`, keys that are not text, and literal secrets, which would be saved with the
-    run.
+    """ConfigError for content that no configuration may have, at any depth.
+
+    That is an interpolation other than `${a.b}` and `${oc.env:NAME}`, the key `_target_`, a key that is not text, or a
+    literal secret. A literal secret would be saved with the run.
     """
     if isinstance(value, Mapping):
         for name, child in value.items():

@@ -1,8 +1,8 @@
-"""Files and overrides become one frozen `RunConfig`.
+"""Merges files and overrides into one frozen `RunConfig`.
 
-The layers, each over the one before: the dataclasses' defaults, the preset (`algo.preset`), defaults of plugins in the
-order of their names, files in the order given, overrides in the order given. Mappings are merged, lists replaced.
-Only a file or an override is an *explicit* setting, and only an explicit setting without effect is an error.
+Each layer takes precedence over those before it: the dataclasses' defaults, the preset (`algo.preset`), defaults of
+plugins by plugin name, files in the given order, overrides in the given order. Mappings are merged, lists replaced.
+Only files and overrides are *explicit* settings, and only an explicit setting without effect is an error.
 """
 
 import pickle
@@ -50,11 +50,11 @@ LORA_LR = 1e-5
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A resolved configuration with where its values came from."""
+    """A resolved configuration with the origins of its values."""
 
     config: RunConfig
     origins: Mapping[str, str]
-    """By dotted key: 'default', 'preset grpo', 'plugin 'x'', the file's path, or 'override 'a.b=1''."""
+    """The origin of each dotted key: 'default', 'preset grpo', 'plugin 'x'', the file's path, 'override 'a.b=1''."""
     values: Mapping[str, Any] = field(default_factory=FrozenDict)
     """The value of every dotted key for display: interpolations are unresolved."""
     files: tuple[Path, ...] = ()
@@ -62,7 +62,7 @@ class LoadedConfig:
     merged: Mapping[str, Any] = field(default_factory=FrozenDict, repr=False)
     """All sections, unresolved."""
     choices: tuple[Choice, ...] = ()
-    """The keys whose defaults depend on the machine, with the values that they have."""
+    """The keys whose defaults depend on the machine, with their values."""
 
     @cached_property
     def saved(self) -> Mapping[str, Any]:
@@ -83,8 +83,8 @@ def enabled_plugins(
 ) -> dict[str, Mapping[str, Any]]:
     """The raw `plugins.*` sections of files and overrides by plugin, before any plugin is loaded.
 
-    ConfigError for a file or override that cannot be read, for a name that is not a plugin's, and for a key in `moved`,
-    which maps old names of keys and sections to new ones.
+    ConfigError for a file or override that cannot be read, for an invalid name of a plugin, and for a key in `moved`.
+    `moved` maps old names of keys and sections to new ones.
     """
     sections: dict[str, Mapping[str, Any]] = {}
     for layer in read_layers(files, overrides):
@@ -176,7 +176,7 @@ class _Merge:
         self.origins = {key: _origin(key, set_by, every_key) for key in self.shown}
 
     def put(self, values: Mapping[str, Any], origin: str) -> None:
-        """Sets keys that no layer sets, to values of their types; ten times faster than merging once more."""
+        """Set keys that no layer sets, to values of their types; ten times as fast as another merge."""
         for key, value in values.items():
             *above, name = key.split(".")
             raw: Any = self.raw
@@ -197,14 +197,14 @@ class _Merge:
         return redact(f"{self.shown.get(key)!r} ({self.origins.get(key, 'default')})")
 
     def explicit(self) -> frozenset[str]:
-        """Keys that the user set, and the keys of everything above them."""
+        """Keys that the user set, and the keys of the sections above them."""
         keys = {key for layer in self._layers if layer.explicit for key, _ in leaves(layer.values)}
         return frozenset(
             ".".join(key.split(".")[:depth]) for key in keys for depth in range(1, len(key.split(".")) + 1)
         )
 
     def resolve(self) -> RunConfig:
-        """The configuration with every interpolation resolved; ConfigError naming the key that cannot be."""
+        """The configuration with every interpolation resolved; ConfigError naming a key that cannot be resolved."""
         remember_environment()
         if self.tree is None:
             return make_plain(self.raw, self._types)
@@ -304,7 +304,10 @@ def _fit_plugin(name: str, section: Mapping[str, Any], type_: type[Any] | None, 
 
 @lru_cache(maxsize=64)
 def _schema(plugins: tuple[tuple[str, type[Any]], ...]) -> Callable[[], DictConfig]:
-    """Copies the sections of the core and of plugins with their defaults; of a pickle, ten times faster than others."""
+    """A function that copies the sections of core and plugins with their defaults.
+
+    It loads a pickle, which is ten times as fast as a deep copy.
+    """
     sections = {"plugins": {name: OmegaConf.structured(kind) for name, kind in plugins}}
     schema = cast(DictConfig, OmegaConf.unsafe_merge(OmegaConf.structured(RunConfig), sections))
     try:
@@ -314,7 +317,7 @@ def _schema(plugins: tuple[tuple[str, type[Any]], ...]) -> Callable[[], DictConf
 
 
 def _defaults(types: Mapping[str, type[Any]]) -> DictConfig:
-    """The sections of the core and of plugins, for the caller to change."""
+    """The sections of the core and of plugins, as a copy that the caller may change."""
     return _schema(tuple(types.items()))()
 
 
@@ -336,7 +339,7 @@ def _merge(layers: Sequence[Layer], types: Mapping[str, type[Any]]) -> DictConfi
 
 
 def _wrong_type(layers: Sequence[Layer], types: Mapping[str, type[Any]], cause: Exception) -> ConfigError | PluginError:
-    """OmegaConf does not always say which value it refused, so each is tried alone."""
+    """The error for the refused value. OmegaConf does not always say which it is, so each value is tried alone."""
     for layer in layers:
         for key, value in leaves(without_paths(layer.values, types)):
             try:
@@ -352,7 +355,7 @@ def _wrong_type(layers: Sequence[Layer], types: Mapping[str, type[Any]], cause: 
 
 
 def _with_paths(raw: Any, layers: Sequence[Layer]) -> dict[str, Any]:
-    """The merged values with the files of plain-file plugins, so that what is saved tells the whole run."""
+    """The merged values with the paths of plain-file plugins, so that the saved configuration is complete."""
     for layer in layers:
         for name, section in (layer.values.get("plugins") or {}).items():
             if "path" in section:
@@ -361,7 +364,7 @@ def _with_paths(raw: Any, layers: Sequence[Layer]) -> dict[str, Any]:
 
 
 def _saved(raw: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Without the values that lack an effect: loaded again, they would be refused."""
+    """The values that have an effect; others would be refused when they are loaded again."""
     saved = overlay({}, raw)
     for entry in walk(config):
         if not has_effect(config, entry):

@@ -14,7 +14,7 @@ _LONGEST = 120
 
 
 def check_name(key: str, name: object, what: str) -> None:
-    """ConfigError unless `name` is safe as one component of a path: no separator, no '..', no surprise."""
+    """ConfigError unless `name` is safe as one component of a path, without separators and '..'."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST:
         raise ConfigError(
             f"{key}: found {name!r} as the name of {what}; needs letters, digits, '.', '_' and '-' only, "
@@ -30,7 +30,7 @@ def default_run_name(files: Sequence[Any], now: datetime) -> str:
 
 
 def run_directory(train: TrainConfig, files: Sequence[Any], now: datetime) -> Path:
-    """`train.dir` / `train.name`, or the default name; nothing is created.
+    """`train.dir` / `train.name`, or the default name. Creates nothing.
 
     ConfigError for a name that could leave `train.dir`, and for a directory that is a symbolic link.
     """

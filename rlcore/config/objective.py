@@ -75,7 +75,7 @@ class KlConfig:
     estimator: Literal["k1", "k2", "k3"] = option("k3", used_when="placement != 'none'")
     """http://joschu.net/blog/kl-approx.html"""
     coef: float = option(0.001, used_when="placement != 'none'", at_least=0)
-    """Factor of the term; where the adaptive controller starts."""
+    """Factor of the term; the first value of the adaptive controller."""
     controller: Literal["fixed", "adaptive"] = option("fixed", used_when="placement == 'reward'")
     """adaptive: Ziegler et al., arXiv 1909.08593, section 2.2."""
     target: float = option(6.0, used_when="controller == 'adaptive'", above=0)

@@ -20,9 +20,9 @@ _TAKEN = "scalars, enums, Literal, X | None, tuples of scalars, dict[str, <scala
 
 
 def plugin_sections(sections: "Sequence[Offer[ConfigSection]]") -> dict[str, type[Any]]:
-    """The dataclass of each plugin's section; the core's own, which are at the top level, are left out.
+    """The dataclass of each plugin's section, without the core's sections, which are at the top level.
 
-    PluginError naming the plugin whose section is not one that can be merged and checked.
+    PluginError naming a plugin whose section cannot be merged and checked.
     """
     types: dict[str, type[Any]] = {}
     for offer in _of_plugins(sections):
@@ -35,7 +35,7 @@ def plugin_sections(sections: "Sequence[Offer[ConfigSection]]") -> dict[str, typ
 
 
 def _of_plugins(sections: "Sequence[Offer[ConfigSection]]") -> "list[Offer[ConfigSection]]":
-    """All but the core's own, whose names a plugin may have as well."""
+    """The sections of plugins; a plugin may have the name of one of the core's sections."""
     core = hints_of(RunConfig)
     return [offer for offer in sections if core.get(offer.value.name) is not offer.value.type]
 
@@ -43,7 +43,7 @@ def _of_plugins(sections: "Sequence[Offer[ConfigSection]]") -> "list[Offer[Confi
 def plugin_layers(sections: "Sequence[Offer[ConfigSection]]", user: Sequence[Layer]) -> list[Layer]:
     """The defaults of plugins as layers, in the order of the plugins' names.
 
-    PluginError when two plugins set one key differently and the user's layers leave it open.
+    PluginError if two plugins set one key differently and no layer of the user sets it.
     """
     chosen = {key for layer in user for key, _ in leaves(layer.values)}
     set_by: dict[str, tuple[Any, str]] = {}
@@ -67,7 +67,7 @@ def plugin_layers(sections: "Sequence[Offer[ConfigSection]]", user: Sequence[Lay
 @cached_by_type
 def _check_type(section: type[Any], who: str) -> None:
     whose = f"{who}: section type {section.__qualname__}"
-    with boundary(whose, PluginError, CALLED):  # default factories are called
+    with boundary(whose, PluginError, CALLED):  # calls default factories
         try:
             OmegaConf.structured(section)
             _check_hints(section, who)
@@ -76,18 +76,18 @@ def _check_type(section: type[Any], who: str) -> None:
 
 
 def check_made(merged: DictConfig, sections: "Sequence[Offer[ConfigSection]]") -> None:
-    """ConfigError naming the plugin whose code refuses the merged values of its settings."""
+    """ConfigError naming a plugin whose code refuses the merged values of its settings."""
     for offer in _of_plugins(sections):
         key = f"plugins.{offer.value.name}"
         if offer.value.name not in merged.plugins:
             continue
-        # An interpolation that does not resolve is worded with the whole configuration.
+        # Resolving the whole configuration reports an interpolation that does not resolve.
         with boundary(f"{key} of {offer.provider}", ConfigError, CALLED), suppress(OmegaConfBaseException):
             OmegaConf.to_object(merged.plugins[offer.value.name])
 
 
 def check_conditions(config: RunConfig, sections: "Sequence[Offer[ConfigSection]]") -> None:
-    """PluginError naming the plugin that has a setting with an invalid `used_when`."""
+    """PluginError naming a plugin that has a setting with an invalid `used_when`."""
     for offer in _of_plugins(sections):
         key = f"plugins.{offer.value.name}"
         for node in walk(config.plugins[offer.value.name], key) if offer.value.name in config.plugins else ():

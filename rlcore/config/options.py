@@ -32,7 +32,7 @@ def option(
 
     Setting the field in a file or an override while `used_when` does not hold is a ConfigError; so is a number out of
     bounds. `at_least` and `at_most` include their bound, `above` and `below` do not. `on_cuda` names the key, such as
-    `actor.dtype`, whose value is the default on a GPU, where `used_when` holds.
+    `actor.dtype`, whose value is the default on a GPU if `used_when` holds.
     """
     bounds = zip(_BOUNDS, (at_least, above, at_most, below), strict=True)
     metadata: dict[str, Any] = {name: bound for name, bound in bounds if bound is not None}
@@ -51,7 +51,7 @@ class Condition:
     """A parsed `used_when`."""
 
     key: str
-    """Dotted, from the top of the configuration."""
+    """The dotted key, from the top of the configuration."""
     operator: str
     literal: Any
 

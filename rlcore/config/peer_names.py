@@ -11,7 +11,7 @@ PEERS = {"trl": "TRL", "verl": "verl"}
 
 
 def renamed_key(key: str) -> str:
-    """The way out for an unknown dotted key that a peer has, as the rest of an error; '' for any other key."""
+    """The end of an error about an unknown dotted key that a peer has: the key to use; '' for any other key."""
     parts = key.split(".")
     for start in range(len(parts)):
         name = ".".join(parts[start:])
@@ -23,7 +23,7 @@ def renamed_key(key: str) -> str:
 
 
 def renamed_value(key: str, value: object, choices: Iterable[str] = ()) -> str:
-    """The way out for a value that a peer's key takes and `key` does not; '' for any other."""
+    """The end of an error about a value that a peer's key takes and `key` does not; '' for any other value."""
     by_key: Mapping[str, Mapping[str, str]] = _table()["values"]
     for end, meanings in by_key.items():
         meaning = meanings.get(str(value))

@@ -1,7 +1,7 @@
-"""Merges and makes configurations whose values have exactly the types of their keys, without OmegaConf.
+"""Merges and builds configurations whose values have exactly the types of their keys, without OmegaConf.
 
-OmegaConf takes ten times as long, but defines the result: values that it would convert, resolve or refuse raise
-`NotPlain` here, and so does a section whose class runs code when it is created. Plain values give the same result both
+OmegaConf takes ten times as long, but defines the result. A value that it would convert, resolve or refuse raises
+`NotPlain` here; so does a section whose class runs code when it is created. Plain values give the same result both
 ways.
 """
 
@@ -20,7 +20,7 @@ from rlcore.types import plain
 
 SCALARS = (str, int, float, bool, NoneType)
 EXACT_FLOAT = 2**53
-"""Whole numbers up to this one are floats without rounding."""
+"""Whole numbers up to this one convert to floats without rounding."""
 
 Sections = Mapping[str, type[Any]]
 """Section types of plugins, by plugin."""
@@ -39,7 +39,7 @@ class _Kind:
     make: Callable[[Any], Any]
     """(merged value) -> value of the typed configuration."""
     fresh: Callable[[], Any]
-    """Defaults, for the caller to change."""
+    """A copy of the defaults, which the caller may change."""
 
 
 def merge_plain(layers: "list[Mapping[str, Any]]", plugins: Sections) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def merge_plain(layers: "list[Mapping[str, Any]]", plugins: Sections) -> dict[st
 
 
 def lay_plain(raw: dict[str, Any], values: Mapping[str, Any], plugins: Sections) -> None:
-    """Lays nested values over merged ones, in place."""
+    """Merge nested values into merged ones, in place; the new values win."""
     _section(RunConfig).lay(raw, {key: value for key, value in values.items() if key != "plugins"})
     for name, section in values.get("plugins", {}).items():
         kind = _section(plugins[name]) if name in plugins else FREE
@@ -85,7 +85,7 @@ def _check_texts(value: Any) -> None:
 
 @cached_by_type
 def _section(kind: type[Any]) -> _Kind:
-    """Compiled once per class; NotPlain for one that OmegaConf has to make."""
+    """The functions for a section, compiled once per class; NotPlain for a class that OmegaConf has to build."""
     hints = hints_of(kind)
     _check_class(kind, tuple(hints))
     kinds = {name: _kind(hint) for name, hint in hints.items()}
@@ -105,7 +105,7 @@ def _section(kind: type[Any]) -> _Kind:
 
 
 def _check_class(kind: type[Any], names: tuple[str, ...]) -> None:
-    """NotPlain unless making an instance sets its fields and does nothing else."""
+    """NotPlain unless creating an instance only sets its fields."""
     if (
         type(kind) is not type
         or not kind.__dataclass_params__.frozen
@@ -150,7 +150,7 @@ def _list(exact: Callable[[Any], Any]) -> _Kind:
 
 
 def _scalar(hint: Any) -> Callable[[Any], Any]:
-    """Returns a value of the type as it is, and raises NotPlain for any other."""
+    """A function that returns a value of the type unchanged and raises NotPlain for any other."""
     if get_origin(hint) is Literal:
         return _one_of(get_args(hint))
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

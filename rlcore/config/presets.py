@@ -1,7 +1,7 @@
 """The presets of `algo.preset`: dotted defaults of the `algo` section, below plugins' defaults, files and overrides.
 
-Every preset leaves the KL term off, so that none of them loads a reference model by itself; verifiable rewards do not
-need one. `algo.kl.placement` turns it on. Algorithms whose papers have it say so below.
+Every preset leaves the KL term off, so that no preset loads a reference model; verifiable rewards do not need one.
+`algo.kl.placement` turns it on. The comments name the papers that have a KL term.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 _CLIP = {"policy_loss": "clip", "clip_low": 0.2, "clip_high": 0.2, "kl.placement": "none"}
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # Sets nothing: the defaults of the fields stand.
+    # Sets nothing: the defaults of the fields apply.
     "none": {},
     # arXiv 2402.03300 with current practice: token-mean, a wider upper clip, no KL (the paper: k3 in the loss).
     "grpo": {**_CLIP, "advantage": "grpo", "aggregation": "token_mean", "clip_high": 0.28},
@@ -30,7 +30,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "dynamic_sampling": True,
         "overlong": "penalty",
     },
-    # arXiv 2507.18071: a ratio and a bound a sequence; the bounds of its section 5.1.
+    # arXiv 2507.18071: a ratio and a bound per sequence; the bounds of its section 5.1.
     "gspo": {
         **_CLIP,
         "policy_loss": "gspo",

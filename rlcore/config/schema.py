@@ -1,4 +1,4 @@
-"""Fits a layer to the dataclasses: unknown keys, sections and text; and describes the values of a type.
+"""Fits a layer to the dataclasses (unknown keys, sections and texts), and describes the values of a type.
 
 The types of the remaining leaves are checked by OmegaConf when `rlcore.config.load` merges.
 """
@@ -93,7 +93,10 @@ def hint_at(key: str, root: type[Any], plugins: Mapping[str, type[Any]]) -> Any:
 
 
 def fit(value: Any, hint: Any, key: str, layer: Layer) -> Any:
-    """The value as OmegaConf can merge it, null sections made empty; ConfigError naming key, origin and choices."""
+    """The value in a form that OmegaConf merges, with null sections as empty ones.
+
+    A ConfigError names key, origin and choices.
+    """
     section, entries = section_of(hint), entries_of(hint)
     if section is not None:
         return _fit_section(value, section, key, layer)
@@ -143,7 +146,7 @@ def _mapping(value: Any, key: str, layer: Layer) -> Mapping[str, Any]:
 
 
 def _text(value: Any, key: str, layer: Layer) -> str:
-    """The text of an override as typed. YAML reads `12e4567` in a file as a number, and its text is lost."""
+    """The text of an override as typed; ConfigError in a file, where YAML reads `12e4567` as a number."""
     if layer.key == key:
         return layer.text
     raise ConfigError(
@@ -152,10 +155,10 @@ def _text(value: Any, key: str, layer: Layer) -> str:
 
 
 def unknown(key: str, section: type[Any], origin: str, value: Any = None) -> str:
-    """The error about a key that does not exist, with the way out.
+    """The error about a key that does not exist, with the key to use instead.
 
-    That is the key of the same meaning for a name of a peer, a near key of its section, or the same name in another
-    section. `value` is what the key was set to: an unknown section may hold keys that a peer has.
+    For a peer's name, that is the key of the same meaning; else a near key of its section, or the same name in another
+    section. `value` is the value of the key: an unknown section may hold keys that a peer has.
     """
     parent, _, name = key.rpartition(".")
     if RENAMED.get(name, "") in hints_of(section):
@@ -173,7 +176,7 @@ def unknown(key: str, section: type[Any], origin: str, value: Any = None) -> str
 
 
 def _nearest_sibling(parent: str, name: str, section: type[Any]) -> str:
-    """Suggests like `nearest`, but compares the names alone: the section before them makes any two keys look alike."""
+    """Suggest like `nearest`, but compare only last names: a common section makes any two keys look alike."""
     prefix = f"{parent}." if parent else ""
     close = get_close_matches(name, hints_of(section), n=1)
     hint = f"did you mean '{prefix}{close[0]}'? " if close else ""

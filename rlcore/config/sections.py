@@ -75,7 +75,7 @@ class DataConfig:
     system_prompt: str = ""
     """System message of conversations that have none; empty: none."""
     order: str = "seeded"
-    """The order of the training prompts, by name. seeded: sources mixed by weight, each in epochs as `shuffle` says.
+    """The order of the training prompts, by name. seeded: sources mixed by weight, each in epochs (see `shuffle`).
     Plugins offer others, such as curricula."""
     shuffle: bool = True
     """Draw a new seeded order in each epoch; orders of plugins may use it, too."""
@@ -187,7 +187,7 @@ class TrainConfig:
     seed: int = option(0, at_least=0)
     """Seed of data order, sampling and initialisation."""
     max_steps: int = option(0, at_least=0)
-    """Steps; 0: as `train.epochs` says."""
+    """Steps; 0: `train.epochs` decides."""
     epochs: int = option(1, used_when="max_steps == 0", at_least=1)
     """Passes over the training prompts."""
     prompts_per_step: int = option(8, at_least=1)

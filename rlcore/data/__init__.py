@@ -1,6 +1,6 @@
-"""Prompts: read from their sources, checked, and issued in an order that a checkpoint can continue anywhere.
+"""Prompts: reads them from their sources, checks them, and issues them in an order that any checkpoint can continue.
 
-Importing this imports none of it: a worker needs the batches alone.
+Importing the package imports no module of it, because a worker needs only the batches.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """Batches: from groups of scored trajectories to padded arrays, and from those to mini-batches and micro-batches.
 
-Rows keep one order throughout: groups as given, in a group samples by index, in a sample segments by
-index. The order of arrival does not matter.
+Rows keep one order throughout: groups as given, samples of a group by index, segments of a sample by index. The order
+of arrival does not matter.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ from rlcore.types import (
 
 
 def collate(groups: Sequence[Sequence[ScoredTrajectory]], pad_id: int) -> Batch:
-    """A batch with one row per trajectory, sorted by sample and part within each group, padded on the right.
+    """A batch with one row per trajectory, sorted by sample and segment within each group, padded on the right.
 
-    Each inner sequence is the group of one prompt, in any order; a group of which nothing is left counts for nothing.
-    Failed samples must be gone or given a value before. RewardError for a sample without a finite score; PluginError
-    for a trajectory whose arrays disagree, comes twice or is in another prompt's group, and for parts of one
-    sample with different rewards.
+    Each inner sequence is the group of one prompt, in any order; empty groups are left out. The caller drops failed
+    samples or gives them a value first. RewardError for a sample without a finite score. PluginError for a trajectory
+    whose arrays disagree, that comes twice or that is in another prompt's group. PluginError for segments of one sample
+    with different rewards, too.
     """
     sorted_groups = [sorted(group, key=_place) for group in groups if group]
     rows = [sample for group in sorted_groups for sample in group]
@@ -64,7 +64,7 @@ def collate(groups: Sequence[Sequence[ScoredTrajectory]], pad_id: int) -> Batch:
 
 
 def rescored(batch: Batch, groups: Sequence[Sequence[ScoredTrajectory]]) -> Batch:
-    """The batch that `collate` makes of the same trajectories with other rewards; `batch` is the old one. Same errors.
+    """`batch` with other rewards of the same trajectories, as from `collate`, with the same errors.
 
     Groups and rows are in the order of the batch.
     """
@@ -79,7 +79,7 @@ def select(batch: Batch, rows: Sequence[int] | npt.NDArray[np.integer]) -> Batch
     """The chosen rows as a new batch, in the order given, trimmed to the longest of them.
 
     Samples and groups are renumbered from 0, in the order of their old numbers. Weights stay: they hold the
-    denominators of the mini-batch that was weighed.
+    denominators of the mini-batch that they were computed for.
     """
     index = np.asarray(rows, dtype=np.int64)
     length = int(batch.lengths_B[index].max(initial=0))
@@ -99,8 +99,8 @@ def select(batch: Batch, rows: Sequence[int] | npt.NDArray[np.integer]) -> Batch
 def minibatches(batch: Batch, num_groups: int, rng: np.random.Generator) -> list[Batch]:
     """The batch as mini-batches of `num_groups` whole groups each, drawn without replacement; 0: one of all groups.
 
-    The last one is smaller when the number of groups does not divide. Weights are not set: they are the mini-batch's
-    own (`rlcore.algo.aggregation.row_weights`). An empty batch has none.
+    The last one is smaller if `num_groups` does not divide the number of groups. Weights are not set, because each
+    mini-batch has its own (`rlcore.algo.aggregation.row_weights`). An empty batch has no mini-batches.
     """
     groups = np.unique(batch.group_B)
     size = num_groups or max(1, len(groups))
@@ -114,9 +114,9 @@ def minibatches(batch: Batch, num_groups: int, rng: np.random.Generator) -> list
 def micro_batches(lengths_B: npt.NDArray[np.integer], max_tokens: int) -> list[Int64s]:
     """Row indices of micro-batches, longest rows first, every row exactly once.
 
-    A micro-batch costs its number of rows times its longest row, padding included, and that is at most `max_tokens`;
-    a row that is longer than this is a micro-batch by itself. Greedy over sorted lengths, which no other grouping of
-    the sorted rows beats in number.
+    The cost of a micro-batch is its number of rows times its longest row, padding included, and at most `max_tokens`. A
+    longer row is a micro-batch by itself. Greedy over sorted lengths: no other grouping of the sorted rows makes fewer
+    micro-batches.
     """
     order = np.argsort(-np.asarray(lengths_B, dtype=np.int64), kind="stable")
     result: list[Int64s] = []
@@ -130,7 +130,7 @@ def micro_batches(lengths_B: npt.NDArray[np.integer], max_tokens: int) -> list[I
 
 
 def shared_prefixes(batch: Batch) -> Int64s:
-    """(B,) how many tokens every row of the row's group begins with alike; none of them was sampled in any row."""
+    """(B,) number of first tokens that all rows of the row's group have in common and that no row sampled."""
     token_ids_BT = batch.tokens.token_ids_BT
     prefix_B = np.zeros(len(batch), dtype=np.int64)
     for group in np.unique(batch.group_B):
@@ -161,7 +161,7 @@ def shared_micro_batches(batch: Batch, max_tokens: int) -> list[Int64s]:
     """Row indices of micro-batches in which a group's prefix counts once, most costly groups first, every row once.
 
     Prefixes and suffixes are padded to the longest of their kind. A group that costs more than `max_tokens` is divided,
-    and its prefix computed once in each part; a row that alone costs more is a micro-batch by itself.
+    and its prefix is computed once in each part. A row that alone costs more is a micro-batch by itself.
     """
     prefix_B = shared_prefixes(batch)
     suffix_B = suffix_lengths(batch, prefix_B)
@@ -177,7 +177,7 @@ def shared_micro_batches(batch: Batch, max_tokens: int) -> list[Int64s]:
 
 
 def group_pieces(batch: Batch, prefix_B: Int64s, suffix_B: Int64s, max_tokens: int) -> list[Int64s]:
-    """The rows of each group, divided into parts of at most `max_tokens`, in which prefix and suffixes are padded."""
+    """The rows of each group, divided into parts of at most `max_tokens`, padding of prefix and suffixes included."""
     return [
         piece
         for group in np.unique(batch.group_B)
@@ -197,7 +197,7 @@ def _pieces(rows: Int64s, prefix_B: Int64s, suffix_B: Int64s, max_tokens: int) -
 
 
 def _cost(pieces: Sequence[Int64s], prefix_B: Int64s, suffix_B: Int64s) -> int:
-    """Tokens of one forward pass over the pieces, each of which is of one group."""
+    """Tokens of one forward pass over the pieces; each piece belongs to one group."""
     prefix = max(int(prefix_B[piece[0]]) for piece in pieces)
     longest = max(int(suffix_B[piece].max()) for piece in pieces)
     return len(pieces) * prefix + sum(map(len, pieces)) * longest
@@ -260,7 +260,7 @@ def _check_token_scores(scored: ScoredTrajectory, scores: Float32s) -> None:
 
 
 def _unit_numbers(group_B: Int64s, sample_in_group_B: Int64s) -> Int64s:
-    """(B,) the samples numbered from 0; the parts of a sample follow each other."""
+    """(B,) number of each row's sample, from 0; segments of a sample follow each other."""
     begins_B = np.ones(len(group_B), dtype=np.bool_)
     begins_B[1:] = (group_B[1:] != group_B[:-1]) | (sample_in_group_B[1:] != sample_in_group_B[:-1])
     return np.asarray(np.cumsum(begins_B) - 1, dtype=np.int64)
@@ -289,7 +289,7 @@ def _token_arrays(trajectories: Sequence[Trajectory], pad_id: int) -> TokenArray
 
 
 def _token_scores(rows: Sequence[ScoredTrajectory]) -> Float32s | None:
-    """(B, T) extra rewards, 0 where a sample has none; None when no sample has any."""
+    """(B, T) extra rewards, 0 where a sample has none; None if no sample has any."""
     if all(row.reward.token_scores is None for row in rows):
         return None
     scores_BT = np.zeros((len(rows), max(len(row.trajectory.token_ids) for row in rows)), dtype=np.float32)
@@ -300,7 +300,7 @@ def _token_scores(rows: Sequence[ScoredTrajectory]) -> Float32s | None:
 
 
 def _baselines(rows: Sequence[ScoredTrajectory]) -> Float32s | None:
-    """(B,) scores of greedy samples; None when a row has none."""
+    """(B,) scores of greedy samples; None if a row has none."""
     found = [row.baseline for row in rows if row.baseline is not None]
     return np.array(found, dtype=np.float32) if rows and len(found) == len(rows) else None
 

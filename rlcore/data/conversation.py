@@ -1,4 +1,4 @@
-"""Decides when two conversations ask the same."""
+"""Compares the questions of conversations."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def normalised(text: str) -> str:
-    """The text without what does not change a question: case, and how its white space is laid out."""
+    """The text without differences that do not change a question: case and layout of white space."""
     return " ".join(text.casefold().split())
 
 
 def question_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The normalised text of the conversation; system messages are left out, they are not part of the question."""
+    """The normalised text of the conversation, without system messages, which are not part of the question."""
     return "\n".join(
         f"{message.get('role')}: {normalised(text_of(message))}"
         for message in messages

@@ -1,8 +1,8 @@
 """Deals rows to ranks and into micro-batches.
 
-Ranks that gather weights together begin each micro-batch together, so a micro-batch takes as long as the rank whose
-rows cost most. `dealt` fills the first micro-batch of all ranks alike, then the second, and so on. `split` makes the
-micro-batches of a rank that waits for nothing.
+Ranks that gather weights together start each micro-batch together, so a micro-batch takes as long as the rank whose
+rows cost most. `dealt` fills the first micro-batch of all ranks to equal cost, then the second, and so on. `split`
+makes the micro-batches of a rank that does not wait for others.
 
 Letters: B rows of a batch, R ranks.
 """
@@ -28,7 +28,7 @@ from rlcore.data.token_tree import sorted_rows, tree_micro_batches, tree_pieces
 from rlcore.types import Batch, Int64s, SharedPrefix
 
 WORTH = 0.97
-"""More micro-batches take less than this share of the time, or fewer are made: each has its own gathers."""
+"""More micro-batches are made only if they take less than this share of the time, because each gathers weights."""
 
 
 def split(batch: Batch, max_tokens: int, shared_prefix: SharedPrefix) -> list[Int64s]:
@@ -41,11 +41,11 @@ def split(batch: Batch, max_tokens: int, shared_prefix: SharedPrefix) -> list[In
 
 
 def dealt(batch: Batch, max_tokens: int, shared_prefix: SharedPrefix, cost: LayerCost, num: int) -> list[list[Int64s]]:
-    """The rows of each micro-batch of each of `num` ranks, all with as many, some maybe without rows.
+    """The rows of each micro-batch of each of `num` ranks; all ranks have equally many, some perhaps without rows.
 
-    Every row is in one of them. Each computes at most `max_tokens`, padding included; a row that is longer is alone.
-    Where prompts are shared, rows of a group stay together as far as they fit. The k-th micro-batches of the ranks cost
-    alike: the most costly rows set the level of the first ones, to which the others are filled.
+    Every row is in one micro-batch. Each computes at most `max_tokens`, padding included; a longer row is alone. With a
+    shared prefix, rows of a group stay together as far as they fit. The k-th micro-batches of the ranks have similar
+    costs: the most costly rows set the level to which the others are filled.
     """
     pieces = sorted(_pieces(batch, max_tokens, shared_prefix, cost), key=lambda piece: -piece.cost)
     if not pieces:
@@ -73,10 +73,10 @@ class _Piece:
     rows: Int64s
     cost: float
     tokens: int
-    """Computed for them alone."""
+    """Tokens that are computed for these rows alone."""
     prefix: int = 0
     longest: int = 0
-    """Of a padded piece, its prefix and its longest suffix; 0 of a packed one."""
+    """Prefix and longest suffix of a padded piece; 0 for a packed one."""
 
 
 @dataclass(eq=False)
@@ -89,9 +89,9 @@ class _Part:
     packed: int = 0
     prefix: int = 0
     longest: int = 0
-    """Of the padded pieces, the longest ones."""
+    """The longest prefix and suffix of the padded pieces."""
     per_row: float = 0.0
-    """Cost of the most costly row, of which padding makes all others."""
+    """Cost of the most costly row; padding raises all others to it."""
 
     def tokens_with(self, piece: _Piece) -> int:
         """Tokens that are computed with one more piece, padding included."""
@@ -115,7 +115,7 @@ class _Part:
 
 
 def _pieces(batch: Batch, max_tokens: int, shared_prefix: SharedPrefix, cost: LayerCost) -> list[_Piece]:
-    """Rows by themselves; where prompts are shared whole groups, or what fits of one."""
+    """Single rows; with a shared prefix whole groups, or the parts of a group that fit."""
     costs_B = row_costs(batch, shared_prefix, cost)
     if shared_prefix is SharedPrefix.NONE:
         lengths = batch.lengths_B.tolist()
@@ -144,14 +144,14 @@ def _pieces(batch: Batch, max_tokens: int, shared_prefix: SharedPrefix, cost: La
 
 
 def _cost_of(batch: Batch, rows: Int64s, costs_B: Float64s, shared_prefix: SharedPrefix, cost: LayerCost) -> float:
-    """Cost of some rows of a group; what they share counts once in each part of a group that is divided."""
+    """Cost of some rows of a group; shared tokens count once in each part of a divided group."""
     if len(rows) == np.count_nonzero(batch.group_B == batch.group_B[rows[0]]):
         return float(costs_B[rows].sum())
     return float(row_costs(select(batch, rows), shared_prefix, cost).sum())
 
 
 def _steps(pieces: Sequence[_Piece], max_tokens: int, num: int, wanted: int) -> list[list[_Part]]:
-    """The parts of all ranks, one micro-batch after the other: about as many as are `wanted`, more if not all fit."""
+    """The parts of all ranks, one micro-batch after the other: about as many as `wanted`, more if not all fit."""
     left, steps = list(pieces), list[list[_Part]]()
     while left:
         remaining = max(1, wanted - len(steps))
@@ -162,7 +162,7 @@ def _steps(pieces: Sequence[_Piece], max_tokens: int, num: int, wanted: int) -> 
 
 
 def _filled(pieces: Sequence[_Piece], max_tokens: int, num: int, level: float) -> tuple[list[_Part], list[_Piece]]:
-    """A part for each rank, each filled to the level or the most tokens, and the pieces that are left."""
+    """A part for each rank, filled to the level or to `max_tokens`, and the pieces that are left."""
 
     def has_room(piece: _Piece, place: int) -> bool:
         part = step[place]
@@ -171,7 +171,7 @@ def _filled(pieces: Sequence[_Piece], max_tokens: int, num: int, level: float) -
     step = [_Part() for _ in range(num)]
     unfilled, left = [(0.0, index) for index in range(num)], list[_Piece]()
     for index, piece in enumerate(pieces):
-        # Others cost more, so where the piece is too much for the first, it is for all.
+        # The other parts cost more: a piece that is too much for the first is too much for all.
         too_much = unfilled[0][0] > 0 and unfilled[0][0] + piece.cost > level
         chosen = None if too_much else _lowest(unfilled, partial(has_room, piece))
         if chosen is None:
@@ -187,7 +187,7 @@ def _filled(pieces: Sequence[_Piece], max_tokens: int, num: int, level: float) -
 
 
 def _lowest(heap: list[tuple[float, int]], has_room: Callable[[int], bool]) -> int | None:
-    """The place of the lowest cost that has room, which leaves the heap."""
+    """Remove the place of lowest cost that has room from the heap, and return it."""
     passed = []
     chosen = None
     while heap and chosen is None:
@@ -202,5 +202,5 @@ def _lowest(heap: list[tuple[float, int]], has_room: Callable[[int], bool]) -> i
 
 
 def _time(steps: Sequence[Sequence[_Part]]) -> float:
-    """Cost of what the ranks wait for: the most costly part of each step."""
+    """Cost of the parts that the ranks wait for: the most costly part of each step."""
     return sum(max(part.cost for part in step) for step in steps)

@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 class IssuedPrompts:
-    """Issues prompts without end, in the order that `data.order` names; all that the order returns is checked."""
+    """Issues prompts without end, in the order that `data.order` names, and checks all that the order returns."""
 
     def __init__(
         self, prompts: Mapping[str, Sequence[Prompt]], plan: PromptOrderPlan, data: DataConfig, seed: int
     ) -> None:
-        """ConfigError when there are no prompts or a source is empty; PluginError when the order cannot be made."""
+        """ConfigError if there are no prompts or a source is empty; PluginError if the order cannot be made."""
         if not prompts:
-            raise ConfigError("data.sources: there is none, needed is at least one source of prompts")
+            raise ConfigError("data.sources: there is none; needs at least one source of prompts")
         for name in sorted(prompts):
             if not prompts[name]:
                 raise ConfigError(f"data.sources.{name}: no prompt is left; see data.max_prompt_tokens")
@@ -38,10 +38,11 @@ class IssuedPrompts:
         self._digests = {name: _digest(prompts[name]) for name in sorted(prompts)}
         self._prompts = {prompt.id: prompt for name in sorted(prompts) for prompt in prompts[name]}
         self._issued: Counter[str] = Counter()
-        """Times that each row was issued."""
+        """The number of times that each row was issued."""
         self._results: Mapping[str, RowResults] = {}
         self._saved: Mapping[str, list[Any]] = {}
-        """The results as JSON. Neither mapping is changed: a published state and the order may hold one."""
+        """The results as JSON. Neither mapping is changed in place, because a published state or the order may hold it.
+        """
         self._counts = not defines(plan.offer.cls, PromptOrder, "times_issued")
         context = OrderContext(plan.offer.name, prompts, data, seed, plan.section)
         self._order = self._called("making it", lambda: plan.offer.cls(context))
@@ -52,9 +53,9 @@ class IssuedPrompts:
         return len(self._prompts)
 
     def next_prompts(self, n: int) -> list[tuple[Prompt, int]]:
-        """The next `n` prompts, each with its epoch: how often it had been issued before.
+        """The next `n` prompts, each with its epoch: the number of times that it was issued before.
 
-        PluginError when the order returns anything but `n` known rows, each once unless it may repeat.
+        PluginError if the order returns anything but `n` known rows, each once unless the order may repeat rows.
         """
         if n == 0:
             return []
@@ -85,13 +86,13 @@ class IssuedPrompts:
         return self._prompts[row], epoch
 
     def prompt(self, name: str) -> Prompt:
-        """The prompt of that id; CheckpointError when no source has it."""
+        """The prompt of that id; CheckpointError if no source has it."""
         if name not in self._prompts:
             raise other_run(f"found no prompt '{name}'")
         return self._prompts[name]
 
     def record(self, groups: Iterable[tuple[Sequence[ScoredTrajectory], int]]) -> None:
-        """Take the results of a published step: each (group, version that sampled it), in the order of issue."""
+        """Add the results of a published step: each (group, version that sampled it), in the order of issue."""
         if not self._offer.uses_results:
             return
         found, saved = dict(self._results), dict(self._saved)
@@ -104,7 +105,7 @@ class IssuedPrompts:
         self._results, self._saved = found, saved
 
     def state(self) -> dict[str, Any]:
-        """The exact position, as JSON; PluginError when the order's own state is not JSON."""
+        """The exact position, as JSON; PluginError if the order's own state is not JSON."""
         state: dict[str, Any] = {
             "order": self._offer.name,
             "seed": self._seed,
@@ -125,10 +126,10 @@ class IssuedPrompts:
             raise PluginError(f"{self._who}: state() returned {shown(position)}; needs JSON: {cause}") from cause
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken.
+        """Continue from `state`.
 
-        CheckpointError when order, prompts or seed are others: the position would mean nothing. PluginError when the
-        order does not have the state that it was given.
+        CheckpointError if order, prompts or seed differ, because the position would mean nothing. PluginError if the
+        order does not return the state that it was restored to.
         """
         self._check_run(state)
         self._called("restore()", lambda: self._order.restore(state["position"]))
@@ -158,7 +159,7 @@ class IssuedPrompts:
                 raise other_run(f"{key} was {was}, now it is {now_is}")
 
     def _called(self, call: str, work: Callable[[], T]) -> T:
-        """The result of the order's own code: what it raises, and that it hangs, names it and the call."""
+        """The result of the order's own code; errors and the time limit name the order and the call."""
         who = f"{self._who}: {call}"
         with boundary(who, PluginError, CALLED), limited(who):
             return work()
@@ -172,7 +173,7 @@ def _digest(prompts: Sequence[Prompt]) -> str:
 
 
 def _rewards(group: Sequence[ScoredTrajectory]) -> dict[int, float]:
-    """The scores of a group by sample; those of failed samples and scores that are not finite are left out."""
+    """The finite scores of a group by sample, without those of failed samples."""
     return {
         row.trajectory.id.sample: row.reward.score
         for row in group
@@ -181,7 +182,7 @@ def _rewards(group: Sequence[ScoredTrajectory]) -> dict[int, float]:
 
 
 def _added(results: RowResults | None, rewards: Sequence[float], solved_at: float, version: int) -> RowResults:
-    """The results with those of one more group."""
+    """The results, with one more group added."""
     was = results or RowResults(0, 0, 0.0, 0, 0, 0.0, 0.0, 0)
     total, num_solved = math.fsum(rewards), sum(reward >= solved_at for reward in rewards)
     return RowResults(

@@ -1,10 +1,11 @@
-"""The core's order of training prompts: seeded, mixed by weight, and known from a few numbers.
+"""The core's order of training prompts: seeded, mixed by weight, and stored as a few numbers.
 
-*Mixing.* The next prompt comes from the source that is furthest behind its share: the one whose (issued + 1/2) / weight
-is least, ties by name (Webster's method). Shares hold at every moment, not only on average, and nothing is random.
+*Mixing.* The next prompt comes from the source that is furthest behind its share: the one with the least
+(issued + 1/2) / weight, ties by name (Webster's method). Shares hold at every moment, not only on average, and nothing
+is random.
 
-*Within a source.* Each epoch is a new permutation: prompts sorted by a hash of (seed, source, epoch, index). It
-depends on nothing else, so the position is one number a source, and no library's random generator can change it.
+*Within a source.* Each epoch is a new permutation: prompts sorted by a hash of (seed, source, epoch, index). It depends
+on nothing else. So the position is one number per source, and no library's random generator can change it.
 """
 
 import hashlib
@@ -18,11 +19,13 @@ from rlcore.types import Prompt
 
 
 class SeededOrder(PromptOrder):
-    """Issues every prompt of a source once per epoch, and sources by weight. A row comes twice within a call where an
-    epoch of its source ends in it."""
+    """Issues every prompt of a source once per epoch, and sources by weight.
+
+    A call returns a row twice if an epoch of its source ends within the call.
+    """
 
     def __init__(self, context: OrderContext) -> None:
-        """ConfigError when a weight is not above 0."""
+        """ConfigError if a weight is not above 0."""
         super().__init__(context)
         weights = {name: source.weight for name, source in context.data.sources.items()}
         self._sources = [
@@ -31,7 +34,7 @@ class SeededOrder(PromptOrder):
         ]
 
     def next(self, n: int, results: Mapping[str, RowResults]) -> Sequence[str]:
-        """The next `n` rows, whatever their results were."""
+        """The next `n` rows; ignores results."""
         return [min(self._sources, key=_Source.due).next_row() for _ in range(n)]
 
     def state(self) -> dict[str, Any]:
@@ -42,9 +45,9 @@ class SeededOrder(PromptOrder):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken; changed weights hold for the shares of the whole run.
+        """Continue from `state`; changed weights apply to the shares of the whole run.
 
-        CheckpointError when `data.shuffle` is another: the position would mean nothing.
+        CheckpointError if `data.shuffle` differs, because the position would mean nothing.
         """
         shuffle = self.context.data.shuffle
         if state["shuffle"] != shuffle:
@@ -56,7 +59,7 @@ class SeededOrder(PromptOrder):
             source.issued = issued
 
     def times_issued(self) -> Mapping[str, int]:
-        """Counts by row, from the positions."""
+        """The number of times that each row was issued, from the positions."""
         return dict(row for source in self._sources for row in source.times_issued())
 
 
@@ -64,17 +67,17 @@ SEEDED = PromptOrderOffer("seeded", SeededOrder, repeats=True, uses_results=Fals
 
 
 class _Source:
-    """One source and how many of its prompts were issued, over all epochs."""
+    """One source, and the number of its prompts that were issued over all epochs."""
 
     def __init__(self, name: str, prompts: Sequence[Prompt], weight: float, seed: int, shuffle: bool) -> None:
         if not (weight > 0 and math.isfinite(weight)):
-            raise ConfigError(f"data.sources.{name}.weight: it is {weight}, needed is a number above 0")
+            raise ConfigError(f"data.sources.{name}.weight: it is {weight}; needs a number above 0")
         self.name, self.issued = name, 0
         self._prompts, self._weight, self._seed, self._shuffle = prompts, weight, seed, shuffle
         self._order: tuple[int, Sequence[int]] = (0, self._permutation(0))
 
     def due(self) -> tuple[float, str]:
-        """The least is next."""
+        """The key that orders sources: the source with the least is next."""
         return (self.issued + 0.5) / self._weight, self.name
 
     def next_row(self) -> str:
@@ -98,7 +101,7 @@ class _Source:
 
 
 def other_run(found: str) -> CheckpointError:
-    """The error of a checkpoint whose data order is not this run's."""
+    """The error for a checkpoint whose data order is not this run's."""
     return CheckpointError(
         f"data order: {found}; resume with the data of the run, or begin a new run with the checkpoint's model as "
         "model.path"

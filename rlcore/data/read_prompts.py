@@ -1,4 +1,4 @@
-"""Rows become prompts."""
+"""Turns rows into prompts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ ANSWER_COLUMNS = ("answer", "solution", "ground_truth")
 def load_prompts(sources: Mapping[str, SourceConfig], data: DataConfig, section: str = "") -> dict[str, list[Prompt]]:
     """The prompts of every source, in the order of its rows.
 
-    A prompt that is a string becomes one user message; the row's other columns stay as they are in `Prompt.columns`.
-    A row without a known answer has None; where a source has no answer column but `reward_model.ground_truth`, as
-    verl's data has, that is the answer. `sources` is `data.sources` or `eval.sources`; errors say which, or
-    `section` does. ConfigError when a source cannot be read, is empty, or a row has no usable prompt.
+    A prompt that is a string becomes one user message. `Prompt.columns` holds the row's other columns unchanged. The
+    answer is None if unknown. If a source has `reward_model.ground_truth` instead of an answer column, like verl's
+    data, that is the answer. `sources` is `data.sources` or `eval.sources`, and errors name it, or `section`.
+    ConfigError if a source cannot be read or is empty, or a row has no usable prompt.
     """
     section = section or ("data.sources" if sources is data.sources else "eval.sources")
     return {name: _load_source(name, source, f"{section}.{name}") for name, source in sources.items()}
@@ -52,7 +52,7 @@ def _load_source(name: str, source: SourceConfig, who: str) -> list[Prompt]:
 
 
 def _keep(prompts: list[Prompt], source: SourceConfig, who: str) -> list[Prompt]:
-    """The first `source.limit` prompts (0: all) in whose messages `source.keep` is found."""
+    """The first `source.limit` prompts (0: all) with a message that `source.keep` matches."""
     try:
         pattern = re.compile(source.keep)
     except re.error as cause:
@@ -64,9 +64,9 @@ def _keep(prompts: list[Prompt], source: SourceConfig, who: str) -> list[Prompt]
 
 
 def _pick(rows: Sequence[Row], configured: str, usual: Sequence[str], columns: tuple[str, ...], who: str) -> str | None:
-    """The configured column, which must exist, else the first usual one that does.
+    """The configured column, which must exist, else the first usual column that exists.
 
-    With dots in it and no column of that name, it is a path into a column of objects: reward_model.ground_truth.
+    A name with dots is a path into a column of objects (reward_model.ground_truth), unless it is a column's name.
     """
     if not configured or configured in columns:
         return configured or next((name for name in usual if name in columns), None)
@@ -80,7 +80,7 @@ def _pick(rows: Sequence[Row], configured: str, usual: Sequence[str], columns: t
 
 
 def value_at(values: Mapping[str, Any], column: str) -> Any:
-    """The value in a column, or at a dotted path into a column of objects; None where there is none."""
+    """The value in a column, or at a dotted path into a column of objects; None if there is none."""
     if column in values:
         return values[column]
     found: Any = values
@@ -90,7 +90,7 @@ def value_at(values: Mapping[str, Any], column: str) -> Any:
 
 
 def _refuse_unusable(rows: Sequence[Row], column: str, who: str) -> None:
-    """ConfigError with the first row without a usable prompt, and the number of all."""
+    """ConfigError that names the first row without a usable prompt, and the number of such rows."""
     unusable = [row for row in rows if not _messages(value_at(row.values, column))]
     if not unusable:
         return
@@ -98,13 +98,13 @@ def _refuse_unusable(rows: Sequence[Row], column: str, who: str) -> None:
     found = "nothing" if value is None or value in ("", []) else f"{type(value).__name__} {str(value)[:60]!r}"
     as_many = f", as {len(unusable)} of {len(rows)} rows," if len(unusable) > 1 else ""
     raise ConfigError(
-        f"{who}: {unusable[0].where}{as_many} has {found} in column '{column}', needed is a text, or messages with "
+        f"{who}: {unusable[0].where}{as_many} has {found} in column '{column}'; needs a text, or messages with "
         "role and content; remove such rows, or name another column in prompt_column"
     )
 
 
 def _messages(value: Any) -> tuple[Message, ...]:
-    """The conversation of a row's prompt; empty where it is none."""
+    """The conversation of a row's prompt; empty if the value is not a prompt."""
     if isinstance(value, str) and value.strip():
         return frozen_messages([{"role": "user", "content": value}])
     if isinstance(value, Sequence) and not isinstance(value, str) and value and all(map(_is_message, value)):

@@ -1,9 +1,9 @@
-"""Costs of rows: the work of a model's layers, for shares that take equally long.
+"""Costs of rows: the work of a model's layers, to give ranks shares that take equally long.
 
 Letters: B rows of a batch.
 
-The matrices of a layer cost the same for every token. Its attention costs more for each token that is seen, so the
-cost of a row grows with the square of its length.
+The matrices of a layer cost the same for every token. Attention costs more per token that a token sees, so the cost of
+a row grows with the square of its length.
 """
 
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ class LayerCost:
     """The cost of a layer's attention relative to that of its matrices."""
 
     per_seen: float = 0.0
-    """Cost of one token that another one sees; the matrices cost 1 per token. 0: tokens alone count."""
+    """Cost of one token that another one sees; the matrices cost 1 per token. 0: only the number of tokens counts."""
 
     @classmethod
     def of_config(cls, config: Any) -> "LayerCost":
-        """The cost of a decoder with gated feed-forward, by its transformers configuration.
+        """The cost of a decoder with gated feed-forward, from its transformers configuration.
 
-        Operations per token: two per weight of the matrices, and two per number of a query for a score and for its
-        share of the output. Tokens alone count where a layer does not see all tokens before, and where the
-        configuration lacks a size.
+        Operations per token: two per weight of the matrices. Per token seen: two per number of a query for the score,
+        and two for its share of the output. Only the number of tokens counts if a layer does not see all earlier
+        tokens, or if the configuration lacks a size.
         """
         hidden, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
         kinds = set(getattr(config, "layer_types", None) or ())
@@ -46,9 +46,9 @@ class LayerCost:
 
 
 def row_costs(batch: Batch, shared_prefix: SharedPrefix, cost: LayerCost) -> Float64s:
-    """(B,) costs, in those of the matrices for one token; padding is left out.
+    """(B,) costs, in units of the matrices' cost of one token, without padding.
 
-    Tokens that rows share count with one of the rows.
+    Tokens that rows share count for one of the rows.
     """
     if shared_prefix is SharedPrefix.NONE or not len(batch):
         return _stretch(np.zeros_like(batch.lengths_B), batch.lengths_B, cost)
@@ -66,6 +66,6 @@ def row_costs(batch: Batch, shared_prefix: SharedPrefix, cost: LayerCost) -> Flo
 
 
 def _stretch(start: Int64s, end: Int64s, cost: LayerCost) -> Float64s:
-    """Cost of the tokens from position `start` on, `end` excluded; each sees itself and all before."""
+    """Cost of the tokens from position `start` to before `end`; each sees itself and all earlier ones."""
     seen = (end * (end + 1) - start * (start + 1)) / 2
     return np.asarray((end - start) + cost.per_seen * seen, dtype=np.float64)

@@ -16,22 +16,22 @@ from rlcore.errors import ConfigError, boundary, nearest
 
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
 JSON = ".json"
-"""A file that is one list of objects, or one object per line."""
+"""Suffix of a file that is one list of objects, or one object per line."""
 OTHER_FILES = frozenset({".txt", ".tsv", ".xlsx", ".gz", ".zst", ".zip", ".arrow", ".yaml", ".yml", ".pkl", ".md"})
-"""Suffixes that can only be those of files, not of names on the Hub."""
+"""Suffixes of files only, not of names on the Hub."""
 MAX_DEPTH = 64
-"""Levels of lists and objects in a row."""
+"""Most levels of lists and objects in a row."""
 MAX_LINE = 1 << 28
-"""Bytes of one line of JSON; a file without line breaks would take all memory."""
+"""Most bytes of one line of JSON; a file without line breaks would take all memory."""
 GZIP = b"\x1f\x8b"
-"""The first bytes of a file that gzip compressed."""
+"""The first bytes of a file that is compressed by gzip."""
 TABLES = frozenset({".csv", ".parquet"})
 MAX_NAMED = 12
-"""Files that an error lists."""
+"""Most files that an error lists."""
 
 
 class Row(NamedTuple):
-    """One row of a source and the words by which an error names it."""
+    """One row of a source, and its name in errors."""
 
     where: str
     """'line 3' of a file of lines, else 'row 2'."""
@@ -39,21 +39,21 @@ class Row(NamedTuple):
 
 
 def read_rows(source: SourceConfig, who: str) -> list[Row]:
-    """The rows of the source, no more than the limit needs; ConfigError, beginning with `who`, when there are none."""
+    """The rows of the source, no more than the limit needs; ConfigError, beginning with `who`, if there are none."""
     if bool(source.path) == bool(source.task):
         found = f"path='{source.path}' and task='{source.task}'" if source.path else "neither path nor task"
-        raise ConfigError(f"{who}: it has {found}, needed is one of them: a file or dataset, or a reasoning_gym task")
+        raise ConfigError(f"{who}: it has {found}; needs one of them: a file or dataset, or a reasoning_gym task")
     if source.limit < 0:
-        raise ConfigError(f"{who}.limit: it is {source.limit}, needed is a number of rows, or 0 for all")
-    # what is left out by `keep` does not count towards the limit
+        raise ConfigError(f"{who}.limit: it is {source.limit}; needs a number of rows, or 0 for all")
+    # rows that `keep` leaves out do not count towards the limit
     rows = list(islice(_rows(source, who), None if source.keep else source.limit or None))
     if not rows:
         raise ConfigError(f"{who}: '{source.path or source.task}' has no rows in split '{source.split}'")
     for row in rows:
         if _is_deep(row.values):
             raise ConfigError(
-                f"{who}: '{source.path or source.task}' {row.where} is nested more than {MAX_DEPTH} levels deep, which "
-                "would end by recursion what reads it; make it flatter, or keep such values as JSON in a text"
+                f"{who}: '{source.path or source.task}' {row.where} is nested more than {MAX_DEPTH} levels deep, too "
+                "deep for code that reads it recursively; make it flatter, or keep such values as JSON in a text"
             )
     return rows
 
@@ -85,10 +85,10 @@ def _rows(source: SourceConfig, who: str) -> Iterator[Row]:
 
 
 def check_path(source: SourceConfig, who: str) -> Path:
-    """The path of a source that has one; ConfigError for a file that does not exist or that is not of a known kind."""
+    """The path of a source that has one; ConfigError for a file that does not exist or is not of a known kind."""
     path = Path(source.path).expanduser()
     suffix = path.suffix.lower()
-    with boundary(f"{who}.path", ConfigError):  # a name that is too long, or below a directory that may not be read
+    with boundary(f"{who}.path", ConfigError):  # for a name that is too long, or in a directory that cannot be read
         problem, is_file, exists = _problem_of(path), path.is_file(), path.exists()
     if problem:
         raise ConfigError(f"{who}.path: '{source.path}' {problem}")
@@ -109,7 +109,7 @@ def check_path(source: SourceConfig, who: str) -> Path:
 
 
 def _others(path: Path) -> str:
-    """The data files beside one that is not there, where a person can read them all."""
+    """The end of an error about a missing file: the data files in its directory, if they are few."""
     known = JSON_LINES | TABLES | {JSON}
     with suppress(OSError):
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix.lower() in known]
@@ -119,8 +119,7 @@ def _others(path: Path) -> str:
 
 
 def _problem_of(path: Path) -> str:
-    """The reason why what is at the path cannot hold rows, with what is needed instead; '' where nothing speaks
-    against it."""
+    """The reason why the path cannot hold rows, with what is needed instead; '' if there is none."""
     if path.is_fifo():
         return "is a pipe, which can be read only once; needs a file, so write what comes out of it to one"
     if path.is_symlink() and not path.exists():
@@ -135,7 +134,7 @@ def _problem_of(path: Path) -> str:
 
 
 def _refuse_without_effect(source: SourceConfig, path: Path, who: str) -> None:
-    """A file is one split, and lines of JSON do not have options."""
+    """ConfigError for settings without effect: a file has no splits or subsets, a file of JSON has no options."""
     if source.split != "train":
         raise ConfigError(f"{who}.split: it is '{source.split}', a file has no splits; leave it out, or see `limit`")
     if source.subset:
@@ -145,7 +144,7 @@ def _refuse_without_effect(source: SourceConfig, path: Path, who: str) -> None:
 
 
 def _line_rows(path: Path, who: str) -> Iterator[Row]:
-    """One JSON object a line; blank lines are passed over. Read here: `datasets` cannot name a bad line."""
+    """One JSON object per line, without blank lines. Not read by `datasets`, which cannot name a bad line."""
     with _reading(path, who) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
             if len(line) > MAX_LINE:
@@ -158,12 +157,12 @@ def _line_rows(path: Path, who: str) -> Iterator[Row]:
                 raise ConfigError(f"{who}: '{path}' line {number} is not JSON: {cause}") from cause
             if not isinstance(values, dict):
                 found = type(values).__name__
-                raise ConfigError(f"{who}: '{path}' line {number} is a {found}, needed is an object with a prompt")
+                raise ConfigError(f"{who}: '{path}' line {number} is a {found}; needs an object with a prompt")
             yield Row(f"line {number}", values)
 
 
 def _json_rows(path: Path, who: str) -> Iterator[Row]:
-    """The objects of one list; of a file that is not one JSON value those of its lines."""
+    """The objects of one list, or of the lines of a file that is not one JSON value."""
     with _reading(path, who) as file:
         content = file.read()
     try:
@@ -177,13 +176,13 @@ def _json_rows(path: Path, who: str) -> Iterator[Row]:
         raise ConfigError(f"{who}: '{path}' is {_kind(values)}; needs a list of objects, or one object per line")
     for index, value in enumerate(values):
         if not isinstance(value, dict):
-            raise ConfigError(f"{who}: '{path}' row {index} is {_kind(value)}, needed is an object with a prompt")
+            raise ConfigError(f"{who}: '{path}' row {index} is {_kind(value)}; needs an object with a prompt")
         yield Row(f"row {index}", value)
 
 
 @contextmanager
 def _reading(path: Path, who: str) -> Iterator[BinaryIO]:
-    """The file; ConfigError when it cannot be read, or was compressed."""
+    """The file; ConfigError if it cannot be read or is compressed."""
     with boundary(f"{who}: '{path}'", ConfigError, OSError), path.open("rb") as file:
         if file.read(len(GZIP)) == GZIP:
             raise ConfigError(f"{who}: '{path}' is compressed by gzip; unpack it: gunzip -c FILE > ROWS.jsonl")
@@ -192,7 +191,7 @@ def _reading(path: Path, who: str) -> Iterator[BinaryIO]:
 
 
 class _Ambiguous(ValueError):
-    """An object has a key twice: Python takes the last value, others take the first."""
+    """An object has a key twice: Python takes the last value, other readers take the first."""
 
 
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -214,7 +213,7 @@ def _table_rows(source: SourceConfig, path: Path, who: str) -> Iterator[Row]:
 
 
 def _dataset_rows(source: SourceConfig, path: Path, who: str) -> Iterator[Row]:
-    """A hub dataset, or a directory with data files or what `save_to_disk` wrote."""
+    """A dataset of the Hub, or a directory with data files or the files of `save_to_disk`."""
     with _datasets(f"{who}: dataset '{source.path}'") as (datasets, in_memory):
         if not path.is_dir():
             subset = source.subset or None
@@ -232,12 +231,12 @@ def _dataset_rows(source: SourceConfig, path: Path, who: str) -> Iterator[Row]:
 def _datasets(whose: str) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The library without its progress bars, and arguments that keep local data in memory and out of the user's cache.
 
-    What it raises becomes a ConfigError naming `whose` data it was.
+    Its exceptions become a ConfigError that names the data by `whose`.
     """
     import datasets
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    interval, tqdm.monitor_interval = tqdm.monitor_interval, 0  # a bar, also a silent one, starts a thread that stays
+    interval, tqdm.monitor_interval = tqdm.monitor_interval, 0  # even a silent bar starts a thread that stays
     silent = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
@@ -245,7 +244,7 @@ def _datasets(whose: str) -> Iterator[tuple[Any, dict[str, Any]]]:
             try:
                 yield datasets, {"cache_dir": scratch, "keep_in_memory": True}
             except datasets.exceptions.DatasetGenerationError as error:
-                raise error.__cause__ or error from None  # it says only that something went wrong
+                raise error.__cause__ or error from None  # the error itself names no cause
     finally:
         tqdm.monitor_interval = interval
         if not silent:
@@ -259,16 +258,16 @@ def _numbered(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
 def _task_rows(source: SourceConfig, who: str) -> Iterator[Row]:
     """The distinct questions of a reasoning_gym task that belong to the split.
 
-    A question belongs to the held-out split if the hash of its text says so: item i is made from Random(seed + i), so
-    that two seeds give overlapping items, and only the text can keep the splits apart for every seed and size.
+    The hash of a question's text decides its split. Item i is made from Random(seed + i), so two seeds give overlapping
+    items. Only the text keeps the splits apart for every seed and size.
     """
     if source.split not in ("train", "heldout"):
         raise ConfigError(f"{who}.split: it is '{source.split}', a task has the splits train and heldout")
     if not 0.0 <= source.heldout_frac <= 1.0:
-        raise ConfigError(f"{who}.heldout_frac: it is {source.heldout_frac}, needed is a share between 0 and 1")
+        raise ConfigError(f"{who}.heldout_frac: it is {source.heldout_frac}; needs a share between 0 and 1")
     create = _task_factory(source, who)
     seen: set[str] = set()
-    # the tasks check their options by assert
+    # tasks check their options by assert, so every exception counts
     with boundary(f"{who}: reasoning_gym task '{source.task}'", ConfigError):
         for problem in create(source.task, size=source.size, seed=source.seed, **source.options):
             question = normalised(problem["question"])

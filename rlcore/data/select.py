@@ -20,9 +20,9 @@ def filter_long(
     max_tokens: int,
     check: Callable[[Prompt, int], None] = lambda prompt, num_tokens: None,
 ) -> tuple[list[Prompt], int]:
-    """(the prompts of at most `max_tokens` tokens, chat template included; how many were left out).
+    """(the prompts of at most `max_tokens` tokens, chat template included; the number of prompts left out).
 
-    `check` sees each prompt that stays, with its number of tokens, and may raise.
+    `check` is called with each prompt that stays and its number of tokens, and may raise.
     """
     kept = []
     for prompt in prompts:
@@ -34,9 +34,9 @@ def filter_long(
 
 
 def refuse_overlap(train: Mapping[str, Sequence[Prompt]], heldout: Mapping[str, Sequence[Prompt]]) -> None:
-    """ConfigError when a held-out question occurs in training: an evaluation would measure what was memorised.
+    """ConfigError if a held-out question occurs in training, because an evaluation would measure memory.
 
-    Questions are equal when their conversations are, without system messages, case and layout of white space.
+    Questions are equal if their conversations are, without system messages, case and layout of white space.
     """
     trained = {question_of(prompt.messages): source for source, prompts in train.items() for prompt in prompts}
     for source, prompts in heldout.items():

@@ -1,15 +1,15 @@
-"""Token trees: what the rows of a group begin with alike, at any number of levels, each run of tokens once.
+"""Token trees: the common beginnings of a group's rows, at any number of levels, with each run of tokens once.
 
 Turns of a conversation, segments of a sample and equal responses have more in common than the prompt. A token's hidden
-state depends on the tokens up to it only, so a run of tokens that several rows share is computed once for all of them,
-whether the policy sampled it or not.
+state depends only on the tokens up to it. So a run of tokens that several rows share is computed once for all of them,
+also if the policy sampled it.
 
 Letters: B rows of a batch.
 
-**Where it saves.** Each level costs a join of the attention of all tokens below it, and calls to each layer. So the
-tree has those runs with which the sum of three numbers is lowest: the tokens that are computed, one per
-`JOINED_PER_TOKEN` tokens below each run, and `LEVEL_TOKENS` for each run that is below another. The tokens of other
-runs are computed for each branch. Only the rows that are computed together count.
+**Choice of runs.** Each level costs a join of the attention of all tokens below it, and calls to each layer. The tree
+has the runs with the lowest sum of three numbers: the computed tokens, one per `JOINED_PER_TOKEN` tokens below each
+run, and `LEVEL_TOKENS` for each run that is below another. The tokens of other runs are computed for each branch. Only
+rows that are computed together count.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,24 +22,27 @@ from rlcore.data.batch import needed_tokens
 from rlcore.types import Batch, Int64s
 
 JOINED_PER_TOKEN = 64
-"""Tokens whose attention is joined once more at the cost of computing one: a join moves about ten numbers per number of
-a token's queries, forward and backward; computing a token costs some hundred times that."""
+"""Number of tokens whose attention is joined once more at the cost of computing one token.
+
+A join moves about ten numbers per number of a token's queries, forward and backward. Computing a token costs some
+hundred times that.
+"""
 LEVEL_TOKENS = 16
-"""Tokens that are computed at the cost of the calls for a level."""
+"""Number of tokens that are computed at the cost of the calls for a level."""
 MOST_SPREAD = 16
-"""Nested runs that may be computed for each branch, one below the other. A bound of the search."""
+"""Most nested runs, one below the other, that may be computed for each branch. A bound of the search."""
 
 
 @dataclass(frozen=True)
 class TokenRun:
-    """A run of tokens that neighbouring rows share: a node of the tree, which begins where the run above it ends."""
+    """A run of tokens that neighbouring rows share: a node of the tree. It begins where the run above it ends."""
 
     first: int
     """Index of its first row in `SortedRows`."""
     last: int
     """Index after its last row."""
     end: int
-    """Position after its last token. The last of its rows has all of it; earlier ones may end within it."""
+    """Position after its last token. The last of its rows has the whole run; earlier rows may end within it."""
     children: tuple["TokenRun", ...] = ()
     """The runs that follow it in its rows; none, or at least two."""
     below: int = 0
@@ -48,14 +51,14 @@ class TokenRun:
 
 @dataclass(frozen=True, eq=False)
 class SortedRows:
-    """Rows by group, within a group by their tokens, so that rows that begin alike are neighbours."""
+    """Rows sorted by group and within a group by their tokens, so that rows with a common beginning are neighbours."""
 
     row_B: Int64s
     """The row of the batch at each index."""
     group_B: Int64s
-    """Its group."""
+    """The group of the row at each index."""
     needed_B: Int64s
-    """Number of its tokens that a prediction needs: those before its last loss token."""
+    """Number of the row's tokens that a prediction needs: those before its last loss token."""
     shared_B: Int64s
     """Number of leading tokens in common with the previous row; 0 for the first row of a group."""
 
@@ -74,7 +77,7 @@ class SortedRows:
 def sorted_rows(batch: Batch) -> SortedRows:
     """The rows of a batch in the order of a token tree."""
     needed_B = needed_tokens(batch)
-    # The bytes of big-endian numbers sort as the numbers do.
+    # The bytes of big-endian numbers sort like the numbers.
     bytes_BT = batch.tokens.token_ids_BT.astype(">u4")
     texts = [row[:num].tobytes() for row, num in zip(bytes_BT, needed_B.tolist(), strict=True)]
     groups = batch.group_B.tolist()
@@ -105,7 +108,7 @@ def num_tokens(runs: Sequence[TokenRun]) -> int:
 
 
 def tree_tokens(batch: Batch) -> Int64s:
-    """(B,) tokens that are computed for each row; a run that rows share counts with one of them."""
+    """(B,) tokens that are computed for each row; a run that rows share counts for one of them."""
     rows, tokens_B = sorted_rows(batch), np.zeros(len(batch), dtype=np.int64)
     for run, start in walk(rows.tree()):
         tokens_B[rows.row_B[run.last - 1]] += run.end - start
@@ -115,8 +118,8 @@ def tree_tokens(batch: Batch) -> Int64s:
 def tree_micro_batches(batch: Batch, max_tokens: int) -> list[Int64s]:
     """Row indices of micro-batches that compute at most `max_tokens` each, most costly groups first, every row once.
 
-    A group that costs more is divided where its rows have least in common with the next; what they share is computed
-    once in each part. A row that alone costs more is a micro-batch by itself.
+    A group that costs more is divided, in the order of its rows; tokens that its parts share are computed once in each
+    part. A row that alone costs more is a micro-batch by itself.
     """
     rows = sorted_rows(batch)
     pieces = tree_pieces(rows, max_tokens)
@@ -134,7 +137,7 @@ def tree_micro_batches(batch: Batch, max_tokens: int) -> list[Int64s]:
 
 
 def tree_pieces(rows: SortedRows, max_tokens: int) -> list[tuple[int, int, int]]:
-    """(start, stop, tokens) of the indices of each group, divided as `tree_micro_batches` says."""
+    """(start, stop, tokens) of the indices of each group, divided as in `tree_micro_batches`."""
     return [piece for group in rows.groups for piece in _pieces(rows, *group, max_tokens)]
 
 
@@ -155,7 +158,7 @@ def _pieces(rows: SortedRows, start: int, stop: int, max_tokens: int) -> list[tu
 
 @dataclass(eq=False)
 class _Branching:
-    """A place where rows part, or where one of them ends: a run of tokens that may be shared."""
+    """A place where rows diverge, or where one of them ends: a run of tokens that may be shared."""
 
     first: int
     last: int
@@ -163,11 +166,11 @@ class _Branching:
     """The field of `TokenRun`."""
     children: "list[_Branching]"
     starts: tuple[int, ...] = ()
-    """The ends of those above it, from the nearest on: where its run begins if the nearer ones are not shared."""
+    """The ends of the branchings above it, nearest first: its run begins at the nearest one that is shared."""
 
 
 def _branchings(start: int, needed: Sequence[int], shared: Sequence[int]) -> list[_Branching]:
-    """All places where rows part, each after those below it; the last is that before the first token.
+    """All places where rows diverge, each after those below it; the last is the one before the first token.
 
     `start`: index of the first row; `needed`, `shared`: of these rows, as in `SortedRows`.
     """
@@ -213,16 +216,16 @@ def _worthwhile(branchings: Sequence[_Branching]) -> tuple[TokenRun, ...]:
     for branching in reversed(branchings):
         for child in branching.children:
             child.starts = (branching.end, *branching.starts[: MOST_SPREAD - 1])
-    choices: dict[_Branching, list[_Choice]] = {}  # of those that wait for the one above them, for each of its starts
+    choices: dict[_Branching, list[_Choice]] = {}  # one per start; removed when the parent chooses
     *below, top = branchings
     for branching in below:
-        if branching.starts:  # others have no tokens
+        if branching.starts:  # a branching without starts has no tokens
             choices[branching] = _choices(branching, [choices.pop(child) for child in branching.children])
     return tuple(run for child in top.children for run in choices[child][0].runs)
 
 
 def _choices(branching: _Branching, children: Sequence[list[_Choice]]) -> list[_Choice]:
-    """The better choice for each of `starts`: one run that all rows share, or what is below it, from there on."""
+    """The better choice for each of `starts`: one run that all rows share, or the runs below it, beginning there."""
     first, end = branching.first, branching.end
     here = _together([choices[0] for choices in children])
     run = TokenRun(first, branching.last, end, here.runs, here.tokens)
@@ -234,7 +237,7 @@ def _choices(branching: _Branching, children: Sequence[list[_Choice]]) -> list[_
         choice = _Choice(cost, end - start + here.tokens, (run,))
         if children and index + 1 < len(children[0]):
             spread = _together([choices[index + 1] for choices in children])
-            if spread.cost < choice.cost:  # rows that end within the run find their tokens in the first branch
+            if spread.cost < choice.cost:  # the first branch has the tokens of rows that end here
                 runs = (replace(spread.runs[0], first=first), *spread.runs[1:])
                 choice = replace(spread, runs=runs)
         result.append(choice)

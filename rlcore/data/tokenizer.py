@@ -1,6 +1,6 @@
-"""The only owner of tokenizer and chat template: text becomes token ids here, once, and never again.
+"""The only owner of tokenizer and chat template: text becomes token ids here, and only once.
 
-`load_tokens` reads what `model` and `data.system_prompt` say. All others get a `Tokens` from the build context.
+`load_tokens` reads `model` and `data.system_prompt`. All other code gets a `Tokens` from the build context.
 """
 
 import json
@@ -56,7 +56,7 @@ class ByteTokens(Tokens):
         return bytes([id_]) if 0 <= id_ < self.EOS else b"<|end|>"
 
     def save(self, directory: Path) -> None:
-        """There is nothing to write: `model.tokenizer=bytes` says it all."""
+        """Write nothing: `model.tokenizer=bytes` is enough to load it."""
 
 
 class TemplateTokens(Tokens):
@@ -72,7 +72,7 @@ class TemplateTokens(Tokens):
         context_length: int | None = None,
         vocabulary: int | None = None,
     ) -> None:
-        """`vocabulary`: ids of the model are below it, None: not known."""
+        """`vocabulary`: the model's ids are below this number; None: unknown."""
         super().__init__(system_prompt)
         self._tokenizer: Any = tokenizer
         self._byte_of = _byte_letters(tokenizer)
@@ -88,11 +88,10 @@ class TemplateTokens(Tokens):
             ends.add(int(tokenizer.eos_token_id))
         self.eos_ids = frozenset(id_ for id_ in ends if _is_known(id_, vocabulary))
         if not self.eos_ids:
-            found = f"no one below {vocabulary} among {sorted(ends)}" if ends else "none"
+            found = f"below {vocabulary}, the model's vocabulary, among {sorted(ends)}" if ends else "in any file"
             raise ConfigError(
-                f"tokenizer '{tokenizer.name_or_path}': of end-of-sequence tokens that the model can sample it and the "
-                f"model name {found}, so no response could end; set eos_token in the tokenizer's files or eos_token_id "
-                "in generation_config.json"
+                f"tokenizer '{tokenizer.name_or_path}': found no end-of-sequence token {found}, so no response could "
+                "end; set eos_token in the tokenizer's files or eos_token_id in generation_config.json"
             )
         pad = tokenizer.pad_token_id
         self.pad_id = int(pad) if pad is not None and _is_known(int(pad), vocabulary) else min(self.eos_ids)
@@ -134,12 +133,12 @@ class TemplateTokens(Tokens):
         return self._specials
 
     def _end_of_turn(self) -> set[int]:
-        """The special token that the template puts behind an assistant's message; empty if it puts none."""
+        """The special token that the template puts after an assistant's message; empty if there is none."""
         conversation = [{"role": "user", "content": "x"}, {"role": "assistant", "content": END_PROBE}]
         try:
             text = self._render(conversation, (), opening=False)
         except TemplateRefused:
-            return set()  # a template that refuses this conversation; the other sources of eos_ids remain
+            return set()  # the template refuses this conversation; eos_ids has other sources
         _, found, tail = text.rpartition(END_PROBE)
         first = self._tokenizer.encode(tail, add_special_tokens=False)[:1] if found else []
         added = self._tokenizer.added_tokens_decoder
@@ -147,12 +146,12 @@ class TemplateTokens(Tokens):
 
 
 def _is_known(id_: int, vocabulary: int | None) -> bool:
-    """True if the model has the id; tokens that were added to the tokenizer alone are unknown to it."""
+    """True if the model has the id; it does not have tokens that were added only to the tokenizer."""
     return id_ >= 0 and (vocabulary is None or id_ < vocabulary)
 
 
 def _byte_letters(tokenizer: Any) -> Mapping[str, int]:
-    """The byte of each letter with which a byte-level tokenizer writes its tokens; empty for tokenizers of text."""
+    """The byte of each letter in the tokens of a byte-level tokenizer; empty for other tokenizers."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -165,8 +164,8 @@ def _byte_letters(tokenizer: Any) -> Mapping[str, int]:
 def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
     """The tokens of a run.
 
-    `eos_ids` are the tokenizer's end-of-sequence token, those of the model's generation configuration, and the
-    end-of-turn token of the chat template. ConfigError when files or template are missing.
+    `eos_ids` holds the tokenizer's end-of-sequence token, those of the model's generation configuration, and the
+    end-of-turn token of the chat template. ConfigError if files or template are missing.
     """
     if model.tokenizer == BYTES:
         return ByteTokens(system_prompt)
@@ -196,7 +195,7 @@ def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
 
 
 def require_directory(path: str) -> None:
-    """ConfigError when `path` can only be a directory and is none, or is one without a model."""
+    """ConfigError if `path` can only be a directory but does not exist, or is a directory without a model."""
     found = Path(path).expanduser()
     if found.is_dir():
         if not (found / "config.json").is_file():

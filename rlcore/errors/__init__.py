@@ -1,12 +1,12 @@
 """The errors of rlcore: each is one line that says who, what was found, what is needed and what can be chosen.
 
-Four mechanisms, and no other:
+There are four mechanisms:
 
-* A wrong configuration, plugin, combination or checkpoint raises the matching `RlcoreError`, before anything starts if
-  it can be known then. The command line prints its one line and exits with 2.
+* A wrong configuration, plugin, combination or checkpoint raises the matching `RlcoreError`, if possible before
+  anything starts. The command line prints its one line and exits with 2.
 * A reward or tool that fails is data (`Reward(status=FAILED)`), never an exception in the training loop.
 * Foreign code runs inside `boundary()`, which names its owner in errors.
-* A bug in rlcore raises what Python raises, with its traceback.
+* A bug in rlcore raises Python's exception, with its traceback.
 """
 
 import sys
@@ -23,7 +23,7 @@ class RlcoreError(Exception):
     """An error that a user, plugin author or operator can fix; `str()` is the one line to print."""
 
     role: str = ""
-    """Role of the worker whose call raised it, like `method` and `offered_by`; all are empty for every other error."""
+    """Role of the worker whose call raised the error; `role`, `method` and `offered_by` are empty for other errors."""
     method: str = ""
     offered_by: str = ""
     """The worker's class and the plugin that offers it, "Judge of plugin 'x' (x 1.0)"; empty until that is known."""
@@ -34,15 +34,15 @@ class ConfigError(RlcoreError):
 
 
 class PluginError(RlcoreError):
-    """A plugin breaks its contract; the plugin's author can put it right."""
+    """A plugin breaks its contract; the plugin's author can fix it."""
 
 
 class OfferError(PluginError):
-    """An offer or request was made of wrong data; the boundary around the plugin's code adds whose it was."""
+    """An offer or request holds wrong data; the boundary around the plugin's code adds the plugin's name."""
 
 
 class PlanError(RlcoreError):
-    """Parts that are each right do not fit together."""
+    """Parts that are valid one by one do not fit together."""
 
 
 class RewardError(RlcoreError):
@@ -63,14 +63,14 @@ class EndOfProcess(SystemExit):
     def __init__(self, call: str) -> None:
         super().__init__(1)
         self.call = call
-        """In the words of errors: 'os._exit(0)'."""
+        """The call as errors show it: 'os._exit(0)'."""
 
 
 @contextmanager
 def worker_call(role: str, method: str, offered_by: str = "") -> Iterator[None]:
-    """Errors that leave the block are those of a worker's call: they get its role, method and offering plugin.
+    """Add the role, method and offering plugin of a worker's call to the errors that leave the block.
 
-    An error that has a role keeps it.
+    An error that already has a role keeps it.
     """
     try:
         yield
@@ -85,11 +85,11 @@ def worker_call(role: str, method: str, offered_by: str = "") -> Iterator[None]:
 ANSWERED = (Exception, SystemExit)
 """Exceptions of foreign code that a boundary turns into an error.
 
-Of the rest a boundary turns what their code raised itself; a Ctrl-C, the cancellation of the task and the end of a
-generator that waits inside the boundary pass.
+A boundary also turns other exceptions that the foreign code itself raised. It passes on a Ctrl-C, the cancellation of
+the task, and the end of a generator that waits inside the boundary.
 """
 CALLED = (*ANSWERED, GeneratorExit)
-"""The same around a call that is over when the boundary ends: no generator waits in it."""
+"""The exceptions to catch around a call that ends before the boundary does, so that no generator waits in it."""
 
 
 def boundary(
@@ -97,9 +97,9 @@ def boundary(
 ) -> "Boundary":
     """Run foreign code: its exceptions become `error`, which names the code by `whose`.
 
-    An RlcoreError passes unchanged, but an OfferError, which does not know whose it is, gets the name; the original
-    exception stays chained as the cause. `caught` is BaseException where no caller above waits for exits and
-    cancellations: in a process that only runs that code.
+    An RlcoreError passes unchanged. An OfferError, which does not name its owner, becomes a PluginError with the name.
+    The original exception stays chained as the cause. Pass BaseException as `caught` where no caller above handles
+    exits and cancellations: in a process that only runs this code.
     """
     return Boundary(whose, error, caught)
 
@@ -115,12 +115,12 @@ class Boundary:
         self._whose, self._error, self._caught = whose, error, caught
 
     def __enter__(self) -> None:
-        """Their code begins."""
+        """Enter the foreign code."""
 
     def __exit__(
         self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Their code has ended."""
+        """Leave the foreign code, and turn its exception into the error."""
         if isinstance(cause, OfferError):
             raise PluginError(f"{self._whose}: {cause}") from cause
         if cause is None or isinstance(cause, RlcoreError):
@@ -133,7 +133,7 @@ class Boundary:
 
 
 def _is_theirs(cause: BaseException) -> bool:
-    """True for a BaseException that their code made: what a signal, a cancellation or the end of a generator is not."""
+    """True if the foreign code raised the BaseException, not a signal, a cancellation or the end of a generator."""
     if isinstance(cause, (Exception, SystemExit)):
         return False
     if isinstance(cause, (KeyboardInterrupt, GeneratorExit)):
@@ -145,7 +145,7 @@ def _is_theirs(cause: BaseException) -> bool:
 
 
 def _is_raised(cause: BaseException) -> bool:
-    """True if a `raise` statement outside of asyncio made it: a signal or `aclose()` interrupts another instruction."""
+    """True if a `raise` statement outside of asyncio raised it; a signal or `aclose()` interrupts others."""
     trace = cause.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -155,7 +155,7 @@ def _is_raised(cause: BaseException) -> bool:
 
 
 def _running_task() -> Any:
-    """The task that runs here; None outside of a loop. Where nothing imported asyncio there is none."""
+    """The current task; None outside of a loop, and if nothing has imported asyncio."""
     asyncio = sys.modules.get("asyncio")
     try:
         return asyncio.current_task() if asyncio else None
@@ -169,13 +169,13 @@ def describe(cause: BaseException) -> str:
         return f"it called {cause.call}"
     if isinstance(cause, SystemExit):
         return f"it called sys.exit({shown(cause.code)})"
-    text = str(TracebackException(type(cause), cause, None, limit=0))  # whose own __str__ may raise
+    text = str(TracebackException(type(cause), cause, None, limit=0))  # the exception's `__str__` may raise
     lines = text.strip().splitlines()
     return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
 
 
 def shown(value: object) -> str:
-    """A value for an error: its repr on one line and cut to 80 characters; its type where the repr raises."""
+    """A value for an error: its repr on one line, cut to 80 characters; its type if the repr raises."""
     text = f"a {type(value).__name__}"
     with suppress(*ANSWERED):
         text = " ".join(repr(value).split())
@@ -183,7 +183,7 @@ def shown(value: object) -> str:
 
 
 def nearest(name: str, choices: "list[str] | tuple[str, ...]") -> str:
-    """The tail of an error about an unknown name: the nearest choice if one is near, and every choice."""
+    """The end of an error about an unknown name: the nearest choice if one is near, and every choice."""
     close = get_close_matches(name, choices, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{hint}choose from: {', '.join(sorted(choices)) or '(nothing is offered)'}"

@@ -1,6 +1,6 @@
-"""The one way of foreign text to a terminal, a log or a page: without secrets, without control characters.
+"""Prepares foreign text for a terminal, a log or a page: removes secrets and control characters.
 
-Secrets come from the environment as `${oc.env:NAME}`; what they resolve to is taken out of all that is shown or saved.
+Secrets come from the environment as `${oc.env:NAME}`; their values are removed from everything that is shown or saved.
 """
 
 import base64
@@ -16,16 +16,19 @@ _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECA
 _SECRET_WORD = re.compile(r"(^|_)(key|token|secret|credentials?)(_|$)|apikey|passw", re.IGNORECASE)
 _SHORTEST_UNASKED = 8
 _SHORTEST = 6
-"""A shorter value of a variable that is not named like a secret, such as a number, would blot out half the text."""
+"""Fewest characters of a value to redact if its variable is not named like a secret.
+
+Shorter values, such as numbers, would redact much of the text.
+"""
 
 # For the whole process, because any output may contain a resolved value: text as printed -> '${oc.env:NAME}'.
 _resolved: dict[str, str] = {}
 _in_json: dict[str, bytes] = {}
-"""The same texts, as a line of JSON has them."""
+"""The same texts as they stand in a line of JSON."""
 
 
 def remember_variable(name: str) -> None:
-    """From now on `redact` replaces the value of this environment variable."""
+    """Make `redact` replace the value of this environment variable."""
     value = os.environ.get(name, "")
     if value.strip() and (len(value) >= _SHORTEST or _SECRET_NAME.search(name)):
         for written in _written(value):
@@ -34,9 +37,10 @@ def remember_variable(name: str) -> None:
 
 
 def remember_environment() -> None:
-    """From now on `redact` replaces what variables named like API_KEY or HF_TOKEN hold, whether or not they are read.
+    """Make `redact` replace the values of variables named like API_KEY or HF_TOKEN, even if nothing reads them.
 
-    Workers and async reward functions have all of them, other children only those that the configuration names.
+    Workers and async reward functions have all variables; other child processes have those that the configuration
+    names.
     """
     for name, value in os.environ.items():
         if _SECRET_WORD.search(name) and len(value) >= _SHORTEST_UNASKED and not value.startswith(("/", "${oc.env:")):
@@ -44,7 +48,7 @@ def remember_environment() -> None:
 
 
 def _written(value: str) -> set[str]:
-    """The value as programs write it: plain, in JSON once and twice, as Python, URLs and pages have it."""
+    """The value as programs write it: plain, as JSON once and twice, as Python text, in URLs, pages, hex and base64."""
     in_json = json.dumps(value)
     raw = value.encode("utf-8", "surrogateescape")
     texts = {value, repr(value)[1:-1], ascii(value)[1:-1], repr(raw)[2:-1], quote(raw), quote(raw, safe="")}
@@ -60,9 +64,9 @@ def _lower_escapes(text: str) -> str:
 
 
 def _in_base64(raw: bytes, before: int) -> set[str]:
-    """The value within something longer, such as `user:password`: so many bytes stand before it, modulo 3.
+    """The base64 of a value within a longer text, such as `user:password`; `before` bytes precede it, modulo 3.
 
-    Letters that hold bits of the neighbours are left out; what they hold of the value is less than a byte at each end.
+    Leaves out letters that hold bits of the neighbours; at each end they hold less than a byte of the value.
     """
     if len(raw) < _SHORTEST:
         return set()
@@ -72,7 +76,7 @@ def _in_base64(raw: bytes, before: int) -> set[str]:
 
 
 def is_redacted(line: bytes) -> bool:
-    """True if a line of JSON, its letters unescaped, holds no text that `redact` would replace."""
+    """True if a line of JSON without escaped letters holds no text that `redact` would replace."""
     return not any(form in line for form in _in_json.values())
 
 
@@ -82,10 +86,10 @@ def has_secrets() -> bool:
 
 
 def redact(text: str) -> str:
-    """The text with every value that the configuration read from the environment written as `${oc.env:NAME}` again.
+    """The text, with `${oc.env:NAME}` in place of every value that the configuration read from the environment.
 
-    Values are found verbatim, and in the forms of JSON, `repr`, URLs and base64. Values of fewer than six characters
-    are left when the variable's name has nothing of a secret (key, token, secret, passw, credential, auth).
+    Finds values verbatim, and in the forms of JSON, `repr`, URLs and base64. Leaves values of fewer than six characters
+    if the variable's name does not contain a word for secrets (key, token, secret, passw, credential, auth).
     """
     for value in sorted(_resolved, key=len, reverse=True):
         text = text.replace(value, _resolved[value])
@@ -93,16 +97,16 @@ def redact(text: str) -> str:
 
 
 def clipped(text: str, characters: int) -> str:
-    """The beginning of a text without secrets: redacted before it is cut, because half a secret is not recognised."""
+    """The beginning of a text without secrets. Redacts before it cuts, because half a secret is not recognised."""
     text = redact(text)
     return text if len(text) <= characters else text[:characters]
 
 
 def displayable(text: str) -> str:
-    """Text from anywhere, as a terminal, a log or a page may show it.
+    """Text of any origin, safe to show on a terminal, in a log or on a page.
 
-    Secrets are redacted. Characters that control a terminal (control characters, escape sequences, bidirectional marks)
-    or cannot be encoded (lone surrogates) becomes U+FFFD; line breaks, tabs and spaces of every width stay.
+    Redacts secrets. Characters that control a terminal (control characters, escape sequences, bidirectional marks) or
+    cannot be encoded (lone surrogates) become U+FFFD; line breaks, tabs and spaces of every width stay.
     """
     text = redact(text)
     if text.isprintable():
@@ -115,7 +119,7 @@ def _is_shown(character: str) -> bool:
 
 
 class DisplayFormatter(logging.Formatter):
-    """Formats log records, tracebacks included, as they may be shown."""
+    """Formats log records and their tracebacks as displayable text."""
 
     def format(self, record: logging.LogRecord) -> str:
         return displayable(super().format(record))

@@ -1,6 +1,6 @@
 """Plugins: found by entry points, enabled by name or by a `plugins.NAME` section, checked before and after import.
 
-Nothing that is installed but not enabled is imported.
+A plugin that is installed but not enabled is never imported.
 """
 
 import importlib.util
@@ -43,10 +43,10 @@ def configure(
 ) -> tuple[Hooks, LoadedConfig]:
     """The offers and the configuration of a run.
 
-    `plugins` are names or paths, as given to --plugin; each is short for an override `plugins.NAME={}` (of a file
-    `plugins.STEM.path=/abs/file.py`), so the saved configuration enables them again by itself. Defaults that depend on
-    the machine are those of `machine`; None: of this one. Where they choose a rollout backend, its plugin is enabled.
-    `elsewhere`: the run is for a machine with other libraries than this one, so a backend needs only its plugin here.
+    `plugins` are the names or paths of --plugin. Each stands for an override `plugins.NAME={}`, or for a file
+    `plugins.STEM.path=/abs/file.py`, so the saved configuration enables it again. Defaults follow `machine`, or this
+    machine if it is None. If the defaults choose a rollout backend, its plugin is enabled. With `elsewhere` the run is
+    for a machine with other libraries: a backend then needs its plugin here, but not its library.
     """
     on_gpus = {backend: plugin for plugin, backend in (_offered_for_gpus() if elsewhere else _installed_for_gpus())}
 
@@ -63,13 +63,13 @@ def configure(
 
 
 def _offered_for_gpus() -> list[tuple[str, str]]:
-    """(plugin, rollout backend) of the plugins that are installed here and made for GPUs, the best first."""
+    """(plugin, rollout backend) of the installed plugins for GPUs, best first."""
     plugins = {plugin.name for plugin in installed()}
     return [(plugin, backend) for plugin, backend, _ in rollout_on_gpus() if plugin in plugins]
 
 
 def _installed_for_gpus() -> list[tuple[str, str]]:
-    """(plugin, rollout backend) of the installed ones that are made for GPUs, the best first."""
+    """(plugin, rollout backend) of the installed plugins for GPUs whose library is installed too, best first."""
     plugins = {plugin.name for plugin in installed()}
     return [
         (plugin, backend)
@@ -99,6 +99,6 @@ def _configured(
 
 
 def _source(name: str, section: Mapping[str, Any]) -> str:
-    """The source of the plugin of a `plugins.NAME` section: its `path` if that is a .py file of that stem."""
+    """The source of the plugin of a `plugins.NAME` section: its `path` if that is a .py file NAME.py, else NAME."""
     path = section.get("path")
     return path if isinstance(path, str) and is_path(path) and name_of(path) == canonical(name) else name

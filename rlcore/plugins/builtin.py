@@ -41,7 +41,7 @@ SCORERS = ("exact_match", "boxed", "gsm8k", "math_verify", "reasoning_gym", "for
 def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[WorkerRequest]:
     """The core's requests: actor, rollout and, with a KL term, the reference policy.
 
-    `references` are the chosen functions of `algo` by purpose, which the actor gets.
+    `references`: the chosen functions of `algo` by purpose; the actor's request carries them.
     """
     gpus = 1.0 if config.cluster.device == "cuda" else 0.0
     common: dict[str, Any] = {"gpus": gpus, "threads": config.cluster.threads}
@@ -132,8 +132,11 @@ def rlcore_prompt_orders() -> Sequence[PromptOrderOffer]:
 
 @hookimpl
 def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
-    """The main pool, and those of rollout replicas: `rollout`, or what `rollout.pool` says. Sizes are what they need,
-    unless `cluster.pools` says; a pool that another offer states for its class is offered beside that."""
+    """The main pool, and the pool of rollout replicas: `rollout`, or the one that `rollout.pool` names.
+
+    Pools are as large as their roles need, unless `cluster.pools` sets a size. An offer that states another pool for
+    its class offers that pool itself.
+    """
     ours = {MAIN_POOL, ROLLOUT.name, config.rollout.pool}
     pools = {request.pool for request in requests if request.pool == MAIN_POOL or request.role == ROLLOUT}
     return [PoolSpec(pool) for pool in sorted(pools & ours)]

@@ -14,12 +14,12 @@ class SuiteResult:
     failed: int
     skipped: int
     problems: tuple[str, ...]
-    """Those of the check."""
+    """The problems that the check found."""
     python: str
 
     @property
     def words(self) -> str:
-        """In a few words: 'passes 12 tests'."""
+        """The outcome in a few words: 'passes 12 tests'."""
         if self.problems or self.failed:
             return f"fails {self.failed} of {self.passed + self.failed} tests, {len(self.problems)} problems"
         skipped = f", {self.skipped} skipped" if self.skipped else ""
@@ -41,12 +41,12 @@ class CatalogueEntry:
     needs: str
     """Versions of rlcore that its metadata admits."""
     offers: tuple[str, ...]
-    """Each in the words of `rlcore plugins show`: 'reward function mine'."""
+    """The offers in the words of `rlcore plugins show`: 'reward function mine'."""
     results: Mapping[str, SuiteResult] = field(default_factory=dict)
-    """Results by version of rlcore, for those that were run."""
+    """Results by version of rlcore, for the versions that were tested."""
 
     def words(self) -> str:
-        """All of its text that a search looks at."""
+        """The text that a search looks at."""
         return " ".join((self.plugin, self.distribution, self.summary, *self.offers)).lower()
 
 
@@ -72,5 +72,5 @@ def read_catalogue() -> tuple[CatalogueEntry, ...]:
 
 
 def search(entries: Sequence[CatalogueEntry], words: Sequence[str]) -> list[CatalogueEntry]:
-    """The entries in whose text every word occurs, as a part of a word too; case does not matter."""
+    """The entries whose text contains every word, also within a longer word; case does not matter."""
     return [entry for entry in entries if all(word.lower() in entry.words() for word in words)]

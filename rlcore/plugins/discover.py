@@ -28,7 +28,7 @@ class InstalledPlugin:
     """An entry point of the group `rlcore`."""
 
     name: str
-    """With '_', however the entry point spells it."""
+    """The name with '_', even if the entry point spells it with '-'."""
     module: str
     provider: Provider
     requires: tuple[str, ...]
@@ -37,7 +37,7 @@ class InstalledPlugin:
 
 @dataclass(frozen=True)
 class _Entry:
-    """An entry point with what the metadata of its distribution says, which is parsed once."""
+    """An entry point with the metadata of its distribution, which is parsed once."""
 
     point: EntryPoint
     distribution: str
@@ -54,7 +54,7 @@ def canonical(name: str) -> str:
 
 
 def _places() -> tuple[tuple[str, int], ...]:
-    """sys.path, and when each directory changed: the metadata is read again when something was installed or removed."""
+    """sys.path with each directory's time of change, so that metadata is read again after an install or removal."""
     return tuple((place, _changed_at(place)) for place in sys.path)
 
 
@@ -62,13 +62,13 @@ def _places() -> tuple[tuple[str, int], ...]:
 def _at(place: str, changed_at: int) -> tuple[tuple[str, tuple[_Entry, ...]], ...]:
     """The distributions at one place of sys.path with their entry points.
 
-    One file is read per distribution, and a second one, with names, versions and requirements, of those with plugins.
+    Reads one file per distribution, and a second one, with name, version and requirements, if it has plugins.
     """
     return tuple((_normalized(found), _of_groups(found)) for found in distributions(path=[place]))
 
 
 def _normalized(distribution: Distribution) -> str:
-    """From the name of its directory, as importlib.metadata compares distributions: no file is parsed."""
+    """The normalized name, from the directory's name as in importlib.metadata: parses no file."""
     return str(getattr(distribution, "_normalized_name", "") or canonicalize_name(distribution.metadata["Name"] or ""))
 
 
@@ -83,7 +83,7 @@ def _of_groups(distribution: Distribution) -> tuple[_Entry, ...]:
 
 @lru_cache(maxsize=1)
 def _by_group(places: tuple[tuple[str, int], ...]) -> dict[str, tuple[_Entry, ...]]:
-    """The entry points at these places of sys.path, by group; of two distributions of one name the first counts."""
+    """The entry points at these places of sys.path, by group; the first of two distributions of one name counts."""
     first: dict[str, tuple[_Entry, ...]] = {}
     for place in places:
         for name, entries in _at(*place):
@@ -108,7 +108,7 @@ def _changed_at(place: str) -> int:
 
 
 def installed() -> tuple[InstalledPlugin, ...]:
-    """Every installed plugin by name, enabled or not, none of them imported; a name may occur twice."""
+    """Every installed plugin by name, enabled or not; a name may occur twice. Imports none of them."""
     return _plugins(_places())
 
 
@@ -118,11 +118,11 @@ def _plugin(entry: _Entry) -> InstalledPlugin:
 
 
 def entry_point_rewards() -> tuple[Offer[RewardFunction], ...]:
-    """Entry points of the group `rlcore.rewards` as offers, none of them loaded; one that names no function is none."""
+    """Entry points of the group `rlcore.rewards` as offers, without those that name no function. Loads none of them."""
     offers = []
     found = _by_group(_places())[REWARDS_GROUP]
     for entry in sorted(found, key=lambda entry: (entry.point.name, entry.point.value)):
-        with suppress(OfferError):  # of a distribution that the run may not use
+        with suppress(OfferError):  # the run may not use that distribution
             function = RewardFunction(entry.point.name, entry.point.value)
             offers.append(Offer(function, entry.provider(entry.point.name, "entry point")))
     return tuple(offers)
@@ -159,7 +159,7 @@ def check_not_core(name: str, places: Sequence[str]) -> None:
 
 
 def check_api(plugin: InstalledPlugin) -> None:
-    """PluginError unless the distribution's `Requires-Dist: rlcore` admits this rlcore; nothing has been imported."""
+    """PluginError unless the distribution's `Requires-Dist: rlcore` admits this rlcore. Imports nothing."""
     if canonicalize_name(plugin.provider.distribution) == "rlcore":
         return
     ranges = []

@@ -27,7 +27,7 @@ class LoadedPlugin:
 
 
 def name_of(name_or_path: str) -> str:
-    """The name of a plugin that was named, or given as the path of a .py file: then the file's stem."""
+    """The name of a plugin that is given by name or as the path of a .py file, whose stem is the name."""
     return canonical(Path(name_or_path).stem if is_path(name_or_path) else name_or_path)
 
 
@@ -37,7 +37,7 @@ def is_path(name_or_path: str) -> bool:
 
 
 def load_plugin(name_or_path: str) -> LoadedPlugin:
-    """Import one plugin; PluginError naming plugin, distribution and cause."""
+    """Import one plugin; a PluginError names plugin, distribution and cause."""
     return _load_file(Path(name_or_path)) if is_path(name_or_path) else _load_installed(name_or_path)
 
 

@@ -1,4 +1,4 @@
-"""Calls the hooks of every enabled plugin, one by one, and checks all that pluggy lets pass."""
+"""Calls the hooks of every enabled plugin, one by one, and checks what pluggy does not check."""
 
 import inspect
 import os
@@ -39,7 +39,7 @@ TRACE = "RLCORE_TRACE_PLUGINS"
 
 
 class Hooks:
-    """The offers of the core and of the given plugins; every hook runs once. Their order does not matter."""
+    """The offers of the core and of the given plugins; every hook runs once. The order of plugins does not matter."""
 
     def __init__(self, plugins: Sequence[LoadedPlugin]) -> None:
         everything = [LoadedPlugin(builtin.PROVIDER, builtin), *plugins]
@@ -57,7 +57,7 @@ class Hooks:
         if provider.plugin in self._providers:
             other = self._providers[provider.plugin]
             raise PluginError(f"two plugins of one name: {other} and {provider}; leave one of them out")
-        with boundary(str(provider), PluginError, CALLED):  # objects of the module are asked for their attributes
+        with boundary(str(provider), PluginError, CALLED):  # reading attributes may run the module's code
             check_module(plugin)
             self._manager.register(plugin.module, name=provider.plugin)
         self._providers[provider.plugin] = provider
@@ -135,7 +135,7 @@ class Hooks:
 
 
 def check_module(plugin: LoadedPlugin) -> None:
-    """PluginError for what pluggy would overlook or word badly: unmarked, unknown and wrapping hook functions."""
+    """PluginError for unmarked, unknown and wrapping hook functions, which pluggy overlooks or reports badly."""
     for name, value in vars(plugin.module).items():
         options = getattr(value, "rlcore_impl", None)
         if options is None:
@@ -181,5 +181,5 @@ def _check_section(provider: Provider, section: ConfigSection) -> None:
 
 def _check_component(interface: type[Any], provider: Provider, component: Component[Any]) -> None:
     built = product(component.build)
-    if built is not None and built not in interface.__mro__:  # annotated with the interface: `launch` will see
+    if built is not None and built not in interface.__mro__:  # annotated as the interface: `launch` checks
         check_product(built, interface, f"{provider}: component '{component.name}'")

@@ -17,7 +17,8 @@ def plan_run(
 ) -> RunPlan:
     """The plan of a run from configuration files, overrides and --plugin names; starts nothing.
 
-    It is for this machine, or for one with the facts of `machine`, on which all plugins that are installed here work.
+    The plan is for this machine, or for one with the facts of `machine`. It assumes that the plugins installed here
+    work there too.
     """
     if machine is None:
         hooks, loaded = configure(files, overrides, plugins)

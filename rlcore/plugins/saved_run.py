@@ -12,7 +12,7 @@ from rlcore.plugins.planning import plan_run
 
 CONFIG = "config.yaml"
 INPUTS = "inputs"
-"""Directory of a run with the rows and the sources of functions that came from Python."""
+"""Directory in a run for the rows and function sources that a caller passed from Python."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class SavedRun:
     path: Path
 
     def plan(self, overrides: Sequence[str] = (), plugins: Sequence[str] = ()) -> RunPlan:
-        """The plan by the run's own configuration, in this directory, with `overrides` over it."""
+        """The plan of the run's own configuration, in this directory; `overrides` take precedence."""
         return plan_run([self.path / CONFIG, self.settings()], overrides, plugins)
 
     def settings(self) -> dict[str, Any]:
-        """Values laid over the run's configuration, by dotted key: where its directory and its inputs are now."""
+        """Values that replace those of the run's configuration, by dotted key: the current paths of run and inputs."""
         return {"train.dir": str(self.path.parent), "train.name": self.path.name, **self._moved_inputs()}
 
     def _moved_inputs(self) -> dict[str, str]:
-        """Keys that name a file of the run's inputs by the place where the run was begun, with the file's place now."""
+        """The current path of each input file, by the key that still has the path where the run was started."""
         moved = {}
         for key, value in leaves(read_file(self.path / CONFIG).values):
             where, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
@@ -42,7 +42,7 @@ class SavedRun:
 
 
 def open_run(path: Path) -> SavedRun:
-    """The run at `path`, a run directory or something in it, such as a checkpoint; ConfigError when it is not a run."""
+    """The run at `path`, a run directory or a path in it, such as a checkpoint; ConfigError if it is not a run."""
     full = path.expanduser().absolute()
     for place in (full, *full.parents[:2]):
         if (place / CONFIG).is_file() and not (place / "manifest.json").exists():

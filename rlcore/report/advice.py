@@ -1,4 +1,4 @@
-"""Says what bounded a run and which setting to turn."""
+"""Names the bound of a run, and the setting to change."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ NOTICEABLE = 0.1
 
 
 def advice(history: Sequence[Metrics], schedule: SchedulePlan, num_minibatches: int) -> list[str]:
-    """Sentences about the steps of `history`, the first left out when there are others: it pays for the start."""
+    """Sentences about the steps of `history`, without the first if there are others, because it includes the start."""
     steps = list(history[1:] or history)
     if not steps:
         return []
@@ -23,8 +23,8 @@ def advice(history: Sequence[Metrics], schedule: SchedulePlan, num_minibatches: 
         lines.append("rewards are hidden behind the work: compute bounds the run, and no other schedule would help")
     elif bounds:
         lines.append(
-            f"the reward's calls wait for {' and '.join(bounds)}, which bounds the run: allow more there if what is "
-            "behind it can take it; no schedule makes up for it"
+            f"the reward's calls wait for {' and '.join(bounds)}, which bounds the run: allow more there if the "
+            "service behind it can handle it; no schedule makes up for it"
         )
     elif _mean(steps, "time/service_bound") >= BOUND_FRAC:
         lines.append(
@@ -36,7 +36,7 @@ def advice(history: Sequence[Metrics], schedule: SchedulePlan, num_minibatches: 
     overhead = _mean(steps, "time/overhead")
     if overhead > NOTICEABLE:
         lines.append(
-            f"steps took {overhead:.0%} longer than what they consisted of (time/overhead): the machine is shared, "
+            f"steps took {overhead:.0%} longer than their parts (time/overhead): the machine is shared, "
             "or the controller is the bound; see time/* and log.txt"
         )
     return lines
@@ -68,7 +68,7 @@ def _less_exposed(schedule: SchedulePlan, num_minibatches: int) -> str:
 
 
 def _bounds(steps: Sequence[Metrics]) -> list[str]:
-    """The settings that calls of the reward waited for in most of the time, on average over the steps."""
+    """The settings that calls of the reward waited for most of the time, on average over the steps."""
     names = sorted({name for step in steps for name in step if name.startswith(BOUND_BY)})
     shares = {name: sum(step.get(name, 0.0) for step in steps) / len(steps) for name in names}
     return [name.removeprefix(BOUND_BY) for name, share in shares.items() if share >= BOUND_FRAC]

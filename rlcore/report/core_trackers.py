@@ -31,7 +31,7 @@ class AccelerateTracker(Protocol):
 
 
 class AccelerateShell(Tracker):
-    """A tracker that one of accelerate's serves."""
+    """A tracker that passes its calls to one of accelerate's trackers."""
 
     def __init__(self, context: TrackContext) -> None:
         super().__init__(context)
@@ -39,14 +39,14 @@ class AccelerateShell(Tracker):
 
     @abstractmethod
     def make(self) -> AccelerateTracker:
-        """Accelerate's tracker, not started; what it writes locally is in the run directory."""
+        """Accelerate's tracker, not started; it writes its local files to the run directory."""
 
     def named(self, name: str) -> str:
-        """A metric's name, or a key, as the tracker takes it."""
+        """The name of a metric or key in the form that the tracker accepts."""
         return name
 
     def show(self, tracker: AccelerateTracker, step: int, rows: list[list[Any]]) -> None:
-        """Give it the samples, a row of `COLUMNS` for each."""
+        """Log the samples, each as a row of `COLUMNS`."""
         tracker.log_table(SAMPLES, columns=list(COLUMNS), data=rows, step=step)
 
     def start(self, configuration: Mapping[str, Setting]) -> None:
@@ -77,7 +77,7 @@ class AccelerateShell(Tracker):
 
 
 class TensorBoard(AccelerateShell):
-    """Writes `tensorboard/` in the run directory; samples are a table of text."""
+    """Writes `tensorboard/` in the run directory, with samples as a table of text."""
 
     def make(self) -> AccelerateTracker:
         from accelerate import tracking  # type: ignore[import-untyped]
@@ -90,7 +90,7 @@ class TensorBoard(AccelerateShell):
 
 
 class WeightsAndBiases(AccelerateShell):
-    """One id for the life of the run directory: a resumed run continues the same wandb run."""
+    """Keeps one id in the run directory, so that a resumed run continues the same wandb run."""
 
     def make(self) -> AccelerateTracker:
         from accelerate import tracking
@@ -107,7 +107,7 @@ class WeightsAndBiases(AccelerateShell):
 
 
 class MLflow(AccelerateShell):
-    """Refuses the @ of pass@8 in names, so it gets others."""
+    """Logs under names without characters that MLflow refuses, such as the @ of pass@8."""
 
     def make(self) -> AccelerateTracker:
         from accelerate import tracking
@@ -128,7 +128,7 @@ class MLflow(AccelerateShell):
 
 
 class Trackio(AccelerateShell):
-    """Samples are a data frame."""
+    """Logs samples as a data frame."""
 
     def make(self) -> AccelerateTracker:
         from accelerate import tracking
@@ -155,9 +155,9 @@ OFFERS: tuple[TrackerOffer, ...] = (
 
 @contextmanager
 def accelerate_state() -> Iterator[None]:
-    """The process state that accelerate's trackers ask for; when it does not exist, only while they run.
+    """Create the process state that accelerate's trackers need if it does not exist, and remove it again.
 
-    Left behind, it would decide the device of an Accelerator that a plugin or a reward function makes later.
+    A state that stays would decide the device of an Accelerator that a plugin or reward function makes later.
     """
     from accelerate import PartialState
 
@@ -172,7 +172,7 @@ def accelerate_state() -> Iterator[None]:
 
 
 def _markdown(rows: Sequence[Sequence[Any]]) -> str:
-    """A table; what would end a cell or begin HTML is escaped."""
+    """The rows as a table; escapes text that would end a cell or begin HTML."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
     return "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
 

@@ -1,18 +1,18 @@
-"""Files that a crash leaves with the old content or the new."""
+"""Writes files so that a crash leaves the old content or the new."""
 
 import os
 from pathlib import Path
 
 
 class FileOperations:
-    """Every change of the file system that saving makes; tests pass one that fails or dies at the k-th call."""
+    """The changes that saving makes to the file system; tests pass a version that fails or dies at the k-th call."""
 
     def make_directory(self, path: Path) -> None:
         """Create the directory; its parent exists."""
         path.mkdir()
 
     def write(self, path: Path, data: bytes) -> None:
-        """Create or replace the file; on the disk only after `sync`."""
+        """Create or replace the file; its content is on the disk only after `sync`."""
         path.write_bytes(data)
 
     def sync(self, path: Path) -> None:
@@ -24,7 +24,7 @@ class FileOperations:
             os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename; a file replaces a file of that name in one step."""
+        """Rename; a file replaces an existing file of that name in one step."""
         source.rename(target)
 
     def remove(self, path: Path) -> None:
@@ -40,9 +40,9 @@ FILES = FileOperations()
 
 
 def write_atomically(path: Path, data: bytes, files: FileOperations = FILES) -> None:
-    """Write a file so that a crash leaves the old content or the new, on the disk when this returns."""
+    """Write a file so that a crash leaves the old content or the new; the new is on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.tmp")
-    if os.path.lexists(temporary):  # of a crash; or a link, whose target would be overwritten, or a pipe, which waits
+    if os.path.lexists(temporary):  # left by a crash; a link would overwrite its target, a pipe would wait
         files.remove(temporary)
     files.write(temporary, data)
     files.sync(temporary)

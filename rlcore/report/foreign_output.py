@@ -1,6 +1,6 @@
-"""Prints of others' code in this process, such as async reward functions: no secrets and no control characters.
+"""Shows prints of foreign code in this process, such as async reward functions, without secrets or control characters.
 
-What native code or a child that inherits the descriptors writes does not come through here.
+Native code, and children that inherit the descriptors, write past it.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LONGEST_LINE = 1 << 16
-"""Characters of a line without an end that are kept until it is shown."""
+"""Most characters of an unfinished line that are kept before it is shown."""
 
 
 UNWRITABLE = (OSError, ValueError)
-"""Errors of writing to an output: its reader has gone, its disk is full, or others' code has closed it."""
+"""Errors of writing to an output: its reader is gone, its disk is full, or foreign code has closed it."""
 
 
 def discard(output: TextIO, cause: Exception) -> None:
-    """Let what is written to this output from now on go to the null device, also by others; the log says so."""
+    """Send everything that any code writes to this output to the null device from now on, and log that."""
     name = "error" if output is sys.__stderr__ else "output"
     logger.warning("standard %s is gone (%s): nothing more is shown; training continues", name, describe(cause))
     with open(os.devnull, "w") as null, contextlib.suppress(*UNWRITABLE):
@@ -38,20 +38,20 @@ def discard(output: TextIO, cause: Exception) -> None:
 
 
 class ForeignOutput:
-    """Stands in for sys.stdout or sys.stderr: shows whole lines, above a progress bar if there is one.
+    """Replaces sys.stdout or sys.stderr: shows whole lines, above a progress bar if there is one.
 
-    When its reader goes away, the rest is discarded: code that prints is not to fail of it.
+    If its reader goes away, the rest is discarded, so that code that prints does not fail.
     """
 
     def __init__(self, output: TextIO) -> None:
         self.rich_proxied_file = output  # the name under which rich looks for the output behind a proxy
         self.console: Console | None = None
-        """Has a progress bar, which a plain line would tear."""
+        """The console with a progress bar, which a plain line would break."""
         self._line = ""
         self._is_gone = False
 
     def write(self, text: str) -> int:
-        """Show the lines that end in the text; what is not a text is a TypeError, as of any file."""
+        """Show the lines that the text completes; TypeError unless it is text, like any file."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         *lines, self._line = (self._line + text).split("\n")
@@ -62,12 +62,12 @@ class ForeignOutput:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write one after another."""
+        """Write the lines one after another."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Lines are shown when they end, so that no secret is shown in halves."""
+        """Flush the output, without an unfinished line: half a secret would not be recognised."""
         if not self._is_gone:
             try:
                 self.rich_proxied_file.flush()
@@ -103,7 +103,7 @@ class ForeignOutput:
 
 @contextmanager
 def foreign_output() -> Iterator[None]:
-    """Inside, what is printed is shown as it may be."""
+    """Show everything that is printed inside without secrets or control characters."""
     before = sys.stdout, sys.stderr
     ours = tuple(ForeignOutput(output) for output in before)
     sys.stdout, sys.stderr = (cast(TextIO, output) for output in ours)
@@ -117,7 +117,7 @@ def foreign_output() -> Iterator[None]:
 
 @contextmanager
 def beside(console: "Console") -> Iterator[None]:
-    """Inside, prints go above the progress bar of this console."""
+    """Show prints inside above the progress bar of this console."""
     outputs = [output for output in (sys.stdout, sys.stderr) if isinstance(output, ForeignOutput)]
     for output in outputs:
         output.console = console

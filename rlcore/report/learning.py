@@ -1,4 +1,4 @@
-"""Facts of a step for the rules that say why nothing is learned; the rules are those of rlcore-view."""
+"""Facts of a step for rlcore-view's rules, which explain why a run does not learn."""
 
 import math
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from rlcore.types import FinishReason, RewardStatus, ScoredTrajectory
 
 
 def step_facts(step: int, rows: Sequence[tuple[ScoredTrajectory, float | None]]) -> StepFacts:
-    """Facts of (trajectory with its reward, advantage or None where it is not trained on), without metrics.
+    """The facts of rows (trajectory with its reward; its advantage, or None if it is not trained on), without metrics.
 
-    They equal those that rlcore-view makes from the run's directory.
+    They equal the facts that rlcore-view computes from the run's directory.
     """
     outcomes = [
         Outcome(

@@ -1,4 +1,4 @@
-"""The declared metrics, in `metrics.toml` of the core and of each plugin: `docs/metrics.md` is made from them."""
+"""The declared metrics, in `metrics.toml` of the core and of each plugin; `docs/metrics.md` is generated from them."""
 
 import re
 import sys
@@ -10,11 +10,11 @@ from pathlib import Path
 CORE = Path(__file__).with_name("metrics.toml")
 HEAD = """# Metrics
 
-For users who look at curves. Each line of `metrics.jsonl` and each tracker has these names. This page is made from the
-declarations of the core and its plugins:
+For users who look at curves. Each line of `metrics.jsonl` and each tracker has these names. This page is generated from
+the declarations of the core and its plugins:
 `python -m rlcore.report.metric_names docs/metrics.md plugins/*/*/metrics.toml`.
-`<...>` stands for one part of a name. What is normal is a rule of thumb for instruct models; curves count for more than
-single steps. A metric over nothing is left out. A run warns of what is far from normal
+`<...>` stands for one part of a name. The normal range is a rule of thumb for instruct models; curves count for more
+than single steps. A metric over nothing is left out. A run warns about values far from normal
 ([it does not learn](troubleshooting.md#it-does-not-learn)).
 """
 ROOMS = {
@@ -37,21 +37,21 @@ class Metric:
     """One declared metric."""
 
     name: str
-    """With `<...>` for parts that differ between runs, such as the name of a reward function."""
+    """The name, with `<...>` for parts that differ between runs, such as the name of a reward function."""
     meaning: str
     unit: str
     normal: str
-    """The normal range; empty where there is none."""
+    """The normal range; empty if there is none."""
     otherwise: str
-    """Advice when it is not normal; empty where nothing follows."""
+    """Advice for values outside the normal range; empty if there is none."""
 
     @property
     def more(self) -> tuple[str, str, str]:
-        """Unit, normal range, and what to do otherwise."""
+        """Unit, normal range, and the advice otherwise."""
         return self.unit, self.normal, self.otherwise
 
     def matches(self, name: str) -> bool:
-        """True if a logged name is this metric's."""
+        """True if a logged name belongs to this metric."""
         parts = re.split(r"<[^>]+>", self.name)
         return re.fullmatch("[^/]+".join(map(re.escape, parts)), name) is not None
 

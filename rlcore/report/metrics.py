@@ -1,8 +1,8 @@
 """Writes a run's steps to disk: `metrics.jsonl`, and one file of trajectories per step.
 
-A line counts when it ends in a line break: one that a crash tore off is ignored by readers and dropped by writers.
-Numbers that are not finite are written as null, because JSON does not have them. Everything that depends on the
-clock is named `time/...`, so that the rest of two equal runs is equal.
+A line counts if it ends in a line break: readers ignore, and writers drop, a line that a crash cut off. Numbers that
+are not finite are written as null, because JSON does not have them. Everything that depends on the clock is named
+`time/...`, so that the rest of two equal runs is equal.
 """
 
 import json
@@ -24,7 +24,7 @@ from rlcore.types import Lane, Metrics, ScoredTrajectory, plain
 
 METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories"
 MAX_RECORD = 16 << 20
-"""Bytes that a line of metrics.jsonl may have; real ones have some thousand."""
+"""Most bytes of a line of metrics.jsonl; real lines have a few thousand."""
 
 _AS_TEXT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
@@ -38,7 +38,7 @@ class MetricsLog:
         self._mended = False
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one record: 'step', the metrics, and when it was written as 'time/unix_s'."""
+        """Write one record: 'step', the metrics, and the time of writing as 'time/unix_s'."""
         with writing_records(self._path):
             self._mend()
         numbers = {name: float(value) for name, value in metrics.items()}
@@ -47,7 +47,7 @@ class MetricsLog:
             file.write(_line(record))
 
     def cut_back(self, step: int) -> None:
-        """Drop the records of later steps: a resumed run writes them again."""
+        """Drop the records of later steps, which a resumed run writes again."""
         if self._path.exists():
             with closing(_whole_lines(self._path, MAX_RECORD)) as lines:
                 kept = [line for line in lines if _parse(line, self._path)["step"] <= step]
@@ -55,7 +55,7 @@ class MetricsLog:
                 write_atomically(self._path, b"".join(kept))
 
     def _mend(self) -> None:
-        """Cut off a torn last line, once: what is appended would become part of it."""
+        """Remove an incomplete last line, once, because a record that is appended would become part of it."""
         if not self._mended and self._path.exists():
             whole = sum(map(len, _whole_lines(self._path, MAX_RECORD)))
             with self._path.open("r+b") as file:
@@ -70,7 +70,7 @@ class TrajectoryLog:
         self._directory = run_dir / TRAJECTORIES
 
     def append(self, step: int, lines: bytes) -> None:
-        """Add what `trajectory_lines` made to the file of the step."""
+        """Add the result of `trajectory_lines` to the file of the step."""
         path = self._directory / f"step_{step:06d}.jsonl"
         with writing_records(path):
             self._directory.mkdir(exist_ok=True)
@@ -86,7 +86,7 @@ class TrajectoryLog:
 
 @contextmanager
 def writing_records(path: Path) -> Iterator[None]:
-    """A full disk or a directory that is gone ends the run in one line."""
+    """CheckpointError in one line if the disk is full or the directory is gone."""
     try:
         yield
     except OSError as cause:
@@ -98,7 +98,7 @@ def writing_records(path: Path) -> Iterator[None]:
 
 
 def way_on(run_dir: Path) -> str:
-    """The words for how a run that ended goes on; of one that has saved nothing yet, what it took is cut."""
+    """The words that say how to continue a run that ended; a run without a checkpoint starts over."""
     with suppress(OSError, CheckpointError):
         if last_step(run_dir) and not any((run_dir / "checkpoints").glob("step_*")):
             return "begin again with --resume --from-start"
@@ -106,12 +106,12 @@ def way_on(run_dir: Path) -> str:
 
 
 def trajectory_lines(rows: Iterable[tuple[ScoredTrajectory, float | None]], lane: Lane) -> bytes:
-    """Of (trajectory with its reward, advantage or None where it has none), a line each."""
+    """A line per row (trajectory with its reward; its advantage, or None if it has none)."""
     return b"".join(_line(_describe(scored, advantage, lane)) for scored, advantage in rows)
 
 
 def read(run_dir: Path) -> list[Metrics]:
-    """The records of the run's metrics, in order; 'step' among them, null as NaN. CheckpointError on a bad line."""
+    """The records of the run's metrics, in order, with 'step', and NaN for null. CheckpointError on a bad line."""
     path = run_dir / METRICS
     if not path.exists():
         return []
@@ -121,13 +121,13 @@ def read(run_dir: Path) -> list[Metrics]:
 
 
 def last_step(run_dir: Path) -> int:
-    """The last step of which metrics or trajectories were written; 0 without any."""
+    """The last step whose metrics or trajectories were written; 0 if there is none."""
     steps = [int(path.name[5:-6]) for path in _step_files(run_dir / TRAJECTORIES)]
     return max([0, *steps, *(int(record["step"]) for record in read(run_dir))])
 
 
 def read_trajectories(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """The recorded trajectories of the step; empty when there are none."""
+    """The recorded trajectories of the step; empty if there are none."""
     path = run_dir / TRAJECTORIES / f"step_{step:06d}.jsonl"
     if not path.exists():
         return []
@@ -148,12 +148,12 @@ def average(metrics: Iterable[Mapping[str, float]]) -> Metrics:
 
 
 def _largest(values: list[float]) -> float:
-    """`max` skips NaN where another number comes first."""
+    """The largest value, or NaN if there is one: `max` skips a NaN that follows another number."""
     return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def _total(values: list[float]) -> float:
-    """`math.fsum` refuses infinities of both signs."""
+    """The sum; `math.fsum` refuses infinities of both signs."""
     total = sum(values)
     return math.fsum(values) if math.isfinite(total) else total
 
@@ -210,7 +210,7 @@ def _leaf(value: Any) -> Any:
 
 
 def _whole_lines(path: Path, most_bytes: int = -1) -> Generator[bytes]:
-    """The lines that end in a line break. CheckpointError where one has `most_bytes`: that is not read further."""
+    """The lines that end in a line break. CheckpointError for a line of `most_bytes`, which is not read further."""
     if not path.is_file():
         raise CheckpointError(f"'{path}': it is not a file; remove it")
     with path.open("rb") as file:
@@ -234,7 +234,7 @@ def _parse(line: bytes, path: Path) -> dict[str, Any]:
 
 
 def _is_number(value: object) -> bool:
-    """True of null too; OverflowError for an integer that no float holds."""
+    """True for a number or null; OverflowError for an integer that no float holds."""
     return value is None or (isinstance(value, (int, float)) and isinstance(float(value), float))
 
 

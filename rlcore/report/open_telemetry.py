@@ -1,7 +1,7 @@
 """Sends the spans of `trace.json` to an OpenTelemetry collector, with the SDK's exporter for OTLP over HTTP.
 
-It runs in a separate thread, with at most one step in flight: with a slow or missing collector spans are lost, which
-are counted in a warning, and never time of the run.
+It runs in a separate thread, with at most one step in flight. A slow or missing collector costs spans, which a warning
+counts, but never delays the run.
 """
 
 import importlib.util
@@ -18,14 +18,14 @@ from rlcore.report.trackers import DaemonThread
 CLOSE_S = 5.0
 """Seconds that the last export may take when the run ends."""
 AT_A_TIME = 512
-"""Spans of one request."""
+"""Most spans of one request."""
 NEEDED = "opentelemetry.exporter.otlp.proto.http"
 
 logger = logging.getLogger(__name__)
 
 
 class SpanExport:
-    """Exports what it is given, a step at a time; nothing runs before `start`."""
+    """Exports spans, a step at a time; nothing runs before `start`."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class SpanExport:
         self._has_warned = False
 
     def start(self) -> None:
-        """Make the exporter; ConfigError where its package is not installed or its settings are wrong."""
+        """Make the exporter; ConfigError if its package is not installed or its settings are wrong."""
         require_installed(self._find)
         with boundary("track.open_telemetry", ConfigError):
             from opentelemetry.sdk.resources import Resource
@@ -66,7 +66,7 @@ class SpanExport:
         self._pending = self._thread.submit(lambda: self._export(step, spans, unix_offset))
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Send what was handed over, or leave behind what takes longer; more than once is harmless."""
+        """Send the spans in flight, but wait at most `limit_s`; a second call does nothing."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -97,14 +97,14 @@ class SpanExport:
     def _warn_once(self, problem: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._warn(f"track.open_telemetry: {problem}; trace.json has everything; this is not said again")
+            self._warn(f"track.open_telemetry: {problem}; trace.json has everything; this warning is not repeated")
 
 
 def require_installed(find: Callable[[str], object | None] = importlib.util.find_spec) -> None:
-    """ConfigError with the install line where the SDK or its exporter is missing."""
+    """ConfigError with the install line if the SDK or its exporter is missing."""
     try:
         is_there = find("opentelemetry.sdk") is not None and find(NEEDED) is not None
-    except ModuleNotFoundError:  # of a parent package
+    except ModuleNotFoundError:  # a parent package is missing
         is_there = False
     if not is_there:
         raise ConfigError(
@@ -119,7 +119,7 @@ def _otlp_exporter() -> Any:
 
 
 def _sdk_spans(provider: Any, step: int, spans: Sequence[Span], unix_offset: float) -> list[Any]:
-    """The spans as those of the SDK: one trace, whose root is the step, or what was done after it."""
+    """The spans as spans of the SDK: one trace, whose root is the step, or the work after it."""
     from opentelemetry.trace import set_span_in_context
 
     tracer = provider.get_tracer("rlcore")
@@ -147,7 +147,7 @@ def _sdk_spans(provider: Any, step: int, spans: Sequence[Span], unix_offset: flo
         if sample is not None:
             about |= {"prompt": redact(sample.prompt), "sample": sample.sample}
         found.append(ended(begun(work.what or work.who, work.began, context, step=step, **about), span.ended))
-    return [span for span in found if hasattr(span, "end_time")]  # a sampler may have left some out
+    return [span for span in found if hasattr(span, "end_time")]  # a sampler may leave some out
 
 
 def _ns(seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""A run in a sentence: "step 12: 3 of 64 samples wait for reward judge, the oldest for 41 s; actor idle"."""
+"""Describes a run in a sentence: "step 12: 3 of 64 samples wait for reward judge, the oldest for 41 s; actor idle"."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from rlcore.report.status import RoleStatus, Status
 
 
 def sentence(status: Status, now: float) -> str:
-    """The work in progress at `now`, in seconds since 1970."""
+    """The work in progress; `now` is in seconds since 1970."""
     return f"{_place(status)}: {'; '.join(_parts(status, now))}"
 
 

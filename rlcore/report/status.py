@@ -1,6 +1,6 @@
-"""`status.json` in the run directory: where the run is, for `rlcore where` and for programs.
+"""`status.json` in the run directory: the run's current activity, for `rlcore where` and for programs.
 
-A thread looks at the run's activity each second, so it also tells of a controller that is blocked.
+A thread reads the activity each second, so the file also shows a controller that is blocked.
 """
 
 import fcntl
@@ -24,20 +24,20 @@ from rlcore.errors.redaction import redact
 
 STATUS, SCHEMA = "status.json", 1
 LOCK = ".lock"
-"""Every start creates it before it writes anything else, and holds it during the run."""
+"""Every start creates this file before it writes anything else, and holds its lock during the run."""
 LOOK_S = 1.0
-"""Seconds between two looks; the file is written at most that often, and only when something has changed."""
+"""Seconds between two reads of the activity; the file is written at most that often, and only after a change."""
 MAX_BYTES = 1 << 20
-"""Limit in bytes of a file that is read."""
+"""Most bytes of a file that is read."""
 MOST_WAITING = 50
-"""Rewards, tools and environments that are listed."""
+"""Most rewards, tools and environments that are listed."""
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
 
 T = TypeVar("T")
 _TYPES: Mapping[str, tuple[type[Any], ...]] = {
     str(kind): kinds for kind, kinds in ((int, (int,)), (float, (int, float)), (str, (str,)))
 }
-"""By the annotation of a field, the types that its value in JSON may have."""
+"""The types that a field's value may have in JSON, by the field's annotation."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class WaitingSamples:
     who: str
     samples: int
     oldest: float
-    """Since when the oldest waits."""
+    """The time since which the oldest waits."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class RoleStatus:
     method: str = ""
     """The method of the oldest call; empty without one."""
     since: float = 0.0
-    """Time when that began."""
+    """The time when that call began."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class Status:
     step: int
     """The current step; 0 before the first."""
     steps: int
-    """The last step of the run; 0 while that is not known."""
+    """The last step of the run; 0 while it is unknown."""
     phase: str
     phase_began: float
     step_began: float
     step_s: float
-    """Seconds of a step on average over the last ones; 0 before the first."""
+    """Mean seconds of a step, over the last steps; 0 before the first."""
     samples: int
     """Samples of the current step or evaluation."""
     sampled: int
@@ -96,11 +96,11 @@ class Status:
     waiting: tuple[WaitingSamples, ...] = ()
     roles: tuple[RoleStatus, ...] = ()
     problem: str = ""
-    """Reason why the run stopped or failed, in a line."""
+    """The reason why the run stopped or failed, in one line."""
 
 
 def status_of(activity: Activity, began: float, state: str = RUNNING, problem: str = "") -> Status:
-    """The status of a run of this process, from any thread; `began`: when it was started, in seconds since 1970."""
+    """The status of this process's run; any thread may call it. `began`: time of its start, in seconds since 1970."""
     offset, works, counts = activity.unix_offset, activity.under_way(), activity.counts()
     return Status(
         state=state,
@@ -125,7 +125,7 @@ def status_of(activity: Activity, began: float, state: str = RUNNING, problem: s
 
 
 def _waiting(works: list[BegunWork], offset: float) -> Iterator[WaitingSamples]:
-    """By reward, tool and environment; those of other processes come last."""
+    """The waiting samples by reward, tool and environment; those of other processes come last."""
     for work in summed(works)[:MOST_WAITING]:
         yield WaitingSamples(work.kind, work.who, work.num, round(work.began + offset, 1))
 
@@ -143,9 +143,9 @@ def _roles(works: list[BegunWork], groups: Mapping[str, WorkerGroup[Any]], offse
 
 
 def write_status(run_dir: Path, status: Status) -> None:
-    """Replace the file; not forced to the disk, for it says where the run is now."""
+    """Replace the file; it is not forced to the disk, because it describes only the present."""
     temporary = run_dir / f".{STATUS}.tmp"
-    temporary.unlink(missing_ok=True)  # a link, whose target would be overwritten, or a pipe, which waits
+    temporary.unlink(missing_ok=True)  # a link would overwrite its target, a pipe would wait
     record = {"schema": SCHEMA, **asdict(status), "written": round(time.time(), 1)}
     temporary.write_text(redact(json.dumps(record, ensure_ascii=False)) + "\n", "utf-8", "backslashreplace")
     temporary.replace(run_dir / STATUS)
@@ -165,10 +165,10 @@ def is_held(run_dir: Path) -> bool:
 
 
 class StatusWriter:
-    """Writes a run's status each second at most, and answers those who ask for it."""
+    """Writes a run's status at most once per second, and answers questions about it."""
 
     def __init__(self, run_dir: Path, activity: Activity, shown: Callable[[Status], None]) -> None:
-        """`shown` is given the status each second, by the thread."""
+        """The thread calls `shown` with the status each second."""
         self._run_dir, self._activity, self._shown = run_dir, activity, shown
         self._began = time.time()
         self._questions: queue.SimpleQueue[Callable[[Status], None] | None] = queue.SimpleQueue()
@@ -188,11 +188,11 @@ class StatusWriter:
             thread.join()
 
     def ask(self, answer: Callable[[Status], None]) -> None:
-        """Have the thread answer with the status; a signal handler may call it, wherever the process is."""
+        """Let the thread call `answer` with the status; a signal handler may ask at any time."""
         self._questions.put(answer)  # the only queue that a signal handler may put into
 
     def end(self, state: str, problem: str = "") -> None:
-        """Write how the run ended."""
+        """Write the end of the run."""
         self._write(status_of(self._activity, self._began, state, problem))
 
     def _look(self) -> None:
@@ -208,7 +208,7 @@ class StatusWriter:
             answer(status)
 
     def _write(self, status: Status) -> None:
-        """Write changes; a full disk is reported once, and does not end the run."""
+        """Write a changed status; a full disk is reported once, and does not end the run."""
         if status == self._written:
             return
         try:
@@ -221,11 +221,11 @@ class StatusWriter:
 
 
 def _no_answer(status: Status) -> None:
-    """Answers nothing: a second has passed."""
+    """The answer if a second passes without a question: none."""
 
 
 def read_status(run_dir: Path) -> tuple[Status, float] | None:
-    """The file's content and when it was written; None without a file, ConfigError for what is not such a file."""
+    """The file's content and the time of writing; None without a file, ConfigError for an invalid one."""
     path = run_dir / STATUS
     if not path.exists():
         return None
@@ -243,7 +243,7 @@ def read_status(run_dir: Path) -> tuple[Status, float] | None:
 
 
 def _fields_of(cls: type[T], record: Mapping[str, Any]) -> T:
-    """The dataclass with those fields of the record that it has; new ones do not change the schema."""
+    """The dataclass with the record's fields that it has; new fields do not change the schema."""
     made = cls(**{field.name: record[field.name] for field in fields(cls) if field.name in record})  # type: ignore[arg-type]
     for field in fields(cls):  # type: ignore[arg-type]
         value, needed = getattr(made, field.name), _TYPES.get(str(field.type), (object,))

@@ -19,11 +19,11 @@ from rlcore.report.status import Status
 from rlcore.types import Metrics, ScoredTrajectory, Trajectory
 
 COLUMNS_OF_TEXT = 400
-"""Characters of a prompt or completion that a table shows at most."""
+"""Most characters of a prompt or completion in a table."""
 QUIET_S = 30.0
-"""Seconds without a line after which a log, which has no bar, reports the activity."""
+"""Seconds without a line after which a log reports the activity, because it has no bar."""
 MEAN_OF = 20
-"""Steps whose mean time is the estimate for the remaining ones."""
+"""Number of last steps whose mean time is the estimate for the remaining ones."""
 SHOWN: Sequence[tuple[str, str]] = (
     ("reward/mean", "reward {:.3f}"),
     ("reward/zero_std_frac", "equal {:.0%}"),
@@ -33,11 +33,11 @@ SHOWN: Sequence[tuple[str, str]] = (
     ("time/tokens_per_s", "{:.0f} tokens/s"),
     ("time/step_s", "{:.1f} s/step"),
 )
-"""The metrics of a step's line, each where the step has it."""
+"""The metrics of a step's line, without those that the step lacks."""
 
 
 class Terminal:
-    """The display of one run, without secrets; on anything but a terminal one line per step instead of a bar."""
+    """Displays one run, without secrets: with a bar on a terminal, with one line per step elsewhere."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console(file=cast(IO[str], _LastingOutput()))
@@ -53,26 +53,26 @@ class Terminal:
             TextColumn("{task.fields[left]}", markup=False),
             console=self._console,
             disable=not self._console.is_terminal,
-            redirect_stdout=False,  # rich would pass secrets on; `foreign_output` does it
+            redirect_stdout=False,  # `foreign_output` does it, without secrets
             redirect_stderr=False,
         )
         self._task = self._bar.add_task("train", total=None, step="", line="starting", left="")
 
     @contextmanager
     def showing(self) -> Iterator[None]:
-        """Inside, the bar is shown; until `begin` it says what the start is at."""
+        """Show the bar inside the block; until `begin` it shows the progress of the start."""
         with self._bar, beside(self._console):
             yield
 
     def begin(self, total_steps: int, done_steps: int) -> None:
-        """The run has been started: steps after `done_steps` follow."""
+        """Report that the run has started, and that steps after `done_steps` follow."""
         self._total, self._step, self._step_ended = total_steps, done_steps, self._clock()
         self._bar.update(
             self._task, total=total_steps, completed=done_steps, step=f"step {done_steps}/{total_steps}", line=""
         )
 
     def end(self) -> None:
-        """No step follows: the bar is left unchanged."""
+        """Stop the bar after the last step, and leave it on the screen."""
         self._bar.update(self._task, line="", left="")
         self._bar.stop()
 
@@ -83,7 +83,7 @@ class Terminal:
             self.say(text)
 
     def standing(self, status: Status) -> None:
-        """Show the activity inside a step; in a log only after `QUIET_S` without a line. Any thread may call it."""
+        """Show the activity within a step; in a log only after `QUIET_S` without a line. Any thread may call it."""
         left = self._left()
         if self._console.is_terminal:
             shown = f"{status.phase}  {progress(status)}".strip()
@@ -105,7 +105,7 @@ class Terminal:
             self.say(f"step {step}/{self._total}  {line}" + (f"  {left}" if is_long else ""))
 
     def _left_s(self) -> float:
-        """Seconds until the last step will have been taken, as the last ones were; 0 before the first."""
+        """Estimated seconds until the end of the last step, from the last steps' times; 0 before the first."""
         if not self._step_s:
             return 0.0
         mean_s = sum(self._step_s) / len(self._step_s)
@@ -115,14 +115,14 @@ class Terminal:
         return f"{duration(self._left_s())} left" if self._step_s and self._step < self._total else ""
 
     def evaluated(self, step: int, metrics: Metrics) -> None:
-        """One line for each source that was evaluated."""
+        """Print one line per evaluated source."""
         for name in sorted(name for name in metrics if name.endswith("/mean") and name.startswith("eval/")):
             source = name.removeprefix("eval/").removesuffix("/mean")
             count = int(metrics.get(f"eval/{source}/num", 0))
             self.say(f"step {step}  held-out '{source}': mean reward {metrics[name]:.3f} over {count} prompts")
 
     def completions(self, step: int, rows: Sequence[tuple[ScoredTrajectory, float | None]]) -> None:
-        """A table of (prompt, completion, reward parts, advantage or None for a sample that is not trained on)."""
+        """Print a table of prompts, completions, reward components and advantages (None: not trained on)."""
         table = Table(title=f"completions of step {step}", title_justify="left", show_lines=True)
         parts = sorted({name for scored, _ in rows for name in scored.reward.components})
         for name in ("prompt", "completion"):
@@ -139,21 +139,21 @@ class Terminal:
         self._console.print(table)
 
     def say(self, text: str) -> None:
-        """A separate line, never taken for markup."""
+        """Print a separate line, never taken for markup."""
         self._said_at = self._clock()
         if self._console.is_terminal:
             self._console.print(Text(displayable(text)), soft_wrap=True)
-        else:  # a step's one line, for which rich would take longer than for the step's metrics
+        else:  # rich would take longer for this line than the run for the step's metrics
             self._console.file.write(f"{displayable(text)}\n")
             self._console.file.flush()
 
     def warn(self, text: str) -> None:
-        """A line that should not be missed."""
+        """Print a highlighted line."""
         self._console.print(Text(displayable(f"warning: {text}"), style="bold yellow"), soft_wrap=True)
 
 
 class _Bar(Progress):
-    """The bar, and below it the metrics of the last step."""
+    """Shows the bar, and below it the metrics of the last step."""
 
     last_step = ""
 
@@ -165,7 +165,7 @@ class _Bar(Progress):
 
 
 def _dialogue(trajectory: Trajectory) -> Text:
-    """The completion; for a conversation every message under its role, those of the policy unchanged."""
+    """The completion; for a conversation every message with its role, the policy's in bold."""
     if isinstance(trajectory.completion, str):
         return _clip(trajectory.completion)
     shown = Text()
@@ -180,17 +180,17 @@ def _dialogue(trajectory: Trajectory) -> Text:
 
 
 def _clip(text: str) -> Text:
-    """Foreign text in a table, cut where it is long."""
+    """Foreign text for a table; cuts long text."""
     text = displayable(text)
     return Text(text if len(text) <= COLUMNS_OF_TEXT else text[:COLUMNS_OF_TEXT] + " ...")
 
 
 class _LastingOutput:
-    """Standard output that a run outlives: when its reader goes (`| head`), the rest is discarded; the log says so."""
+    """Standard output that may end before the run: if its reader goes (`| head`), the rest is discarded, with a log."""
 
     def __init__(self) -> None:
-        # Others' prints are shown through the console, so the console itself writes to what is behind the proxy; it is
-        # looked up once, because others' code may replace sys.stdout.
+        # Prints of foreign code go through the console, so the console itself writes to the file behind the proxy. The
+        # file is looked up once, because foreign code may replace sys.stdout.
         self._file: TextIO | None = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
 
     def write(self, text: str) -> int:

@@ -1,6 +1,6 @@
 """Writes a run's tokens to disk: `tokens/step_000012.train.safetensors`, and `tokens/vocabulary.jsonl`.
 
-docs/run-directory.md describes both. The files hold numbers and texts of single tokens: opening them runs nothing.
+docs/run-directory.md describes both. The files hold numbers and texts of single tokens, so opening them runs no code.
 """
 
 import json
@@ -24,7 +24,7 @@ from rlcore.types import Batch, Int32s, Lane, Trajectory, TrajectoryId
 TOKENS, VOCABULARY = "tokens", "vocabulary.jsonl"
 FORMAT, SCHEMA = "rlcore-tokens", 1
 WITHHELD = -1
-"""In place of each token id of a row whose text holds a secret."""
+"""Replaces each token id of a row whose text holds a secret."""
 
 RecordTokens = Literal["all", "sampled", "none"]
 
@@ -35,7 +35,7 @@ _FROM_BATCH = {
     "value": "values_BT",
     "entropy": "entropy_BT",
 }
-"""Arrays of the file that are those of a batch, where a pass computed them."""
+"""Fields of a batch by the name of their array in the file; a field is written if a pass computed it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class TokenLog:
         self._directory, self._record, self._tokens = run_dir / TOKENS, record, tokens
         self._pieces: dict[int, bytes] = {}
         self._seen = np.zeros(0, dtype=np.bool_)
-        """By id, the tokens whose pieces are known."""
+        """True for each token id whose piece is known."""
         self._written: set[int] = set()
         """Ids that the vocabulary on disk has."""
         self._mended = False
@@ -71,7 +71,7 @@ class TokenLog:
             self._seen[id_] = True
 
     def write(self, step: int, lane: Lane, found: StepTokens) -> None:
-        """Write the file of a step whose rows `learn` has seen; nothing where nothing is recorded."""
+        """Write the file of a step whose rows `learn` has seen; write nothing if tokens are not recorded."""
         if self._record == "none" or not found.rows:
             return
         from safetensors.numpy import save
@@ -79,7 +79,7 @@ class TokenLog:
         arrays = self._arrays(found)
         ids = [[row.id.prompt, row.id.epoch, row.id.sample, row.id.segment] for row in found.rows]
         about = {"schema": SCHEMA, "record": self._record, "step": step, "lane": str(lane), "rows": ids}
-        header = {FORMAT: redact(json.dumps(about))}  # of several entries the order would differ from run to run
+        header = {FORMAT: redact(json.dumps(about))}  # one entry, because the order of several differs between runs
         path = self._directory / f"step_{step:06d}.{lane}.safetensors"
         with writing_records(path):
             self._directory.mkdir(exist_ok=True)
@@ -94,7 +94,7 @@ class TokenLog:
                 path.unlink()
 
     def _arrays(self, found: StepTokens) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of the file by name: the rows' recorded tokens, one row behind the other."""
+        """The arrays of the file by name: the recorded tokens of the rows, one row after the other."""
         whole = self._record == "all"
         kept = [np.arange(len(row.token_ids)) if whole else np.flatnonzero(row.loss_mask) for row in found.rows]
         ids = [self._shown_ids(row)[at] for row, at in zip(found.rows, kept, strict=True)]
@@ -133,7 +133,7 @@ class TokenLog:
 def _of_batches(
     found: StepTokens, kept: Sequence[npt.NDArray[Any]], row_start: npt.NDArray[np.int64]
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Advantages and the arrays of passes by token; NaN in rows that were not trained on."""
+    """Advantages and the arrays of passes, per token; NaN in rows that were not trained on."""
     where = {id_: (batch, index) for ids, batch in found.batches for index, id_ in enumerate(ids)}
     names = {name: field for name, field in _FROM_BATCH.items() if _has(found.batches, field)}
     arrays = {name: np.full(int(row_start[-1]), np.nan, dtype=np.float32) for name in ("advantage", *names)}
@@ -152,13 +152,13 @@ def _of_batches(
 
 
 def _has(batches: Iterable[tuple[Sequence[TrajectoryId], Batch]], field: str) -> bool:
-    """True if a pass computed the array: what the sampler recorded is not written twice."""
+    """True if a pass computed the array; numbers that the sampler recorded are not written twice."""
     values = [(getattr(batch, field), batch.tokens.rollout_logprobs_BT) for _, batch in batches]
     return bool(values) and all(value is not None and value is not sampler for value, sampler in values)
 
 
 def _entry(piece: bytes) -> Mapping[str, str]:
-    """A token as the vocabulary has it: its text, or its bytes in hexadecimal where they are not whole characters."""
+    """The token's entry in the vocabulary: its text, or its bytes in hexadecimal if they are not whole characters."""
     try:
         return {"text": redact(piece.decode())}
     except UnicodeDecodeError:
@@ -166,7 +166,7 @@ def _entry(piece: bytes) -> Mapping[str, str]:
 
 
 def _vocabulary_ids(path: Path) -> Iterator[int]:
-    """The ids of the file, from which a torn last line is cut off."""
+    """The ids in the file; removes an incomplete last line from it."""
     if not path.exists():
         return
     lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]

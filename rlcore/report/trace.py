@@ -1,4 +1,4 @@
-"""Writes `trace.json`: who worked on what when, as Perfetto (ui.perfetto.dev) and Chrome (about:tracing) show it.
+"""Writes `trace.json`, a timeline of all work, for Perfetto (ui.perfetto.dev) and Chrome (about:tracing).
 
 docs/run-directory.md describes it. The file is a JSON array at all times: a step replaces the closing bracket.
 """
@@ -17,29 +17,29 @@ from rlcore.types import TrajectoryId
 TRACE, OLDER_TRACE = "trace.json", "trace.older.json"
 SCHEMA = 1
 MOST_BYTES = 64 << 20
-"""A file of this size becomes the older one, in place of the one before."""
+"""A file of this size replaces the older file."""
 
 LONGEST_LINE = 1 << 20
-"""An event takes less; a longer line is none."""
+"""Most bytes of an event's line; a longer line is not an event."""
 
 _BEGIN, _BETWEEN, _END = "[\n", ",\n", "\n]\n"
 _CONTROLLER, _SAMPLES = "controller", "samples"
 
 Event = dict[str, Any]
 SpanReader = Callable[[int, Sequence[Span], float], None]
-"""Takes a step's number, its spans, and the seconds to add to their times for those since 1970."""
+"""A function of a step's number, its spans, and the seconds to add to their times for seconds since 1970."""
 
 
 class TraceLog:
-    """Appends the spans of a step. Those on one thread never overlap: each takes one that is free."""
+    """Appends the spans of a step. Spans on one thread never overlap, because each span takes a free thread."""
 
     def __init__(self, run_dir: Path, unix_offset: float, also: SpanReader | None = None) -> None:
-        """`unix_offset`: seconds to add to a span's times for those since 1970; `also` is given all spans, too."""
+        """`unix_offset`: seconds to add to a span's times for seconds since 1970; `also` gets all spans, too."""
         self._path, self._offset, self._also = run_dir / TRACE, unix_offset, also
         self._forget()
 
     def write(self, step: int, ended: EndedWork) -> None:
-        """Add what has ended by the end of `step`; nothing where nothing is recorded."""
+        """Add the work that has ended by the end of `step`; write nothing if nothing is recorded."""
         spans = sorted(ended.spans(), key=lambda span: span.work.began)
         if not spans and not ended.num_left_out:
             return
@@ -53,14 +53,17 @@ class TraceLog:
             self._append(redact(_lines(found)))
 
     def cut_back(self, step: int) -> None:
-        """Drop events of later steps, and a torn end: a resumed run writes them again. Holds one event at a time."""
+        """Drop events of later steps, which a resumed run writes again, and an incomplete end.
+
+        Holds one event in memory at a time.
+        """
         self._forget()
         older = self._path.with_name(OLDER_TRACE)
         if not (self._path.is_file() and self._cut(self._path, step, self._remember)) and older.is_file():
             self._cut(older, step, lambda event: None)
 
     def _cut(self, path: Path, step: int, remember: Callable[[Event], None]) -> bool:
-        """Cut the file behind its last event of at most this step; True if there is one."""
+        """Cut the file after its last event of at most this step; True if there is one."""
         end, is_begun = len(_BEGIN), False
         with writing_records(path), path.open("r+b") as file:
             for event, behind in _read(file):
@@ -89,14 +92,14 @@ class TraceLog:
             file.truncate()
 
     def _forget(self) -> None:
-        """Nothing is in the file."""
+        """Reset the names: the file has none."""
         self._processes: dict[str, int] = {}
         self._threads: dict[tuple[int, str], int] = {}
         self._lanes: dict[tuple[int, str], list[tuple[float, int]]] = {}
-        """Heaps of (when it is free, its number), by process and name of a thread."""
+        """Heaps of (time when a thread becomes free, its number), by process and name of the thread."""
 
     def _remember(self, event: Event) -> None:
-        """Use the names that the file has."""
+        """Keep a name that the file has."""
         if event["name"] == "process_name":
             self._processes[event["args"]["name"]] = event["pid"]
         elif event["name"] == "thread_name":
@@ -117,7 +120,7 @@ class TraceLog:
                 lane = self._lane(pid, thread, work.began, span.ended)
             tid = yield from self._thread(pid, lane)
             began = round((work.began + self._offset) * 1e6)
-            ended = round((span.ended + self._offset) * 1e6)  # so that what follows does not begin before
+            ended = round((span.ended + self._offset) * 1e6)  # so that the next span does not begin earlier
             yield {
                 "name": work.what or work.who,
                 "cat": work.kind,
@@ -143,7 +146,7 @@ class TraceLog:
         return thread if number == 1 else f"{thread} ({number})"
 
     def _process(self, name: str) -> Generator[Event, None, int]:
-        """The number of a process, which is named before its first event."""
+        """The number of a process; yields its name before its first event."""
         if name not in self._processes:
             pid = self._processes[name] = len(self._processes) + 1
             args: Event = {"name": name}
@@ -153,7 +156,7 @@ class TraceLog:
         return self._processes[name]
 
     def _thread(self, pid: int, name: str) -> Generator[Event, None, int]:
-        """The number of a thread, which is named before its first event."""
+        """The number of a thread; yields its name before its first event."""
         if (pid, name) not in self._threads:
             tid = self._threads[pid, name] = len(self._threads) + 1
             yield {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
@@ -165,7 +168,7 @@ def _lines(events: list[Event]) -> str:
 
 
 def _place(kind: str, who: str) -> tuple[str, str]:
-    """The process and thread that show it."""
+    """The process and thread that show a span."""
     if kind in (STEP, PHASE):
         return _CONTROLLER, kind
     if kind == SAMPLE:
@@ -181,7 +184,7 @@ def _sample(row: TrajectoryId | None, num: int) -> Event:
 
 
 def _read(file: BinaryIO) -> Iterator[tuple[Event, int]]:
-    """The events on whole lines with the offsets behind them, until a line that is none."""
+    """The events on whole lines with the offsets after them, until a line that is not an event."""
     if file.readline(LONGEST_LINE) != _BEGIN.encode():
         return
     while line := file.readline(LONGEST_LINE):
@@ -196,7 +199,7 @@ def _read(file: BinaryIO) -> Iterator[tuple[Event, int]]:
 
 
 def _is_event(event: object) -> bool:
-    """True of what a run may have written, as far as a resume reads it."""
+    """True for an event that a run may have written; checks only the parts that a resume reads."""
     if not isinstance(event, dict) or not isinstance(args := event.get("args"), dict):
         return False
     if event.get("name") in ("process_name", "thread_name"):

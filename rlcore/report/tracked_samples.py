@@ -8,11 +8,11 @@ from rlcore.errors.redaction import redact
 from rlcore.types import ScoredTrajectory
 
 MAX_TEXT = 4000
-"""Characters of a prompt or a completion that a tracker gets."""
+"""Most characters of a prompt or a completion that a tracker gets."""
 
 
 def tracked_samples(scored: Sequence[tuple[ScoredTrajectory, float | None]]) -> list[TrackedSample]:
-    """The samples with their advantages (None of one that is not trained on), without secrets."""
+    """The samples with their advantages (None: not trained on), without secrets."""
     return [
         TrackedSample(
             _text(row.trajectory.prompt.messages[-1].get("content", "")),

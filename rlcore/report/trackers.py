@@ -1,7 +1,7 @@
 """The trackers of a run, which get its metrics in addition to metrics.jsonl.
 
 They run in a separate thread: some talk to a server, some keep their run in a thread-local variable, and none may
-hold up or end a training run. One that fails after the start is named in a warning and switched off.
+delay or end a training run. A tracker that fails after the start is named in a warning and switched off.
 """
 
 import importlib.util
@@ -21,9 +21,9 @@ from rlcore.plan import CORE, TrackerPlan
 START_S = 60.0
 """Seconds a tracker may take to start."""
 CLOSE_S = 5.0
-"""Seconds trackers may take, together, to write what is outstanding when the run ends."""
+"""Seconds that all trackers together may take to finish when the run ends."""
 MOST_WAITING = 1000
-"""Calls that may wait for trackers that are slow or hang; what is logged beyond them is for metrics.jsonl alone."""
+"""Most calls that wait for slow or stuck trackers; further metrics go only to metrics.jsonl."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +47,16 @@ class Trackers:
         self._plans, self._project, self._run_dir, self._run_config = plans, project, run_dir, run_config
         self._warn, self._find = warn, find
         self._trackers: dict[str, Tracker] = {}
-        """By the words that name each in errors."""
+        """The trackers by their names in errors."""
         self._thread: DaemonThread | None = None
         self._failed: set[str] = set()
-        """Trackers that get nothing more, but their `close`."""
+        """Trackers that get no further calls except `close`."""
         self._without_samples: set[str] = set()
         """Trackers that failed to take samples."""
         self._is_behind = False
 
     def start(self) -> None:
-        """Starts every tracker and gives it the configuration; ConfigError if one is not installed or fails."""
+        """Start every tracker with the configuration; ConfigError if one is not installed or fails."""
         if not self._plans:
             return
         require_installed(self._plans, self._find)
@@ -78,19 +78,19 @@ class Trackers:
             self._thread.submit(lambda: self._log_samples(step, samples))
 
     def _has_room(self, step: int) -> bool:
-        """False, with a warning when it begins, while too much waits."""
+        """False while too many calls wait; warns at the first of them."""
         behind = self._thread is not None and self._thread.num_waiting >= MOST_WAITING
         if behind and not self._is_behind:
             names = ", ".join(who for who in self._trackers if who not in self._failed)
             self._warn(
-                f"{names}: {MOST_WAITING} calls behind; from step {step} on nothing more until there is room, "
+                f"{names}: {MOST_WAITING} calls behind; from step {step} on it gets nothing until there is room, "
                 "metrics.jsonl has everything"
             )
         self._is_behind = behind
         return not behind
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Close every tracker, or leave behind what takes longer; more than once is harmless."""
+        """Close every tracker, but wait at most `limit_s`; a second call does nothing."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -140,7 +140,7 @@ class Trackers:
                 tracker.log_samples(step, list(samples))
             if problems:
                 self._without_samples.add(who)
-                self._warn(f"{problems[0]}; it gets metrics alone, trajectories/ has all samples")
+                self._warn(f"{problems[0]}; it gets only metrics, trajectories/ has all samples")
 
     def _close(self) -> None:
         for who, tracker in self._trackers.items():
@@ -153,7 +153,7 @@ class Trackers:
 def require_installed(
     plans: Sequence[TrackerPlan], find: Callable[[str], object | None] = importlib.util.find_spec
 ) -> None:
-    """ConfigError naming the install line when the package of a tracker is missing."""
+    """ConfigError with the install line if the package of a tracker is missing."""
     for plan in plans:
         package = plan.offer.package
         if package and find(package) is None:
@@ -164,35 +164,35 @@ def require_installed(
 
 
 def _named(plan: TrackerPlan) -> str:
-    """The tracker in errors, with its plugin where that is not the core."""
+    """The tracker's name in errors, with its plugin if that is not the core."""
     of = "" if plan.provided_by.startswith(f"plugin '{CORE}' ") else f" of {plan.provided_by}"
     return f"tracker {plan.offer.name}{of}"
 
 
 class DaemonThread:
-    """Runs what is submitted, one after another; does not keep the process alive."""
+    """Runs submitted functions one after another; does not keep the process alive."""
 
     def __init__(self, name: str) -> None:
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to run what is submitted."""
+        """Start to run submitted functions."""
         self._thread.start()
 
     def submit(self, work: Callable[[], Any]) -> "Future[Any]":
-        """The future result; `work` handles its errors."""
+        """The future result of `work`, which handles its own errors."""
         future: Future[Any] = Future()
         self._queue.put((future, work))
         return future
 
     @property
     def num_waiting(self) -> int:
-        """Submitted, and not begun."""
+        """Number of functions that are submitted but not started."""
         return self._queue.qsize()
 
     def end(self) -> None:
-        """Take no more; a thread that is stuck is left behind."""
+        """Accept no more functions, and do not wait for a stuck thread."""
         self._queue.put(None)
         self._thread.join(0.5)
 
@@ -204,7 +204,7 @@ class DaemonThread:
 
 @contextmanager
 def _caught(whose: str, error: type[RlcoreError]) -> Iterator[list[RlcoreError]]:
-    """Runs foreign code; its exceptions are added to the list, worded as `error`."""
+    """Run foreign code; its exceptions are added to the list as `error`."""
     problems: list[RlcoreError] = []
     try:
         with boundary(whose, error):

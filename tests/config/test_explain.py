@@ -33,7 +33,7 @@ def test_an_explanation_has_type_bounds_default_condition_presets_and_peers_name
 
 
 def test_a_section_lists_its_keys_and_names_below_it_may_be_any() -> None:
-    assert "  train.max_steps=0  # Steps; 0: as `train.epochs` says" in explain("train", {})
+    assert "  train.max_steps=0  # Steps; 0: `train.epochs` decides" in explain("train", {})
     assert explain("data.sources.mine.weight", {})[0].startswith("data.sources.mine.weight: Share")
     assert any(line.startswith("  reward.functions.<name>.fn=required") for line in explain("reward.functions", {}))
 

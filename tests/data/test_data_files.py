@@ -26,7 +26,7 @@ def test_a_json_file_is_a_list_of_objects_or_one_per_line(tmp_path: Path, text: 
     ("name", "text", "message"),
     [
         ("rows.json", "{}", "is an object; needs a list of objects"),
-        ("rows.json", "[1]", "row 0 is of type int, needed is an object"),
+        ("rows.json", "[1]", "row 0 is of type int; needs an object"),
         ("gone.json", None, r"found no file .*gone\.json"),
         ("rows.txt", "a", r"is not a kind of file that is read; needs \.jsonl"),
         ("rows.jsonl.gz", None, "is not a kind of file that is read"),

@@ -237,7 +237,9 @@ def test_end_and_padding_are_tokens_that_the_model_has(directory: Path, tmp_path
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text((directory / "config.json").read_text())
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, 1 << 70]}))
-    with pytest.raises(ConfigError, match=rf"name no one below 264 among \[-1, {beyond}, {1 << 70}\], so no response"):
+    with pytest.raises(
+        ConfigError, match=rf"below 264, the model's vocabulary, among \[-1, {beyond}, {1 << 70}\], so no response"
+    ):
         tokens_of(tmp_path)
 
 

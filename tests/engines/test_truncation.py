@@ -84,7 +84,7 @@ def refused(*overrides: str) -> str:
     ("overrides", "words"),
     [
         ((), ("rollout.top_p: found 0.8", "biased", "rollout.allow_truncation=true")),
-        (("rollout.allow_truncation=true", "rollout.top_p=1.0"), ("has no effect", "nothing is cut off")),
+        (("rollout.allow_truncation=true", "rollout.top_p=1.0"), ("has no effect", "nothing is truncated")),
         (
             ("rollout.allow_truncation=true", "schedule.old_logprobs=behaviour"),
             ("needs schedule.old_logprobs=recompute",),

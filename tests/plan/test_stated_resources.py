@@ -350,4 +350,4 @@ def test_the_table_of_pools_shows_where_they_go(monkeypatch: pytest.MonkeyPatch)
     ray = ("plugins.ray.address=10.0.0.1:6379",)
     pool = "cluster.pools.engines={placement: spread, labels: {tier: fast}, resources: {magic: 2}}"
     table = shown(planned(*ray, pool, facts=Facts(cpus=2)), monkeypatch)
-    assert "1 x 2 GPUs (spread, tier: fast, 2 magic a bundle)" in table
+    assert "1 x 2 GPUs (spread, tier: fast, 2 magic per bundle)" in table

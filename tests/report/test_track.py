@@ -197,7 +197,7 @@ def test_a_tracker_that_does_not_take_samples_keeps_getting_metrics(tmp_path: Pa
     trackers.close()
     assert [name for name, _ in made["bad"].calls] == ["start", "log", "close"]
     assert len(warnings) == 1
-    assert "samples: RuntimeError: no route; it gets metrics alone" in warnings[0]
+    assert "samples: RuntimeError: no route; it gets only metrics" in warnings[0]
 
 
 def test_a_tracker_that_fails_at_the_end_is_a_warning(tmp_path: Path) -> None:

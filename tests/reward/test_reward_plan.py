@@ -254,7 +254,7 @@ def test_a_call_that_returns_the_function_is_noted_in_the_plan(
     assert plan_to_json(made)["rewards"]["letters"]["is_factory"] is True
     monkeypatch.setenv("COLUMNS", "300")
     show(made, origins=False)
-    assert "what factories:make(cache, max_len) returns" in capsys.readouterr().out
+    assert "result of factories:make(cache, max_len)" in capsys.readouterr().out
     assert not plan(f"{FN}=factories.inner:passes").rewards[0].is_factory
     message = refused(ConfigError, f"{FN}=factories:make", kwargs[0])
     assert "has the signature (max_len, *, cache), which takes nothing of a sample" in message

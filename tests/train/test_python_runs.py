@@ -276,5 +276,5 @@ def test_a_script_without_a_main_guard_trains_on_its_own_function(
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("once\n") == 1
-    assert "goes by its source, in inputs/reward_worth.py: it is defined in __main__" in done.stdout
+    assert "is passed as source, in inputs/reward_worth.py: it is defined in __main__" in done.stdout
     assert done.stdout.endswith("3 3\n")

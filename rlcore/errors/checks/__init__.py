@@ -1,5 +1,6 @@
-"""Checks of the values that plugins return during a run: once, on arrival, with the sender's name.
+"""Checks of what plugins offer before a run, and of the values that they return during it, with the sender's name.
 
-`arrays`: completions, trajectories, rewards, numbers per token, metrics. `results`: what a worker's method returned,
-checked against its interface. `components`: the three slots behind these checks.
+`arrays`: completions, trajectories, rewards, numbers per token, metrics; each is checked once, on arrival. `results`:
+the result of a worker's method, against its interface. `data`: fields of offers and requests. `interfaces`: classes.
+`targets`: import strings.
 """

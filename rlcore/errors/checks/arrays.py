@@ -1,7 +1,7 @@
-"""Checks of completions, trajectories, rewards, numbers per token and metrics, each called once for what arrives.
+"""Checks of completions, trajectories, rewards, numbers per token and metrics; each runs once, on arrival.
 
 Every check raises one line that begins with `who`: the worker and its method, or the slot, its component and the
-method. Metrics may be NaN or infinite, which says something of a run; what is trained on may not.
+method. Metrics may be NaN or infinite, which is information about a run; training data may not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,19 +28,19 @@ from rlcore.types import (
 )
 
 ROUNDING = 1e-4
-"""Log-probs may lie this far above 0: engines divide by the mass that they kept, in float32."""
+"""Largest log-prob: engines divide by the kept probability mass in float32, and rounding may lift one above 0."""
 _INT = (int, np.integer)
 _NUMBER = (float, int, np.floating, np.integer)
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 LARGEST = float(np.finfo(np.float32).max)
-"""Rewards are float32 from where they become a batch."""
+"""Largest absolute reward: a batch holds rewards as float32."""
 
 
 def check_completion(who: str, completion: Any, vocabulary: int | None) -> None:
     """WorkerError unless `completion` is a completion that can be trained on.
 
-    (N,) ids inside the vocabulary (None: its size is not known), (N,) finite log-probs of at most 0 except for
-    rounding, a finish reason, versions that begin with the first token. The rollout service checks its request.
+    Needs (N,) ids inside the vocabulary (None: its size is unknown), (N,) finite log-probs of at most 0 except for
+    rounding, a finish reason, and versions that begin with the first token. The rollout service checks the request.
     """
     if not isinstance(completion, Completion):
         raise WorkerError(f"{who} yielded {kind(completion)}; needs Completion")
@@ -80,14 +80,14 @@ def _wrong_array(name: str, array: Any, kinds: str, needed: str) -> str:
 
 
 def _is_mapping(value: Any) -> bool:
-    return type(value) is FrozenDict or isinstance(value, Mapping)  # an abstract class takes long to say so
+    return type(value) is FrozenDict or isinstance(value, Mapping)  # isinstance is slow for an abstract class
 
 
 def _wrong_ids(ids_N: Any, vocabulary: int | None) -> str:
-    """Kinds of integers; ids are int32 in a batch."""
+    """The problem with token ids of any integer type; empty: none. A batch holds ids as int32."""
     num_ids = vocabulary or 2**31
-    # Read as unsigned, a negative id is larger than any: one look at all numbers instead of two. To find the place of
-    # the highest takes a sixth of the time of what a ufunc reduces to it.
+    # As an unsigned number, a negative id is larger than every id: one pass over the ids instead of two. `argmax` takes
+    # a sixth of the time of a ufunc's reduction to the maximum.
     unsigned_N = ids_N.view(_UNSIGNED[ids_N.itemsize])
     if unsigned_N.item(unsigned_N.argmax()) < num_ids:
         return ""
@@ -97,7 +97,7 @@ def _wrong_ids(ids_N: Any, vocabulary: int | None) -> str:
 
 def wrong_logprobs(logprobs_N: Any) -> str:
     """The problem with log-probs of sampled tokens; empty: none."""
-    # a NaN counts as the highest and as the lowest of all
+    # both argmax and argmin choose a NaN
     if logprobs_N.item(logprobs_N.argmax()) <= ROUNDING and logprobs_N.item(logprobs_N.argmin()) > -np.inf:
         return ""
     bad_N = logprobs_N[~(np.isfinite(logprobs_N) & (logprobs_N <= ROUNDING))]
@@ -106,7 +106,10 @@ def wrong_logprobs(logprobs_N: Any) -> str:
 
 
 def _wrong_versions(versions: Any, begin: int | None, num: int) -> str:
-    """Of (position, version) pairs, which begin at `begin` (None: anywhere) and lie within `num` positions."""
+    """The problem with (position, version) pairs; empty: none.
+
+    They have to begin at `begin` (None: anywhere) and lie within `num` positions.
+    """
     needed = "needs pairs (position, version) of integers, positions in ascending order"
     if not isinstance(versions, tuple):
         return f"versions is {kind(versions)}; {needed}"
@@ -128,7 +131,7 @@ def _wrong_versions(versions: Any, begin: int | None, num: int) -> str:
 
 
 def check_trajectory(who: str, row: Any) -> None:
-    """PluginError unless `row` is a trajectory whose arrays are what they are declared to be; numbers are not read."""
+    """PluginError unless `row` is a trajectory whose arrays have the declared types and lengths; not their numbers."""
     if not isinstance(row, Trajectory):
         raise PluginError(f"{who} yielded {kind(row)}; needs Trajectory")
     if not isinstance(row.id, TrajectoryId):
@@ -164,7 +167,7 @@ def _wrong_trajectory(row: Trajectory) -> str:
         lengths = num, len(row.loss_mask), len(row.logprobs)
         return f"token_ids, loss_mask and logprobs have lengths {lengths}; needs one length"
     if row.token_ids.dtype.itemsize > 4 and num and (problem := _wrong_ids(row.token_ids, None)):
-        return problem  # as int32 it may be another token
+        return problem  # converted to int32, it may become another token
     if num and row.loss_mask[0]:
         return "loss_mask is True at position 0, whose token has no log-prob; needs False there"
     if not _is_mapping(row.info):
@@ -191,7 +194,7 @@ def check_scored(who: str, row: Any) -> None:
         raise PluginError(f"{who}: reward of {row.trajectory.id}: {found}")
     if not isinstance(score, _NUMBER) or isinstance(score, bool):
         raise PluginError(f"{who}: reward of {row.trajectory.id}: score is {kind(score)}; needs a number")
-    # of a subclass the number itself, and not what its comparisons say
+    # float(), because a subclass may override comparisons
     if status is RewardStatus.OK and not -LARGEST <= float(score) <= LARGEST:
         raise PluginError(
             f"{who}: reward of {row.trajectory.id}: score is {score} with status OK; needs a finite number, or a "
@@ -219,9 +222,9 @@ def _wrong_reward(reward: Reward, num_tokens: int) -> str:
 
 
 def check_tokens(who: str, batch: Batch, rows: Sequence[TrajectoryId], vocabulary: int | None) -> None:
-    """PluginError unless all ids of a batch are inside the vocabulary, and log-probs of sampled tokens are such.
+    """PluginError unless all ids of a batch are inside the vocabulary, and sampled tokens have valid log-probs.
 
-    `rows` are the trajectories of the batch, which `who` made. Ids of None: the vocabulary's size is not known.
+    `rows` are the trajectories of the batch, which `who` made. `vocabulary` is None if its size is unknown.
     """
     tokens = batch.tokens
     mask_BT = tokens.loss_mask_BT
@@ -234,9 +237,10 @@ def check_tokens(who: str, batch: Batch, rows: Sequence[TrajectoryId], vocabular
 
 
 def per_token(who: str, value: Any, batch: Batch, error: type[RlcoreError], named: str) -> Float32s:
-    """(B, T) what `who` computed for each token of the batch, such as 'log-probs'; finite where the loss mask is True.
+    """The (B, T) numbers that `who` computed for a batch, `named` in errors: 'log-probs'.
 
-    `error` for anything else; what stands outside the mask is not looked at.
+    They have to be finite where the loss mask is True; numbers outside the mask are not checked. Raises `error` for
+    anything else.
     """
     mask_BT = batch.tokens.loss_mask_BT
     needed = f"needs a numpy array of {mask_BT.shape} floating-point numbers, one per token"
@@ -253,7 +257,7 @@ def per_token(who: str, value: Any, batch: Batch, error: type[RlcoreError], name
 
 
 def checked_metrics(who: str, value: Any, error: type[RlcoreError]) -> Metrics:
-    """Metrics by name, as floats; NaN and infinities are legal. `error` for anything that is not a dict of numbers."""
+    """Metrics by name, as floats; NaN and infinities are legal. Raises `error` unless `value` is a dict of numbers."""
     needed = "needs a dict of str to float"
     if not isinstance(value, Mapping):
         raise error(f"{who} returned {kind(value)}; {needed}")

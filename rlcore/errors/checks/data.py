@@ -1,7 +1,7 @@
 """Checks of the data that plugins hand over, called where that data is made.
 
-Each raises OfferError naming class, field, value and what is needed; the boundary around the plugin's code adds whose
-code it was.
+Each raises OfferError with class, field, value and what is needed; the boundary around the plugin's code adds the
+plugin's name.
 """
 
 import math
@@ -27,7 +27,7 @@ def listed(result: object, kind: type[T], whose: str) -> Sequence[T]:
         if isinstance(result, Coroutine):
             result.close()
         raise PluginError(f"{whose} returned {type(result).__name__}; needs a list or tuple of {kind.__name__}")
-    with boundary(whose, PluginError, CALLED):  # a subclass of list may iterate as it likes
+    with boundary(whose, PluginError, CALLED):  # a subclass of list may override iteration
         items = list(result)
     for member in items:
         if not isinstance(member, kind):
@@ -41,7 +41,7 @@ def refuse(made: object, field: str, needs: str) -> None:
 
 
 def check_names(made: object, *fields: str) -> None:
-    """Names that become parts of paths and of metric names."""
+    """Require names, because they become parts of paths and of metric names."""
     for field in fields:
         value = getattr(made, field)
         if not isinstance(value, str) or not _NAME.fullmatch(value):
@@ -49,7 +49,7 @@ def check_names(made: object, *fields: str) -> None:
 
 
 def check_texts(made: object, *fields: str) -> None:
-    """One line of text, not empty."""
+    """Require one line of text that is not empty."""
     for field in fields:
         value = getattr(made, field)
         if not isinstance(value, str) or not value.strip() or not value.isprintable():
@@ -57,14 +57,14 @@ def check_texts(made: object, *fields: str) -> None:
 
 
 def check_flags(made: object, *fields: str) -> None:
-    """True or False, and nothing that merely is true or false."""
+    """Require True or False, not another value that counts as one."""
     for field in fields:
         if not isinstance(getattr(made, field), bool):
             refuse(made, field, "True or False")
 
 
 def check_whole(made: object, least: int, *fields: str) -> None:
-    """Whole numbers of at least `least`; booleans are not numbers."""
+    """Require whole numbers of at least `least`; booleans are not numbers."""
     for field in fields:
         value = getattr(made, field)
         if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
@@ -72,7 +72,7 @@ def check_whole(made: object, least: int, *fields: str) -> None:
 
 
 def check_numbers(made: object, least: float | None, *fields: str, most: float = math.inf) -> None:
-    """Finite numbers, of at least `least` unless that is None, and at most `most`; booleans are not numbers."""
+    """Require finite numbers of at least `least`, unless that is None, and at most `most`; booleans are not numbers."""
     for field in fields:
         value = getattr(made, field)
         if not is_finite(value) or (least is not None and value < least) or value > most:
@@ -85,7 +85,7 @@ def check_numbers(made: object, least: float | None, *fields: str, most: float =
 
 
 def check_above(made: object, bound: float, field: str) -> None:
-    """A finite number above `bound`."""
+    """Require a finite number above `bound`."""
     value = getattr(made, field)
     if not is_finite(value) or value <= bound:
         refuse(made, field, f"a finite number above {bound:g}")
@@ -102,33 +102,33 @@ def is_finite(value: Any) -> bool:
 
 
 def check_text_choice(made: object, field: str, choices: Sequence[str]) -> None:
-    """One of some texts."""
+    """Require one of the texts in `choices`."""
     if getattr(made, field) not in choices:
         refuse(made, field, f"one of {', '.join(map(str, choices))}")
 
 
 def check_choice(made: object, field: str, choices: type[Enum]) -> None:
-    """A member of an enumeration; its text is not one."""
+    """Require a member of an enumeration, not its text."""
     if not isinstance(getattr(made, field), choices):
         refuse(made, field, f"one of {_members(choices)}")
 
 
 def check_choices(made: object, field: str, choices: type[Enum]) -> None:
-    """A set of members of an enumeration."""
+    """Require a set of members of an enumeration."""
     value = getattr(made, field)
     if not isinstance(value, (set, frozenset)) or not all(isinstance(part, choices) for part in value):
         refuse(made, field, f"a frozenset of {_members(choices)}")
 
 
 def check_is(made: object, field: str, kind: type[Any], *, optional: bool = False) -> None:
-    """An instance of a class, or None where that is allowed."""
+    """Require an instance of a class, or None if `optional`."""
     value = getattr(made, field)
     if not isinstance(value, kind) and not (optional and value is None):
         refuse(made, field, f"a {kind.__name__}{' or None' if optional else ''}")
 
 
 def check_frozen(made: object, field: str) -> None:
-    """None, or an instance of a frozen dataclass."""
+    """Require None or an instance of a frozen dataclass."""
     value = getattr(made, field)
     parameters = getattr(type(value), "__dataclass_params__", None)
     if value is not None and not (parameters and parameters.frozen):
@@ -136,27 +136,27 @@ def check_frozen(made: object, field: str) -> None:
 
 
 def check_subclass(made: object, field: str, base: type[Any]) -> None:
-    """A class that really inherits from `base`."""
+    """Require a class that inherits from `base`; a registered one does not count."""
     value = getattr(made, field)
     if not isinstance(value, type) or base not in value.__mro__:
         refuse(made, field, f"a subclass of {base.__module__}.{base.__name__}")
 
 
 def check_settings(made: object, field: str) -> None:
-    """A frozen dataclass, the class itself."""
+    """Require a frozen dataclass: the class, not an instance."""
     value = getattr(made, field)
     if not isinstance(value, type) or not is_dataclass(value) or not value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         refuse(made, field, "a frozen dataclass")
 
 
 def check_target(made: object, field: str) -> None:
-    """'module:attr', of which the form alone is looked at."""
+    """Require the form 'module:attr'; the target itself is not checked."""
     if not well_formed(getattr(made, field)):
         refuse(made, field, FORM)
 
 
 def check_targets(made: object, field: str) -> None:
-    """Targets by purpose."""
+    """Require targets by purpose."""
     value = getattr(made, field)
     if not isinstance(value, Mapping):
         refuse(made, field, "a mapping of purposes to targets, {'loss': 'module:attr'}")
@@ -167,14 +167,14 @@ def check_targets(made: object, field: str) -> None:
 
 
 def check_mapping(made: object, field: str) -> None:
-    """A mapping with dotted keys."""
+    """Require a mapping with dotted keys."""
     value = getattr(made, field)
     if not isinstance(value, Mapping) or not all(isinstance(key, str) and key for key in value):
         refuse(made, field, "a mapping of dotted keys to values, {'reward.manager': 'mine'}")
 
 
 def check_distinct(made: object, field: str) -> None:
-    """A tuple or list of names, each once."""
+    """Require a tuple or list of names, each once."""
     value = getattr(made, field)
     names = value if isinstance(value, (tuple, list)) else [None]
     if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
@@ -182,7 +182,7 @@ def check_distinct(made: object, field: str) -> None:
 
 
 def check_call(made: object, field: str, arguments: Sequence[str]) -> None:
-    """A plain function that can be called with these positional arguments."""
+    """Require a plain function that can be called with these positional arguments."""
     value = getattr(made, field)
     if not callable(value):
         refuse(made, field, f"a function of ({', '.join(arguments)})")
@@ -197,7 +197,7 @@ def _members(choices: type[Enum]) -> str:
 
 
 def _who(made: object) -> str:
-    """The class of an offer, and which of them: RewardFunction 'half', WorkerRequest 'judge'."""
+    """The class and name of an offer: RewardFunction 'half', WorkerRequest 'judge'."""
     role = getattr(getattr(made, "role", None), "name", None)
     known = getattr(made, "name", None) or role or getattr(made, "backend", None)
     return f"{type(made).__name__} '{known}'" if isinstance(known, str) and known.isprintable() else type(made).__name__

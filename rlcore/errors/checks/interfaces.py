@@ -1,4 +1,4 @@
-"""Holds a class against the interface that it is offered for, before anything of it runs."""
+"""Compares a class with the interface that it is offered for, before any of its code runs."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class Kind(StrEnum):
-    """The ways to call a method, in the words of errors."""
+    """The kinds of methods, in the words of errors."""
 
     PLAIN = "a plain `def`"
     ASYNC = "an `async def`"
@@ -28,9 +28,9 @@ class Kind(StrEnum):
 def breaches(cls: type[Any], interface: type[Any]) -> tuple[str, ...]:
     """The ways in which `cls` departs from `interface`, each a clause of an error; empty when it conforms.
 
-    Real inheritance; no abstract method left; every public method of the interface there, callable, of the declared
-    kind (plain, async, async generator) and with parameters that take the interface's positionally; every property a
-    property or a value. Nothing is instantiated or called.
+    A class conforms if it inherits from the interface and has no abstract method left. Every public method of the
+    interface is there, callable, of the declared kind (plain, async, async generator), and takes the interface's
+    arguments by position. Every property is a property or a value. The check instantiates and calls nothing.
     """
     if interface not in cls.__mro__:
         return (f"it does not inherit from {interface.__name__}; needs a subclass (`register` alone adds no methods)",)
@@ -46,7 +46,10 @@ def breaches(cls: type[Any], interface: type[Any]) -> tuple[str, ...]:
 
 
 def refuses(function: Callable[..., Any], arguments: Sequence[str]) -> str:
-    """The reason why `function` cannot be called with these positional arguments; empty: it can, or is opaque."""
+    """The reason why `function` cannot be called with these positional arguments.
+
+    Empty if it can be called, or if its signature is unknown.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a function of C without a text signature
@@ -59,7 +62,7 @@ def refuses(function: Callable[..., Any], arguments: Sequence[str]) -> str:
 
 
 def defines(cls: type[Any], interface: type[Any], *methods: str) -> bool:
-    """True when the class has each of these methods, and not merely the one that its interface has."""
+    """True if the class has its own version of each of these methods, not only the interface's."""
     ours = [inspect.getattr_static(cls, name, None) for name in methods]
     theirs = [inspect.getattr_static(interface, name, None) for name in methods]
     return all(
@@ -69,7 +72,7 @@ def defines(cls: type[Any], interface: type[Any], *methods: str) -> bool:
 
 
 def not_importable(cls: type[Any]) -> str:
-    """The reason why another process cannot import the class by its name; empty: it can."""
+    """The reason why another process cannot import the class by its name; empty if it can."""
     if "<locals>" in cls.__qualname__:
         return "is defined inside a function; define it at the top level of its module"
     if cls.__module__ == "__main__":
@@ -83,19 +86,19 @@ def not_importable(cls: type[Any]) -> str:
 
 
 def check_product(built: type[Any], interface: type[Any], who: str) -> None:
-    """PluginError unless what `who` builds fills its slot."""
+    """PluginError unless the class that `who` builds conforms to the interface of its slot."""
     if found := breaches(built, interface):
         raise PluginError(f"{who}: builds {_name(built)} as {interface.__name__}, but {'; '.join(found)}")
 
 
 def product(build: Callable[..., Any]) -> type[Any] | None:
-    """The class that `build` returns: itself a class, or annotated with one; None if unknown."""
+    """The class that `build` returns: `build` itself if it is a class, else its annotation; None if unknown."""
     while isinstance(build, functools.partial):
         build = build.func
     if isinstance(build, type):
         return build
     returns: Any = None
-    with suppress(Exception):  # an annotation that only a type checker can resolve, or only a reader
+    with suppress(Exception):  # not every annotation can be resolved at run time
         returns = get_type_hints(build).get("return")
     return returns if isinstance(returns, type) and returns is not type(None) else None
 
@@ -105,7 +108,7 @@ def _name(cls: type[Any]) -> str:
 
 
 def _members(interface: type[Any]) -> dict[str, Any]:
-    """The public methods and properties that an interface declares, its bases' included."""
+    """The public methods and properties that an interface and its bases declare."""
     members: dict[str, Any] = {}
     for base in reversed(interface.__mro__):
         if base is not object:
@@ -118,7 +121,7 @@ def _members(interface: type[Any]) -> dict[str, Any]:
 
 
 def _departs(found: Any, declared: Any) -> str:
-    """The difference between a member and the interface's, to be put behind its name; empty: none."""
+    """The difference from the interface's member, as the text that follows the member's name; empty: none."""
     if found is declared:
         return ""
     if isinstance(declared, property):
@@ -162,9 +165,9 @@ def kind_of(function: Callable[..., Any]) -> Kind:
 
 
 def _wrong_parameters(found: Any, declared: Any) -> str:
-    """The interface's arguments must bind, with and without its optional ones."""
+    """The problem with a method's parameters: the interface's have to bind, with and without the optional ones."""
     if isinstance(found, functools.partialmethod):
-        return ""  # what it binds stands between self and the rest
+        return ""  # its bound arguments come between self and the others
     due = [
         parameter
         for parameter in inspect.signature(_function(declared)).parameters.values()

@@ -1,4 +1,4 @@
-"""Results of calls, checked against what was declared: a type, something to await, something to iterate."""
+"""Checks the results of calls against their declarations: a type, an awaitable, an async generator."""
 
 import functools
 import inspect
@@ -10,16 +10,16 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 from rlcore.errors import PluginError, RlcoreError, WorkerError
 
 _WIDER: dict[Any, type] = {float: Real, int: Integral}
-"""numpy's numbers are numbers."""
+"""Wider types, so that numpy's numbers count as numbers."""
 _NAMES: dict[type, str] = {NoneType: "None", Real: "float", Integral: "int"}
 _NEVER_RAN = ("async_generator", "generator")
 """Types that a method with `yield` returns immediately, before its first line runs."""
 
 
 def kind(value: object) -> str:
-    """A refused value in the words of errors: None, or its type.
+    """A refused value in the words of errors: 'None', or its type.
 
-    A coroutine is closed: Python would complain that it was never awaited.
+    Closes a coroutine, because Python would warn that it was never awaited.
     """
     if inspect.iscoroutine(value):
         value.close()
@@ -29,8 +29,8 @@ def kind(value: object) -> str:
 def checked_result(where: str, method: Callable[..., Any], result: Any) -> Any:
     """The result of a worker's method; WorkerError naming `where` unless the interface's `method` declares its type.
 
-    Nothing is said where the interface declares none, or one that a type checker alone can hold. A method that is to
-    return nothing may return anything but what never ran.
+    Accepts any result if the interface declares no type, or one that only a type checker can check. A method that
+    declares None may return anything but a generator, whose code never ran.
     """
     due = _declared(method)
     if due is None or isinstance(result, due):
@@ -49,7 +49,7 @@ def awaitable(who: str, found: Any) -> Awaitable[Any]:
 
 
 def plain(who: str, found: Any, due: type | tuple[type, ...], needed: str) -> Any:
-    """The result of a plain method of a component; PluginError naming `who` unless it has the type that is due."""
+    """The result of a plain method of a component; PluginError naming `who` unless it has the type `due`."""
     if isinstance(found, due):
         return found
     raise PluginError(f"{who} returned {kind(found)}; needs {needed}")
@@ -64,7 +64,7 @@ def as_stream(who: str, found: Any, error: type[RlcoreError]) -> AsyncGenerator[
 
 @functools.cache
 def _declared(method: Callable[..., Any]) -> tuple[type, ...] | None:
-    """The types that a method may return; None when its annotation does not say."""
+    """The types that a method may return; None if its annotation names none."""
     try:
         hints = get_type_hints(method)
     except (NameError, TypeError, AttributeError):  # an annotation that only a type checker can resolve

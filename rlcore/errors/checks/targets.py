@@ -1,7 +1,7 @@
-"""Finds out without importing anything whether a target ('module:attr' or '/abs/file.py:attr') leads to a function.
+"""Checks, without an import, that a target ('module:attr' or '/abs/file.py:attr') leads to a function.
 
-The source of a module that is not loaded is parsed. Targets that it does not show (a C module, `import *`, a module
-`__getattr__`, a decorated function's parameters) is not a problem: the import at run time will tell.
+Parses the source of a module that is not loaded. A target passes if the source does not show it (a C module,
+`import *`, a module `__getattr__`, a decorated function's parameters): the import at run time decides.
 """
 
 import ast
@@ -28,8 +28,8 @@ _Definitions = dict[str, list[ast.AST]]
 def static_problem(target: object, num_arguments: int | None = None) -> str | None:
     """The certain problem with a target: 'there is no module 'x''; None if it may be importable.
 
-    With `num_arguments` it is a plain function that is called with so many arguments by position; without, it may also
-    be a class or `async def`, and `attr` may have dots. Imports nothing; a loaded module is inspected directly.
+    With `num_arguments` the target has to be a plain function that takes this many positional arguments. Without, it
+    may also be a class or `async def`, and `attr` may have dots. Imports nothing; inspects a loaded module directly.
     """
     if not well_formed(target):
         return f"found {shown(target)}; needs {FORM}"
@@ -64,7 +64,7 @@ def _in_file(path: Path, names: Sequence[str], num_arguments: int | None) -> str
 
 
 def _source_of(module: str) -> Path | str | None:
-    """The source file of a module that is not loaded, what is wrong with its name, or None for neither."""
+    """The source file of a module that is not loaded, or the problem with its name; None if neither is known."""
     places: Sequence[str] | None = None
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
@@ -90,12 +90,12 @@ def _source_of(module: str) -> Path | str | None:
 
 
 def spec_of(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
-    """Finds a module like `importlib.util.find_spec`, which would import the packages around the module."""
+    """Find a module like `importlib.util.find_spec`, but without importing the packages around it."""
     tail = name.rpartition(".")[2]
     for finder in sys.meta_path:
         # For a nested namespace package, PathFinder would look up the outer one among loaded modules.
         known_as = tail if finder is PathFinder else name
-        with suppress(Exception):  # a foreign finder, which the import will run into as well
+        with suppress(Exception):  # of a foreign finder; the import will fail in the same way
             spec = finder.find_spec(known_as, places)
             if spec is not None:
                 return spec
@@ -118,7 +118,7 @@ def _is_dynamic(path: Path) -> bool:
 
 
 def _in_module(module: ModuleType, where: str, names: Sequence[str], num_arguments: int | None) -> str | None:
-    """The problem in a loaded module; its `__getattr__`, which may import anything, is not called."""
+    """The problem in a loaded module. Does not call the module's `__getattr__`, which may import anything."""
     contents = vars(module)
     if names[0] not in contents:
         if "__getattr__" in contents or type(module) is not ModuleType:
@@ -167,7 +167,7 @@ def _in_source(path: Path, where: str, names: Sequence[str], num_arguments: int 
 
 @lru_cache(maxsize=128)
 def _defined(path: Path, changed_ns: int, size: int) -> _Definitions:
-    """Names that a file of this age and size binds; plans are made more often than files change."""
+    """Names that a file of this age and size binds; cached, because plans are made more often than files change."""
     defined: _Definitions = {}
     for name, node in _definitions(ast.parse(path.read_bytes(), str(path)).body):
         defined.setdefault(name, []).append(node)

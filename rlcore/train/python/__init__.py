@@ -1,1 +1,1 @@
-"""Training from Python: functions, rows and settings that a caller holds become files and keys of the run."""
+"""Training from Python: turns a caller's functions, rows and settings into files and keys of the run."""

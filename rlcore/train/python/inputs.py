@@ -35,7 +35,7 @@ class Inputs:
     settings: Mapping[str, Any]
     files: Mapping[str, bytes]
     notes: tuple[str, ...] = ()
-    """Notes for the user: which functions go by source, and why."""
+    """Notes for the user: the functions that the run has as source, with the reason."""
     named: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names below each section that an argument replaces as a whole, such as `data.sources`."""
 
@@ -62,7 +62,7 @@ class Inputs:
                 )
 
     def write(self, directory: Path, resume: bool) -> None:
-        """Write the files; ConfigError when a run that is resumed was begun with others."""
+        """Write the files; ConfigError if a resumed run was started with other contents."""
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             path = directory / name
@@ -111,7 +111,7 @@ class _Gathered:
             check_form(source, f"{argument}['{key.rpartition('.')[2]}']")
 
     def add_rewards(self, rewards: Any) -> None:
-        """One function or text, a list of them, or these or settings by name."""
+        """`rewards`: a function or text, a list of these, or a mapping of names to functions, texts or settings."""
         if isinstance(rewards, Mapping):
             named = [(name, reward) for name, reward in rewards.items()]
         else:
@@ -144,11 +144,11 @@ class _Gathered:
         file = f"reward_{name}.py"
         self.files[file] = shared.source.encode()
         self.settings[f"{key}.fn"] = InputFile(file, shared.name)
-        self.notes.append(f"{who} goes by its source, in {INPUTS}/{file}: {shared.reason}")
+        self.notes.append(f"{who} is passed as source, in {INPUTS}/{file}: {shared.reason}")
 
 
 def gather_inputs(model: Any, rewards: Any, data: Any, eval: Any, settings: Mapping[str, Any]) -> Inputs:
-    """The arguments as settings and files; ConfigError, in one line, for what cannot be either."""
+    """The arguments as settings and files; ConfigError for an argument that cannot become either."""
     gathered = _Gathered()
     if model is not None:
         if not isinstance(model, (str, os.PathLike)):

@@ -39,7 +39,7 @@ class Request:
 
     @contextmanager
     def planned(self, resume: bool) -> Iterator[RunPlan]:
-        """The plan of a run whose directory holds the inputs; they are removed if nothing comes of the run."""
+        """The plan of a run whose directory holds the inputs; removes them if the run leaves no results."""
         if not self.inputs.files:
             yield self.plan(Path())
             return
@@ -56,7 +56,7 @@ class Request:
 
     @contextmanager
     def planned_briefly(self) -> Iterator[RunPlan]:
-        """The plan of what writes no run directory: the files of the inputs go when it ends."""
+        """The plan of a call that writes no run directory; its input files are removed on exit."""
         with tempfile.TemporaryDirectory(prefix="rlcore-inputs-") as scratch:
             self.inputs.write(Path(scratch), resume=False)
             yield self.plan(Path(scratch))
@@ -64,7 +64,7 @@ class Request:
 
 def _remove_inputs(run_dir: Path) -> None:
     shutil.rmtree(run_dir / INPUTS, ignore_errors=True)
-    with suppress(OSError):  # there is more than the lock in it
+    with suppress(OSError):  # keep a directory that holds more than the lock
         if {path.name for path in run_dir.iterdir()} <= {".lock"}:
             shutil.rmtree(run_dir)
 
@@ -78,7 +78,7 @@ def request_of(
     eval: Any,
     settings: Mapping[str, Any],
 ) -> Request:
-    """The request that the arguments of `rlcore.train` make; ConfigError for one of the wrong form."""
+    """Turn the arguments of `rlcore.train` into a request; ConfigError for an argument of the wrong form."""
     sources: list[Path | Mapping[str, Any]] = []
     overrides: list[str] = []
     for part in config:

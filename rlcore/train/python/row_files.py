@@ -1,4 +1,4 @@
-"""Rows that Python holds, as a file of JSON lines that a run is trained on, and resumed, without the object."""
+"""Writes rows from Python as a file of JSON lines, so that a run trains and resumes without the object."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,13 +11,13 @@ FORMS = "needs a path, a list of dicts, a datasets.Dataset, or these by the name
 
 
 def is_rows(data: Any) -> bool:
-    """True for what `rows_as_lines` takes."""
+    """True if `rows_as_lines` accepts the data."""
     is_sequence = isinstance(data, Sequence) and not isinstance(data, (str, bytes))
     return is_sequence or (_is_dataset(data) and hasattr(data, "__len__") and not isinstance(data, Mapping))
 
 
 def check_form(data: Any, who: str) -> None:
-    """ConfigError, beginning with `who`, for data of a form that cannot be a source, with what to make of it."""
+    """Raise ConfigError, beginning with `who`: data of this form cannot be a source, and how to convert it."""
     if isinstance(data, Mapping) and _is_dataset(data):
         raise ConfigError(f"{who}: found the splits {', '.join(map(str, data))}; needs one, such as ds['train']")
     if _is_dataset(data) and not hasattr(data, "__len__"):
@@ -30,7 +30,7 @@ def check_form(data: Any, who: str) -> None:
 
 
 def check_no_columns(sources: Mapping[str, Any], who: str) -> None:
-    """ConfigError, beginning with `who`, for columns where sources by name are needed."""
+    """ConfigError, beginning with `who`, if the mapping holds columns instead of sources by name."""
     for name, source in sources.items():
         if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, int, float)):
             raise ConfigError(
@@ -42,8 +42,8 @@ def check_no_columns(sources: Mapping[str, Any], who: str) -> None:
 def rows_as_lines(rows: Any, who: str) -> bytes:
     """A line of JSON per row; arrays and numbers of numpy become lists and numbers.
 
-    ConfigError, beginning with `who`, for no rows, a row that is not a mapping with text keys, and a value that JSON
-    does not have.
+    ConfigError, beginning with `who`, for no rows, a row that is not a mapping with text keys, and a value that is not
+    JSON.
     """
     lines = [_line(row, f"{who}: row {index}") for index, row in enumerate(rows)]
     if not lines:
@@ -69,9 +69,9 @@ def _line(row: Any, who: str) -> bytes:
 
 
 def _check_keys(value: Any, who: str) -> None:
-    """ConfigError for keys that JSON would turn into text, so that a row read back would differ."""
+    """ConfigError for keys that are not text: JSON would convert them, and a row read back would differ."""
     level = [value]
-    for _ in range(64):  # deeper ones are refused where the rows are read
+    for _ in range(64):  # the reader of rows refuses deeper nesting
         for found in level:
             if isinstance(found, Mapping) and (odd := [key for key in found if not isinstance(key, str)]):
                 raise ConfigError(f"{who} has the key {odd[0]!r}; needs keys that are text")

@@ -1,8 +1,9 @@
-"""Reward functions from Python, as children can have them: by the name of a module, or by source that is written down.
+"""Reward functions from Python, in a form that child processes can load: a module's name, or source in a file.
 
-A child process imports a function by name. One of `__main__` or of a notebook, or one that is defined in another
-function, cannot be imported: running a script again to import from it would train again. Its source goes to a file,
-with all that it refers to: modules, importable objects, plain values, and further functions and classes by source.
+A child process imports a function by name. It cannot import a function of `__main__`, of a notebook, or one that is
+defined in another function: importing from a script would run it, and train, again. The source of such a function is
+written to a file with everything that it refers to: modules, importable objects, plain values, and the source of
+further functions and classes.
 """
 
 import __future__
@@ -24,27 +25,27 @@ from typing import Any
 from rlcore.errors import ConfigError, describe
 
 MAX_TEXT = 1 << 20
-"""Characters of one value that is written down; larger ones belong in a file."""
+"""Most characters of one value in the written source; larger values belong in a file."""
 FUTURE = "from __future__ import annotations"
 MISSING = object()
 
 
 @dataclass(frozen=True)
 class SharedFunction:
-    """A function as another process can have it."""
+    """A function in a form that another process can load."""
 
     name: str
     """The function's `__name__`."""
     module: str
-    """The module that it is imported from; empty: it goes by `source`."""
+    """The module to import it from; empty if `source` defines it."""
     source: str = ""
     """A module that defines it."""
     reason: str = ""
-    """Reason why it goes by source."""
+    """The reason why it is passed as source."""
 
 
 def share_function(function: Any, who: str) -> SharedFunction:
-    """The function as children can have it; ConfigError, beginning with `who`, when they cannot."""
+    """The function in a form that child processes can load; ConfigError, beginning with `who`, if there is none."""
     if not isinstance(function, FunctionType):
         kind = describe_type(function)
         raise ConfigError(f"{who}: found {kind}; needs a function that is written with def, or a text 'file.py:name'")
@@ -57,7 +58,7 @@ def share_function(function: Any, who: str) -> SharedFunction:
 
 
 def why_not_importable(found: Any) -> str:
-    """Reason why another process cannot import the function or class; empty when it can."""
+    """The reason why another process cannot import the function or class; empty if it can."""
     module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
     if not isinstance(module, str) or not name:
         return "it has no module"
@@ -78,7 +79,7 @@ def _found_again(module: str) -> bool:
     loaded, top = sys.modules.get(module), module.partition(".")[0]
     if loaded is None or top not in sys.modules:
         return False
-    # `importlib.util.find_spec` would answer with the loaded module, whatever put it there
+    # `importlib.util.find_spec` would return the spec of the loaded module, regardless of its origin
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
     spec = next((spec for finder in finders if (spec := finder.find_spec(top, None)) is not None), None)
     return spec is not None and (not spec.has_location or spec.origin == getattr(sys.modules[top], "__file__", None))
@@ -99,10 +100,10 @@ class _Source:
         self._who = who
         self._lines: list[str] = []
         self._values: dict[str, Any] = {}
-        """Object of each name of the module."""
+        """The object that each name of the module stands for."""
 
     def of(self, function: FunctionType) -> str:
-        """The text of the module; ConfigError for what cannot be written down."""
+        """The text of the module; ConfigError for an object that cannot be written as source."""
         self._define(function.__name__, function, function.__name__)
         text = "\n".join([FUTURE, "", *self._lines]) + "\n"
         try:
@@ -113,10 +114,10 @@ class _Source:
         return text
 
     def _check_current(self, function: Any) -> None:
-        """ConfigError when the source file was edited after the function was made.
+        """ConfigError if the source file was edited after the function was made.
 
-        From Python 3.12 on, the code of a call `x.f()` depends on whether the unit that is compiled imports x. A
-        script is compiled as a whole, and IPython compiles each statement of a cell by itself: either may be it.
+        From Python 3.12 on, the code of a call `x.f()` depends on whether the compiled unit imports x. Python compiles
+        a script as a whole, and IPython compiles each statement of a cell separately, so either unit may match.
         """
         lines = linecache.getlines(function.__code__.co_filename, function.__globals__)
         sources = "".join(lines), self._source_of(function)
@@ -127,12 +128,14 @@ class _Source:
         return ConfigError(f"{self._who}: the source of '{name}' has changed since it was defined; define it again")
 
     def _define(self, name: str, value: Any, user: str) -> None:
-        """Write what `name` stands for in `user`, the function or class that refers to it."""
+        """Write the object that `name` stands for in `user`, the function or class that refers to it."""
         before = self._values.get(name, MISSING)
         if before is value:
             return
         if before is not MISSING:
-            raise ConfigError(f"{self._who}: '{name}' stands for two things in what it refers to; {WAY_OUT}")
+            raise ConfigError(
+                f"{self._who}: '{name}' stands for two different objects in the code that it uses; {WAY_OUT}"
+            )
         self._values[name] = value
         line = _as_line(name, value)
         if line is None and isinstance(inspect.unwrap(value) if callable(value) else None, (FunctionType, type)):
@@ -189,15 +192,15 @@ def _defines(source: str, code: CodeType) -> bool:
 
 
 def _content(code: CodeType) -> tuple[object, ...]:
-    """The parts of a code object that do not depend on where it stands."""
+    """The parts of a code object that do not depend on its place in the source."""
     consts = [_content(const) if isinstance(const, CodeType) else (type(const), const) for const in code.co_consts]
     return code.co_code, code.co_names, tuple(consts)
 
 
 def _class_source(found: type) -> str:
-    """The source of a class, by the file of its first method: `inspect` looks for one of a notebook in a file.
+    """The source of a class, found through its first method: `inspect` would look for a notebook's class in a file.
 
-    OSError when it cannot be found.
+    OSError if it cannot be found.
     """
     methods = [value for value in vars(found).values() if isinstance(value, FunctionType)]
     if not methods:
@@ -216,7 +219,7 @@ WAY_OUT = "put it into a file and name it, such as rewards='rewards.py:score'"
 
 
 def _lookup(name: str, value: Any) -> Any:
-    """Object of the name where the function or class was defined; MISSING for builtins and what is unknown."""
+    """The object that the name has where the function or class is defined; MISSING for builtins and unknown names."""
     if isinstance(value, type):
         return vars(sys.modules.get(value.__module__, object)).get(name, MISSING)
     function: FunctionType = value
@@ -249,7 +252,7 @@ def _free_names(source: str) -> list[str]:
 
 
 def _as_line(name: str, value: Any) -> str | None:
-    """The statement that binds the name to the value in another process; None where there is no such line."""
+    """The statement that binds the name to the value in another process; None if there is no such statement."""
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}" if _found_again(value.__name__) else None
     if isinstance(value, re.Pattern):
@@ -263,7 +266,7 @@ def _as_line(name: str, value: Any) -> str | None:
 
 
 def _plain_text(value: Any) -> str | None:
-    """The value as Python text, where that gives the same value again."""
+    """The value as Python text; None if the text would not give the same value again."""
     if not isinstance(value, (type(None), bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)):
         return None
     text = f"frozenset({set(value)!r})" if type(value) is frozenset and value else repr(value)

@@ -200,4 +200,4 @@ def test_a_module_may_be_imported_by_the_same_cell_or_by_another(tmp_path: Path)
 def test_one_name_for_two_things_is_refused() -> None:
     one = cell("def helper():\n    return x\n", x=1)["helper"]
     space = cell("def score(completions, **columns):\n    return [helper() + x]\n", x=2, helper=one)
-    assert "'x' stands for two things" in refusal(space["score"])
+    assert "'x' stands for two different objects" in refusal(space["score"])
