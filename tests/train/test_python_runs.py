@@ -91,6 +91,8 @@ def test_a_resume_with_other_rows_is_refused(settings: dict[str, Any]) -> None:
 def test_a_start_that_fails_leaves_no_run_and_a_name_that_is_taken_stays_as_it_is(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="boxedd"):
         rlcore.train(**{**settings, "rewards": "boxedd"}, **{"train.name": "run"})
+    with pytest.raises(ConfigError, match="held-out questions occur in training"):
+        rlcore.train(**{**settings, "eval": ROWS[:2]}, **{"train.name": "run"})
     assert not (Path(settings["train.dir"]) / "run").exists()
     result = rlcore.train(**settings, **{"train.name": "run"})
     before = (result.run_dir / "inputs" / "data_train.jsonl").read_bytes()

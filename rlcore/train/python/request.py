@@ -16,7 +16,14 @@ from rlcore.plugins.planning import plan_run
 from rlcore.plugins.saved_run import INPUTS
 from rlcore.train.python.inputs import Inputs, gather_inputs
 from rlcore.train.python.shared_functions import describe_type
-from rlcore.train.run_dir import choose_directory, has_results, locked, open_directory
+from rlcore.train.run_dir import (
+    choose_directory,
+    has_results,
+    is_unused,
+    locked,
+    open_directory,
+    removed_without_results,
+)
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 """A configuration file, the same as nested mappings (keys may be dotted), or one value as 'key=value'."""
@@ -46,10 +53,12 @@ class Request:
         _, loaded = configure([*self.sources, self.inputs.below(Path(INPUTS))], self.overrides, self.plugins)
         self.inputs.check(loaded.config)
         run_dir = choose_directory(loaded, resume)
+        made = is_unused(run_dir)
         with locked(open_directory(run_dir, resume)):
             self.inputs.write(run_dir / INPUTS, resume)
         try:
-            yield self.plan(run_dir / INPUTS, **{"train.dir": str(run_dir.parent), "train.name": run_dir.name})
+            with removed_without_results(run_dir, made):
+                yield self.plan(run_dir / INPUTS, **{"train.dir": str(run_dir.parent), "train.name": run_dir.name})
         finally:
             if not has_results(run_dir):
                 _remove_inputs(run_dir)
