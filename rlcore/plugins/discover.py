@@ -2,11 +2,13 @@
 
 import os
 import sys
+import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, distributions
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -139,13 +141,24 @@ def find(name: str) -> InstalledPlugin:
             f"{' and '.join(str(plugin.provider) for plugin in found)}; uninstall one of them"
         )
     if not found:
-        hint = install_hint(canonical(name))
+        hint = install_hint(canonical(name)) or _install_from_here(canonical(name))
         raise PluginError(
             f"plugin '{name}' is not installed; {nearest(canonical(name), [plugin.name for plugin in everything])}"
             + (hint and f"; {hint}")
         )
     check_api(found[0])
     return found[0]
+
+
+def _install_from_here(name: str) -> str:
+    """The command that installs the plugin, if its project is in the working directory or one level below; else ''."""
+    for project in (Path("pyproject.toml"), *sorted(Path().glob("*/pyproject.toml"))):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # another project, of any content
+            points = tomllib.loads(project.read_text("utf-8"))["project"]["entry-points"][GROUP]
+            if name in map(canonical, points):
+                where = f"./{project.parent}" if project.parent.name else "."
+                return f"its project is here: `pip install -e {where}`"
+    return ""
 
 
 def check_not_core(name: str, places: Sequence[str]) -> None:

@@ -299,3 +299,23 @@ def test_the_metadata_of_a_plugin_is_parsed_once_also_when_others_come_and_go(
             assert {"demo_once", name} <= {plugin.name for plugin in installed()}
             assert "once" in {offer.value.name for offer in load([]).entry_point_rewards()}
     assert parsed.count(str(site)) == 1
+
+
+@pytest.mark.parametrize(("directory", "where"), [(".", "."), ("rlcore-mine", "./rlcore-mine")])
+def test_a_plugin_whose_project_is_here_is_installed_from_here(
+    directory: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-broken").mkdir()
+    (tmp_path / "a-broken" / "pyproject.toml").write_text("[project")
+    (tmp_path / "b-other").mkdir()
+    (tmp_path / "b-other" / "pyproject.toml").write_text("project = 3")
+    (tmp_path / directory).mkdir(exist_ok=True)
+    (tmp_path / directory / "pyproject.toml").write_text('[project.entry-points.rlcore]\nmy-own = "my_own"\n')
+    with pytest.raises(
+        PluginError, match=rf"'my_own' is not installed; .*; its project is here: `pip install -e {where}`$"
+    ):
+        load(["my_own"])
+    with pytest.raises(PluginError) as raised:
+        load(["my_other"])
+    assert "pip install -e" not in str(raised.value)
