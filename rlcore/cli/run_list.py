@@ -19,8 +19,6 @@ from rlcore.report.status import LOCK, RUNNING, is_held, read_status
 SHOWN = {"reward/mean": "reward", "completion/length_mean": "length"}
 """Metrics of the last step that the list shows, with their headings."""
 NOT_BEGUN = "not begun"
-MARKS = ("plan.json", LOCK)
-"""Files of a start; a directory with none of them was not written by one."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def list_runs(directory: Path) -> list[RunRow]:
 
 
 def _is_run(path: Path) -> bool:
-    return path.is_dir() and (path / LOCK).is_file() and any((path / mark).is_file() for mark in MARKS)
+    return path.is_dir() and (path / LOCK).is_file()
 
 
 def _row(path: Path) -> RunRow:
