@@ -6,9 +6,11 @@ from typing import Any
 
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
+from rlcore.report.foreign_output import foreign_output
 from rlcore.runtime.machine import gather_facts
 
 
+@foreign_output()
 def plan_run(
     files: Sequence[Path | Mapping[str, Any]],
     overrides: Sequence[str],
@@ -18,9 +20,7 @@ def plan_run(
     """The plan of a run from configuration files, overrides and --plugin names; starts nothing.
 
     It is for this machine, or for one with the facts of `machine`, on which all plugins that are installed here work.
+    What plugins print meanwhile is shown as it may be, and they cannot take away or close standard output.
     """
-    if machine is None:
-        hooks, loaded = configure(files, overrides, plugins)
-        return make_plan(loaded, hooks, gather_facts(loaded.config))
-    hooks, loaded = configure(files, overrides, plugins, machine, elsewhere=True)
+    hooks, loaded = configure(files, overrides, plugins, machine, elsewhere=machine is not None)
     return make_plan(loaded, hooks, gather_facts(loaded.config, machine))

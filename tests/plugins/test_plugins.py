@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from rlcore import __version__
-from rlcore.errors import PluginError
+from rlcore.errors import PlanError, PluginError
 from rlcore.plan.catalog import install_hint
 from rlcore.plugins import configure, installed, load
+from rlcore.plugins.planning import plan_run
 from rlcore.testing import check_plugin
+from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
 
 NULL = [
@@ -299,3 +301,34 @@ def test_the_metadata_of_a_plugin_is_parsed_once_also_when_others_come_and_go(
             assert {"demo_once", name} <= {plugin.name for plugin in installed()}
             assert "once" in {offer.value.name for offer in load([]).entry_point_rewards()}
     assert parsed.count(str(site)) == 1
+
+
+def test_what_a_plugin_prints_when_it_is_imported_and_called_is_shown_as_it_may_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it cannot take standard output away."""
+    monkeypatch.setenv("PRINTED_API_KEY", "sekrit-1234-5678")
+    prints = 'print("\\x1b[31m", os.environ["PRINTED_API_KEY"], file=sys.stderr)'
+    path = tmp_path / "my_printing.py"
+    path.write_text(
+        f"""import os
+import sys
+from rlcore.contracts.hooks import hookimpl
+
+RLCORE_API = "1"
+{prints}
+
+
+@hookimpl
+def rlcore_reward_functions():
+    {prints}
+    sys.stdout = sys.stderr = None
+    return []
+"""
+    )
+    with pytest.raises(PlanError, match="nothing of it is in the plan"):
+        plan_run([], SETTINGS, ["null", str(path)])
+    print("still there")
+    shown = capsys.readouterr()
+    assert shown.err == "\N{REPLACEMENT CHARACTER}[31m ${oc.env:PRINTED_API_KEY}\n" * 2
+    assert shown.out == "still there\n"
