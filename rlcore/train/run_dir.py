@@ -240,7 +240,7 @@ def write_plan(directory: Path, plan: RunPlan) -> None:
 
 
 def plan_files(plan: RunPlan) -> dict[str, bytes]:
-    """What config.yaml and plan.json of a run and its checkpoints contain, by name."""
+    """The contents of config.yaml and plan.json, for a run and its checkpoints."""
     text = json.dumps(plan_to_json(plan), indent=1) + "\n"
     return {"config.yaml": plan.loaded.yaml.encode(), "plan.json": text.encode()}
 
