@@ -12,12 +12,14 @@ from typing import Any
 from rlcore.config import LoadedConfig, RunConfig, enabled_plugins, load_config
 from rlcore.config.choices import Choice, Chooser
 from rlcore.errors import ConfigError, PluginError
+from rlcore.errors.redaction import remember_environment
 from rlcore.plan import Facts
 from rlcore.plan.catalog import moved_keys, rollout_on_gpus
 from rlcore.plan.device_defaults import choose_defaults, device_choice
 from rlcore.plugins.discover import InstalledPlugin, canonical, installed
 from rlcore.plugins.enabled import is_path, load_plugin, name_of
 from rlcore.plugins.hook_calls import Hooks
+from rlcore.report.foreign_output import foreign_output
 from rlcore.runtime.machine import gather_facts, machine_facts
 
 __all__ = ["Hooks", "InstalledPlugin", "configure", "installed", "load"]
@@ -33,6 +35,7 @@ def load(names_or_paths: Iterable[str]) -> Hooks:
     return Hooks([load_plugin(named[name]) for name in sorted(named)])
 
 
+@foreign_output()
 def configure(
     files: Sequence[Path | Mapping[str, Any]],
     overrides: Sequence[str],
@@ -48,6 +51,7 @@ def configure(
     machine if it is None. If the defaults choose a rollout backend, its plugin is enabled. With `elsewhere` the run is
     for a machine with other libraries: a backend then needs its plugin here, but not its library.
     """
+    remember_environment()  # before a plugin prints
     on_gpus = {backend: plugin for plugin, backend in (_offered_for_gpus() if elsewhere else _installed_for_gpus())}
 
     def choose(config: RunConfig, origins: Mapping[str, str]) -> tuple[Choice, ...]:

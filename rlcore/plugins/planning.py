@@ -6,9 +6,11 @@ from typing import Any
 
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
+from rlcore.report.foreign_output import foreign_output
 from rlcore.runtime.machine import gather_facts
 
 
+@foreign_output()
 def plan_run(
     files: Sequence[Path | Mapping[str, Any]],
     overrides: Sequence[str],
@@ -19,9 +21,7 @@ def plan_run(
 
     The plan is for this machine, or for one with the facts of `machine`. It assumes that the plugins installed here
     work there too.
+    Text that plugins print is shown without secrets and control characters, and plugins cannot close standard output.
     """
-    if machine is None:
-        hooks, loaded = configure(files, overrides, plugins)
-        return make_plan(loaded, hooks, gather_facts(loaded.config))
-    hooks, loaded = configure(files, overrides, plugins, machine, elsewhere=True)
+    hooks, loaded = configure(files, overrides, plugins, machine, elsewhere=machine is not None)
     return make_plan(loaded, hooks, gather_facts(loaded.config, machine))

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from rich.text import Text
-
 from rlcore.errors import describe
 from rlcore.errors.redaction import displayable
 
@@ -85,6 +83,8 @@ class ForeignOutput:
 
     def _show(self, line: str) -> None:
         if self.console is not None and self.console.is_terminal:
+            from rich.text import Text
+
             self.console.print(Text(displayable(line)), soft_wrap=True)
             return
         if not self._is_gone:

@@ -4,6 +4,7 @@ They run in a separate thread: some talk to a server, some keep their run in a t
 delay or end a training run. A tracker that fails after the start is named in a warning and switched off.
 """
 
+import asyncio
 import importlib.util
 import logging
 import threading
@@ -55,8 +56,11 @@ class Trackers:
         """Trackers that failed to take samples."""
         self._is_behind = False
 
-    def start(self) -> None:
-        """Start every tracker with the configuration; ConfigError if one is not installed or fails."""
+    async def start(self) -> None:
+        """Start every tracker with the configuration; ConfigError if one is not installed or fails.
+
+        A signal that ends the run also ends the wait for a tracker that does not start.
+        """
         if not self._plans:
             return
         require_installed(self._plans, self._find)
@@ -64,7 +68,7 @@ class Trackers:
         self._thread.start()
         settings = _flat(self._run_config)
         for plan in self._plans:
-            self._start(plan, settings)
+            await self._start(plan, settings)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand over the metrics; returns immediately."""
@@ -97,10 +101,10 @@ class Trackers:
         try:
             thread.submit(self._close).result(limit_s)
         except TimeoutError:
-            self._warn(f"{', '.join(self._trackers)}: not finished within {limit_s:g} s; left behind")
+            self._warn(f"{', '.join(self._trackers) or 'trackers'}: not finished within {limit_s:g} s; left behind")
         thread.end()
 
-    def _start(self, plan: TrackerPlan, settings: Mapping[str, Setting]) -> None:
+    async def _start(self, plan: TrackerPlan, settings: Mapping[str, Setting]) -> None:
         who, name = _named(plan), plan.offer.name
 
         def start() -> Problem:
@@ -114,10 +118,9 @@ class Trackers:
         thread = self._thread
         if thread is None:
             return
-        try:
-            problem = thread.submit(start).result(START_S)
-        except TimeoutError:
-            problem = ConfigError(f"track.to: {who} did not start within {START_S:g} s")
+        started = asyncio.wrap_future(thread.submit(start))
+        done, _ = await asyncio.wait({started}, timeout=START_S)  # which leaves the thread's future as it is
+        problem = started.result() if done else ConfigError(f"track.to: {who} did not start within {START_S:g} s")
         if problem is not None:
             self.close()
             raise problem

@@ -234,10 +234,15 @@ def _end_in_words(kind: type[BaseException] | None, error: BaseException | None,
 
 def write_plan(directory: Path, plan: RunPlan) -> None:
     """Save config.yaml and plan.json."""
-    text = json.dumps(plan_to_json(plan), indent=1) + "\n"
-    for name, content in (("config.yaml", plan.loaded.yaml), ("plan.json", text)):
+    for name, content in plan_files(plan).items():
         with writing_records(directory / name):
-            write_atomically(directory / name, content.encode())
+            write_atomically(directory / name, content)
+
+
+def plan_files(plan: RunPlan) -> dict[str, bytes]:
+    """The contents of config.yaml and plan.json, for a run and its checkpoints."""
+    text = json.dumps(plan_to_json(plan), indent=1) + "\n"
+    return {"config.yaml": plan.loaded.yaml.encode(), "plan.json": text.encode()}
 
 
 def write_rewards(directory: Path, plan: RunPlan) -> None:

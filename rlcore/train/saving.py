@@ -18,7 +18,7 @@ from rlcore.errors import CheckpointError, PluginError, RlcoreError, boundary
 from rlcore.runtime.launch import owner_of
 from rlcore.train import checkpoint
 from rlcore.train.best import best_step
-from rlcore.train.run_dir import has_results
+from rlcore.train.run_dir import has_results, plan_files
 from rlcore.train.saved_samples import read_scored, write_scored
 from rlcore.train.trainer import Trainer
 
@@ -142,8 +142,8 @@ class Saver:
             await self._save_workers(staging, copied)
             await asyncio.to_thread(trainer.run.tokens.save, staging / "model")
             await asyncio.to_thread(write_scored, staging / IN_FLIGHT, in_flight)
-            for name in ("config.yaml", "plan.json"):
-                (staging / name).write_bytes((self._run_dir / name).read_bytes())
+            for name, content in plan_files(trainer.run.plan).items():
+                (staging / name).write_bytes(content)
         publish = partial(checkpoint.publish, keep=self._config.keep, best=best)
         self.last = await asyncio.to_thread(publish, staging, self._run_dir, step, state)
         self._num_kept = len(in_flight)

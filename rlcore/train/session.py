@@ -199,7 +199,7 @@ class Session:
         self.saver.last = origin.checkpoint if origin.resumed else None
         async with AsyncExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
-            self._sinks.trackers.start()
+            await self._sinks.trackers.start()
             if self._spans is not None:
                 stack.callback(self._spans.close)
                 self._spans.start()

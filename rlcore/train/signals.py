@@ -57,6 +57,7 @@ class StopRequest:
         for signum in SIGNALS:
             loop.add_signal_handler(signum, self._receive, signum, task)
         loop.add_signal_handler(signal.SIGHUP, _outlive_terminal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # a plugin, or a library, may have blocked them
         try:
             yield
         finally:

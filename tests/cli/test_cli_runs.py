@@ -62,6 +62,7 @@ def test_a_chat_starts_the_actor_and_the_rollout_and_no_process_for_rewards(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {thread.ident for thread in threading.enumerate()}
+    kept = _all_children()
     threads: list[str] = []
     processes: list[str] = []
     lines = ["hello\n", ""]
@@ -69,7 +70,7 @@ def test_a_chat_starts_the_actor_and_the_rollout_and_no_process_for_rewards(
     def read() -> str:
         if len(lines) == 1:  # the first line was answered
             threads.extend(thread.name for thread in threading.enumerate() if thread.ident not in before)
-            processes.extend(name for task in Path("/proc/self/task").iterdir() for name in _children(task))
+            processes.extend(_all_children() - kept)
         return lines.pop(0)
 
     monkeypatch.setattr("rlcore.cli.chat._read", read)
@@ -77,6 +78,10 @@ def test_a_chat_starts_the_actor_and_the_rollout_and_no_process_for_rewards(
     assert capsys.readouterr().out
     assert processes == []
     assert [name for name in threads if name.endswith("]")] == ["actor[0]"], "the rollout samples in it"
+
+
+def _all_children() -> set[str]:
+    return {name for task in Path("/proc/self/task").iterdir() for name in _children(task)}
 
 
 def _children(task: Path) -> list[str]:

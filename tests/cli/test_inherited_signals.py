@@ -24,6 +24,21 @@ def test_children_keep_their_exit_codes_and_a_question_without_a_run_ends_nothin
     assert (done.returncode, done.stdout.split()) == (0, [str(signal.SIG_DFL).encode(), b"7"])
 
 
+BLOCKED = """
+import signal, subprocess, sys
+from rlcore.cli.inherited_signals import mend_inherited_signals
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+mend_inherited_signals()
+code = "import signal; print(len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+print(subprocess.call([sys.executable, "-c", code]))
+"""
+
+
+def test_no_signal_stays_blocked_here_and_in_children() -> None:
+    done = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, [b"0", b"0"])
+
+
 def test_the_command_mends_them_first() -> None:
     """`rlcore --version`, started by a parent that ignores SIGCHLD, leaves both signals as a run needs them."""
     script = (

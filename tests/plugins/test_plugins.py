@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from rlcore import __version__
-from rlcore.errors import PluginError
+from rlcore.errors import PlanError, PluginError
 from rlcore.plan.catalog import install_hint
 from rlcore.plugins import configure, installed, load
+from rlcore.plugins.planning import plan_run
 from rlcore.testing import check_plugin
+from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
 
 NULL = [
@@ -319,3 +321,34 @@ def test_a_plugin_whose_project_is_here_is_installed_from_here(
     with pytest.raises(PluginError) as raised:
         load(["my_other"])
     assert "pip install -e" not in str(raised.value)
+
+
+def test_what_a_plugin_prints_when_it_is_imported_and_called_is_shown_as_it_may_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it cannot take standard output away."""
+    monkeypatch.setenv("PRINTED_API_KEY", "sekrit-1234-5678")
+    prints = 'print("\\x1b[31m", os.environ["PRINTED_API_KEY"], file=sys.stderr)'
+    path = tmp_path / "my_printing.py"
+    path.write_text(
+        f"""import os
+import sys
+from rlcore.contracts.hooks import hookimpl
+
+RLCORE_API = "1"
+{prints}
+
+
+@hookimpl
+def rlcore_reward_functions():
+    {prints}
+    sys.stdout = sys.stderr = None
+    return []
+"""
+    )
+    with pytest.raises(PlanError, match="nothing of it is in the plan"):
+        plan_run([], SETTINGS, ["null", str(path)])
+    print("still there")
+    shown = capsys.readouterr()
+    assert shown.err == "\N{REPLACEMENT CHARACTER}[31m ${oc.env:PRINTED_API_KEY}\n" * 2
+    assert shown.out == "still there\n"

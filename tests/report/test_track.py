@@ -1,5 +1,6 @@
 """Trackers: tensorboard for real, plugins' own, and trackers that fail or hang never hold up a run."""
 
+import asyncio
 import math
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def trackers_of(tmp_path: Path, warnings: list[str], **fakes: type[Tracker]) -> 
     made.clear()
     plans = [TrackerPlan(TrackerOffer(name, cls), "plugin 'x' (x 1.0)", "section") for name, cls in fakes.items()]
     trackers = Trackers(plans, "project", tmp_path, RUN_CONFIG, warn=warnings.append)
-    trackers.start()
+    asyncio.run(trackers.start())
     return trackers
 
 
@@ -84,7 +85,7 @@ def test_tensorboard_has_every_metric_under_its_step(tmp_path: Path) -> None:
 
     state_before = dict(PartialState._shared_state)
     trackers = Trackers([core("tensorboard")], "rlcore", tmp_path, RUN_CONFIG, warn=pytest.fail)
-    trackers.start()
+    asyncio.run(trackers.start())
     trackers.log(1, {"reward/mean": 0.25, "actor/loss": -1.5})
     trackers.log(2, {"reward/mean": 0.5, "actor/loss": math.nan})
     trackers.close()
@@ -103,8 +104,8 @@ def test_tensorboard_has_every_metric_under_its_step(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_trackers_nothing_is_imported_and_no_thread_runs(tmp_path: Path) -> None:
     program = (
-        "import sys, threading\nfrom pathlib import Path\nfrom rlcore.report.trackers import Trackers\n"
-        "trackers = Trackers((), 'x', Path(), '')\ntrackers.start()\n"
+        "import asyncio, sys, threading\nfrom pathlib import Path\nfrom rlcore.report.trackers import Trackers\n"
+        "trackers = Trackers((), 'x', Path(), '')\nasyncio.run(trackers.start())\n"
         "trackers.log(1, {'a': 1.0})\ntrackers.close()\n"
         "sys.exit(str([m for m in ('torch', 'accelerate') if m in sys.modules] + threading.enumerate()[1:]))"
     )
@@ -211,6 +212,33 @@ def test_a_tracker_that_does_not_start_is_a_configuration_error_and_the_others_a
     with pytest.raises(ConfigError, match=words):
         trackers_of(tmp_path, [], good=fake(), bad=fake(failing("start")))
     assert [name for name, _ in made["good"].calls] == ["start", "close"]
+
+
+def test_a_signal_ends_the_wait_for_a_tracker_that_does_not_start(tmp_path: Path) -> None:
+    release, warnings, began = threading.Event(), list[str](), threading.Event()
+
+    def hang(call: str) -> None:
+        if call == "start":
+            began.set()
+            release.wait(5)
+
+    def warn(text: str) -> None:
+        warnings.append(text)
+        release.set()
+
+    plan = TrackerPlan(TrackerOffer("slow", fake(hang)), "plugin 'x' (x 1.0)", "section")
+    trackers = Trackers([plan], "project", tmp_path, RUN_CONFIG, warn=warn)
+
+    async def main() -> None:
+        starting = asyncio.create_task(trackers.start())
+        await asyncio.to_thread(began.wait, 5)
+        starting.cancel()  # as a signal does
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        trackers.close(limit_s=0.0)
+
+    asyncio.run(main())
+    assert warnings == ["trackers: not finished within 0 s; left behind"]
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_trackers_start_no_thread_and_no_tracker_until_their_start(tmp_path: Pat
     trackers = Trackers([TrackerPlan(TrackerOffer("eager", Eager), "x")], "project", tmp_path, "")
     assert threading.enumerate() == before
     with pytest.raises(ConfigError, match="tracker eager of x did not start: RuntimeError: a tracker was made"):
-        trackers.start()
+        asyncio.run(trackers.start())
     assert "trackers" not in [thread.name for thread in threading.enumerate()]
 
 

@@ -1,4 +1,4 @@
-"""A second Ctrl-C ends the process at once, and says so in one line."""
+"""Signals during a run: a second Ctrl-C ends the process at once with one line, and none stays blocked."""
 
 import asyncio
 import os
@@ -34,3 +34,16 @@ def test_a_second_ctrl_c_ends_the_process_with_one_line(
 
     asyncio.run(main())
     assert capfd.readouterr().err == "\nrlcore: ended at once by a second Ctrl-C; checkpoints stand\n"
+
+
+def test_signals_that_a_plugin_has_blocked_reach_the_run() -> None:
+    async def main() -> None:
+        with StopRequest(finish_step=True).installed():
+            assert not blocked & signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        asyncio.run(main())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

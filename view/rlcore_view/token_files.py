@@ -3,6 +3,7 @@
 import array
 import codecs
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,8 @@ from rlcore_view.model import Tokens, ViewError
 
 FORMAT, SCHEMA = "rlcore-tokens", 1
 _CODES = {"I32": "i", "I64": "q", "F32": "f", "U8": "B"}
+LARGEST = 1 << 30
+"""Bytes of a step's file that are taken into memory."""
 WITHHELD = "\N{FULL BLOCK}"
 """Replaces tokens that the run did not write because their row's text contains a secret."""
 
@@ -65,6 +68,8 @@ def rows_of(path: Path, known: Vocabulary) -> dict[RowId, Tokens]:
 def _load(path: Path) -> tuple[dict[str, Any], dict[str, "array.array[Any]"]]:
     try:
         with opened(path) as file:
+            if (size := os.fstat(file.fileno()).st_size) > LARGEST:
+                raise ViewError(f"'{path}': it has {size >> 20} MiB, which no run writes; remove it")
             data = file.read()
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])

@@ -72,6 +72,13 @@ def test_tokens_that_cannot_be_read_are_a_note_and_the_rest_is_shown(tmp_path: P
     assert ("its schema is 2; this rlcore-view reads 1" in note) is (damage == "a schema from the future")
 
 
+def test_tokens_that_exceed_memory_are_a_note(tmp_path: Path) -> None:
+    path = write_rlcore_run(tmp_path / "sums", steps=1) / "tokens" / "step_000001.train.safetensors"
+    os.truncate(path, 1 << 40)  # sparse: it takes no room on the disk
+    [note] = read(tmp_path / "sums").notes
+    assert "it has 1048576 MiB, which no run writes" in note
+
+
 def test_a_live_run_is_shown_up_to_its_last_whole_line(tmp_path: Path) -> None:
     run = write_rlcore_run(tmp_path / "sums", steps=1)
     file = run / "trajectories" / "step_000001.jsonl"
