@@ -287,7 +287,7 @@ def test_the_plan_shows_every_choice_with_its_reason(
     assert shown["actor.dtype"]["value"] == "bfloat16"
     assert set(shown) == {"cluster.device", "cluster.threads", *EMBEDDED}
     monkeypatch.setattr(rlcore.plugins, "machine_facts", lambda: facts)
-    monkeypatch.setattr(planning, "gather_facts", lambda config: facts)
+    monkeypatch.setattr(planning, "gather_facts", lambda config, machine: facts)
     write_prompts(tmp_path / "prompts.jsonl", 2)
     monkeypatch.chdir(tmp_path)
     assert main(["plan", *SETTINGS, "rollout.max_rows=7"]) == 0
