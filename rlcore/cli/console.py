@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rlcore.errors.redaction import displayable
+from rlcore.errors.redaction import bounded, displayable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +52,7 @@ def answer(text: str) -> None:
 def complain(text: str, end: str = "\n") -> None:
     """Write an error or a prompt to standard error; do nothing if that is closed."""
     with contextlib.suppress(OSError, ValueError):
-        print(displayable(text), end=end, file=sys.stderr, flush=True)
+        print(bounded(text), end=end, file=sys.stderr, flush=True)
 
 
 def drop_impossible_sizes() -> None:

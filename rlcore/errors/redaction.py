@@ -20,6 +20,8 @@ _SHORTEST = 6
 
 Shorter values, such as numbers, would redact much of the text.
 """
+LONGEST_LINE = 10_000
+"""Characters of a line of a warning, an error or the log; an exception's text may have any length."""
 
 # For the whole process, because any output may contain a resolved value: text as printed -> '${oc.env:NAME}'.
 _resolved: dict[str, str] = {}
@@ -114,6 +116,15 @@ def displayable(text: str) -> str:
     return "".join(letter if _is_shown(letter) else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
+def bounded(text: str) -> str:
+    """Displayable text of a message. A line over LONGEST_LINE characters is cut, and says how many more there are."""
+    lines = displayable(text).split("\n")
+    return "\n".join(
+        line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}... ({len(line) - LONGEST_LINE} characters more)"
+        for line in lines
+    )
+
+
 def _is_shown(character: str) -> bool:
     return character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"
 
@@ -122,4 +133,4 @@ class DisplayFormatter(logging.Formatter):
     """Formats log records and their tracebacks as displayable text."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return displayable(super().format(record))
+        return bounded(super().format(record))

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.errors.redaction import displayable
+from rlcore.errors.redaction import bounded, displayable
 from rlcore.report.foreign_output import UNWRITABLE, beside, discard
 from rlcore.report.standing import duration, progress, sentence
 from rlcore.report.status import Status
@@ -149,7 +149,7 @@ class Terminal:
 
     def warn(self, text: str) -> None:
         """Print a highlighted line."""
-        self._console.print(Text(displayable(f"warning: {text}"), style="bold yellow"), soft_wrap=True)
+        self._console.print(Text(bounded(f"warning: {text}"), style="bold yellow"), soft_wrap=True)
 
 
 class _Bar(Progress):

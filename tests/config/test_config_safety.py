@@ -13,7 +13,7 @@ import pytest
 from rlcore.config import LoadedConfig, TrainConfig, default_run_name, load_config, run_directory
 from rlcore.config.layers import MAX_DEPTH
 from rlcore.errors import ConfigError
-from rlcore.errors.redaction import DisplayFormatter, redact
+from rlcore.errors.redaction import LONGEST_LINE, DisplayFormatter, bounded, redact
 
 NEEDED = ("model.path=m", "data.sources.all.path=p.jsonl", "reward.functions.ok.fn=r.py:score")
 NOW = datetime(2026, 1, 31, 23, 59, 58, tzinfo=UTC)
@@ -111,6 +111,15 @@ def test_log_records_and_their_tracebacks_are_redacted(secret: str) -> None:
     text = formatter.format(record)
     assert "refused ${oc.env:" in text
     assert SECRET not in text
+
+
+def test_a_long_line_of_a_message_is_cut_after_the_secret_is_redacted(secret: str) -> None:
+    assert bounded("a" * LONGEST_LINE + "\nb") == "a" * LONGEST_LINE + "\nb"
+    cut = bounded("a" * (LONGEST_LINE - 3) + SECRET + "b" * 1_000_000)
+    assert cut.startswith("a" * (LONGEST_LINE - 3) + "${o... (")
+    assert len(cut) < LONGEST_LINE + 40
+    record = logging.LogRecord("x", logging.WARNING, "x", 1, "c" * 1_000_000, (), None)
+    assert len(DisplayFormatter("%(message)s").format(record)) < LONGEST_LINE + 40
 
 
 def test_a_short_value_that_is_not_a_secret_does_not_redact_other_text() -> None:

@@ -130,7 +130,9 @@ def test_it_is_started_on_its_devices_and_samples_with_the_weights_of_each_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     """The GPUs are those of a plan: neither the actor `null` nor the engine computes on them. Both share them."""
-    monkeypatch.setattr(planning, "gather_facts", lambda config, machine: Facts(cpus=2, gpus=4 if device == "cuda" else 0))
+    monkeypatch.setattr(
+        planning, "gather_facts", lambda config, machine: Facts(cpus=2, gpus=4 if device == "cuda" else 0)
+    )
     config: dict[str, Any] = {
         "model": {"path": "", "tokenizer": "bytes"},
         "data": {"sources": {"all": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 8))}}},
