@@ -125,8 +125,8 @@ def _show(sweep: "Sweep", metric: str, as_json: bool) -> None:
             group.name,
             len(group.values),
             group.num_failed,
-            f"{group.mean:.4g}",
-            f"{group.spread:.2g}",
+            f"{group.mean:.4g}" if group.values else "-",
+            f"{group.spread:.2g}" if len(group.values) > 1 else "-",
             f"{min(group.values):.4g} .. {max(group.values):.4g}" if group.values else "-",
         )
         for group in groups

@@ -81,6 +81,7 @@ def test_half_of_the_runs_fail_the_rest_continue_and_only_failed_ones_are_retrie
     assert err.count("\n") == 1
     rows = [line.split() for line in out.splitlines() if line.startswith("actor.lr=")]
     assert [row[:3] for row in rows] == [["actor.lr=0.1", "2", "0"], ["actor.lr=-5", "0", "2"]]
+    assert rows[1][3:] == ["-", "-", "-"]
     runs = config.parent / "runs" / "lrs"
     before = (runs / "lr-0.1_seed-0" / "metrics.jsonl").read_bytes()
     assert main([*command[:5], "actor.lr=0.1", *command[6:], "--json", "--metric", "reward/mean"]) == 0
