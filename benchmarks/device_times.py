@@ -84,7 +84,7 @@ class TimedActor(ActorWorker):
         (directory / "model").mkdir()
 
     def restore(self, directory: Path) -> None:
-        """Does nothing: there is no state."""
+        """Do nothing, because there is no state."""
 
     def facts(self) -> dict[str, Any]:
         return {"num_parameters": 0, "context_length": None}

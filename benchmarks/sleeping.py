@@ -103,7 +103,7 @@ class SleepingActor(ActorWorker):
         (directory / "model").mkdir()
 
     def restore(self, directory: Path) -> None:
-        """Does nothing: there is no state."""
+        """Do nothing, because there is no state."""
 
     def facts(self) -> dict[str, Any]:
         return {"num_parameters": 0, "context_length": None}

@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def list_runs(directory: Path) -> list[RunRow]:
-    """The runs in the directory, the one that changed last at the end; ConfigError if there is no such directory."""
+    """The runs in the directory, sorted by their last change; ConfigError if the directory does not exist."""
     if not directory.is_dir():
         raise ConfigError(f"runs: found no directory '{directory}'; name the train.dir of your runs")
     rows = []

@@ -69,7 +69,7 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, "array.array[Any]"]]:
     try:
         with opened(path) as file:
             if (size := os.fstat(file.fileno()).st_size) > LARGEST:
-                raise ViewError(f"'{path}': it has {size >> 20} MiB, which no run writes; remove it")
+                raise ViewError(f"'{path}': it has {size >> 20} MiB; files of up to {LARGEST >> 20} MiB are shown")
             data = file.read()
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])

@@ -76,7 +76,7 @@ def test_tokens_that_exceed_memory_are_a_note(tmp_path: Path) -> None:
     path = write_rlcore_run(tmp_path / "sums", steps=1) / "tokens" / "step_000001.train.safetensors"
     os.truncate(path, 1 << 40)  # sparse: it takes no room on the disk
     [note] = read(tmp_path / "sums").notes
-    assert "it has 1048576 MiB, which no run writes" in note
+    assert "it has 1048576 MiB; files of up to 1024 MiB are shown" in note
 
 
 def test_a_live_run_is_shown_up_to_its_last_whole_line(tmp_path: Path) -> None:

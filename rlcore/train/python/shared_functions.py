@@ -252,7 +252,7 @@ def _free_names(source: str) -> list[str]:
 
 
 def _as_line(name: str, value: Any) -> str | None:
-    """The statement that binds the name to the value in another process; None if there is no such statement."""
+    """The import or assignment that recreates the value under this name in another process; None if none can."""
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}" if _found_again(value.__name__) else None
     if isinstance(value, re.Pattern):
