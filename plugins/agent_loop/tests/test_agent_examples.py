@@ -76,7 +76,7 @@ def trained(example: str, directory: Path) -> list[dict[str, Any]]:
     """The training conversations of two small steps of an example."""
     command = (
         f"train examples/{example}/config.yaml --plugin agent_loop train.dir={directory} train.name=run "
-        "train.max_steps=2 train.prompts_per_step=2 rollout.samples_per_prompt=4 eval.sources.heldout.limit=4"
+        "train.max_steps=2 train.prompts_per_step=2 rollout.samples_per_prompt=4 eval.sources.heldout.limit=2"
     )
     done = subprocess.run(
         [sys.executable, "-m", "rlcore", *command.split()],
@@ -84,7 +84,7 @@ def trained(example: str, directory: Path) -> list[dict[str, Any]]:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=560,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout
@@ -96,7 +96,7 @@ def trained(example: str, directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(400)
 def test_an_agent_with_the_openai_client_is_trained_through_the_endpoint(tmp_path: Path) -> None:
     pytest.importorskip("openai")
     assert "rlcore" not in (ROOT / "examples" / "openai_agent" / "agent.py").read_text().split('"""')[2]
@@ -105,7 +105,7 @@ def test_an_agent_with_the_openai_client_is_trained_through_the_endpoint(tmp_pat
 
 
 @pytest.mark.real
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(400)
 def test_the_real_model_has_calls_of_the_calculator_answered(tmp_path: Path) -> None:
     rows = trained("tool_agent", tmp_path)
     answered = [row for row in rows if any(message["role"] == "tool" for message in row["completion"])]
