@@ -24,6 +24,9 @@ PYPROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS)) $(VIEW)/pyp
 # Tests of vLLM mostly wait for engines to start, each step of which keeps one core busy.
 PARALLEL := -n 2 --dist worksteal
 GROUPED := -n 2 --dist loadgroup
+# Tests that run at a time share the cores, and so do the threads of the runs that they start: two runs with a thread per
+# core, whose idle threads wait in loops, take over seven times as long as two whose idle threads sleep.
+SHARED_CORES := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 # What installs into the environment that is its argument: uv where there is one, an eighth of pip's time.
 UV := $(shell command -v uv)
 install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install --quiet)
@@ -75,16 +78,16 @@ demo: $(STAMPS)/demo $(MODEL)  ## teach SmolLM2-135M one-digit addition: install
 model: $(MODEL)  ## convert the model of the demo and of the `real` tests
 
 test: $(STAMPS)/dev  ## the default suite: core, plugins, example
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
+	$(SHARED_CORES) $(BIN)/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
 slow: $(STAMPS)/dev $(MODEL)  ## more of the default suite, over half a second per test; templates of plugins, benchmarks
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(GROUPED) -m slow $(TESTS) $(ARGS)
+	$(SHARED_CORES) $(BIN)/python -m pytest $(GROUPED) -m slow $(TESTS) $(ARGS)
 
 test-optimized: $(STAMPS)/dev  ## tests of checks and of data under python -O, where no assert of ours may matter
 	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(BIN)/python -m pytest $(PARALLEL) -m "$(FAST_OR_SLOW)" $(OPTIMIZED) $(ARGS)
 
 fault: $(STAMPS)/dev  ## the fault scorecard's slow cases
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(GROUPED) -m fault $(TESTS) $(ARGS)
+	$(SHARED_CORES) $(BIN)/python -m pytest $(GROUPED) -m fault $(TESTS) $(ARGS)
 
 fuzz: $(STAMPS)/dev  ## new examples for the tests of tests/fuzz, until MINUTES are up
 	$(BIN)/python tests/fuzz/fuzz.py $(MINUTES)
@@ -93,13 +96,13 @@ soak: $(STAMPS)/dev  ## everything together for MINUTES, with faults from a seed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(ARGS)
 
 real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(GROUPED) -m real $(TESTS) $(ARGS)
+	$(SHARED_CORES) $(BIN)/python -m pytest $(GROUPED) -m real $(TESTS) $(ARGS)
 
 browser: $(STAMPS)/dev docs  ## rlcore-view and the site in Chromium (Debian: apt-get install chromium chromium-driver)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m browser $(VIEW)/tests tests/docs $(ARGS)
 
 vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, classifier, weights, restart
-	$(VLLM)/bin/python -m pytest $(GROUPED) -m real tests/real/test_vllm*.py plugins/vllm/tests $(ARGS)
+	OMP_WAIT_POLICY=passive $(VLLM)/bin/python -m pytest $(GROUPED) -m real tests/real/test_vllm*.py plugins/vllm/tests $(ARGS)
 
 bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark but the learning curves, hours on a quiet machine; JSON lines
 	$(BIN)/python benchmarks/run_all.py $(ARGS)

@@ -76,8 +76,7 @@ def trained(example: str, directory: Path) -> list[dict[str, Any]]:
     """The training conversations of two small steps of an example."""
     command = (
         f"train examples/{example}/config.yaml --plugin agent_loop train.dir={directory} train.name=run "
-        "train.max_steps=2 train.prompts_per_step=2 rollout.samples_per_prompt=4 eval.sources.heldout.limit=4 "
-        "cluster.threads=1"  # other tests run at the same time: more threads than cores wait for each other in loops
+        "train.max_steps=2 train.prompts_per_step=2 rollout.samples_per_prompt=4 eval.sources.heldout.limit=4"
     )
     done = subprocess.run(
         [sys.executable, "-m", "rlcore", *command.split()],
