@@ -1,5 +1,4 @@
-"""Data files that a configuration file names count from its directory, as reward functions do, then from the working
-directory."""
+"""Files that a configuration file names count from its directory, then from the working directory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,15 @@ from rlcore.config.sections import RunConfig
 SUFFIXES = (".yaml", ".yml")
 
 
-def beside_their_files(config: RunConfig, shown: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
+def directory_of(key: str, origins: Mapping[str, str]) -> Path | None:
+    """The directory of the configuration file, or of the file that it links to, that sets the key; None without one."""
+    file = Path(origins.get(key, ""))
+    if file.suffix not in SUFFIXES or not file.is_file():
+        return None
+    return (file.resolve() if file.is_symlink() else file).parent
+
+
+def paths_from_their_files(config: RunConfig, shown: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
     """The keys of sources whose path exists in the directory of the file that sets it, with the path from there.
 
     Absolute paths, interpolated ones, and those of files in the working directory stay as they are.
@@ -19,9 +26,9 @@ def beside_their_files(config: RunConfig, shown: Mapping[str, Any], origins: Map
     sources |= {f"eval.sources.{name}.path": source.path for name, source in config.eval.sources.items()}
     found = {}
     for key, path in sources.items():
-        file = Path(origins.get(key, ""))
-        if path and shown.get(key) == path and file.suffix in SUFFIXES and file.is_file():
-            beside = file.parent / path
-            if str(beside) != str(Path(path)) and beside.exists():
-                found[key] = str(beside)
+        directory = directory_of(key, origins)
+        if path and shown.get(key) == path and directory is not None:
+            from_there = directory / path
+            if from_there != Path(path) and from_there.exists():
+                found[key] = str(from_there)
     return found

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlcore.config.checks import check_bounds, check_effects, check_rules, has_effect, walk
 from rlcore.config.choices import AUTO, DEVICE, Choice, Chooser, no_choices
-from rlcore.config.file_paths import beside_their_files
+from rlcore.config.file_paths import paths_from_their_files
 from rlcore.config.layers import (
     Layer,
     Source,
@@ -130,8 +130,8 @@ def load_config(
     if chosen or config.cluster.device == AUTO:
         loaded.put(chosen, CHOSEN)
         config = loaded.resolve()
-    if beside := beside_their_files(config, loaded.shown, loaded.origins):
-        for key, path in beside.items():
+    if found := paths_from_their_files(config, loaded.shown, loaded.origins):
+        for key, path in found.items():
             loaded.put({key: path}, loaded.origins[key])
         config = loaded.resolve()
     check_conditions(config, sections)

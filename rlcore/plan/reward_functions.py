@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import LoadedConfig, RewardFunctionConfig, RunConfig
+from rlcore.config.file_paths import directory_of
 from rlcore.config.providers import Offer
 from rlcore.contracts.components import ResolvedReward, RewardComponent
 from rlcore.contracts.offers import RewardFunction, Scope
@@ -141,17 +142,15 @@ def _offered(key: str, name: str, offers: Offers) -> Offer[RewardFunction]:
 def _file(key: str, where: str, loaded: LoadedConfig) -> Path:
     """The file's absolute path. A relative path is searched for in the directory of the config file that names it, then
     in the working directory."""
-    origin = Path(loaded.origins.get(f"{key}", ""))
-    beside = [origin.resolve().parent] if origin.suffix in (".yaml", ".yml") and origin.is_file() else []
-    directories = list(dict.fromkeys([*beside, Path.cwd().resolve()]))
+    named_in = directory_of(key, loaded.origins)
+    directories = list(dict.fromkeys(place.resolve() for place in (named_in, Path.cwd()) if place is not None))
     for directory in directories:
         if (directory / where).is_file():
             return (directory / where).resolve()
     if Path(where).is_absolute():
         raise ConfigError(f"{key}: found no file '{where}'")
-    counts_from = (
-        f"the directory of {origin.name}, then from the working directory" if beside else "the working directory"
-    )
+    file = f"the directory of {Path(loaded.origins[key]).name}, then from " if named_in is not None else ""
+    counts_from = f"{file}the working directory"
     others = sorted({path.name for directory in directories for path in directory.glob("*.py")})
     hint = f"; {nearest(Path(where).name, others)}" if 0 < len(others) <= MAX_NAMED else ""
     raise ConfigError(

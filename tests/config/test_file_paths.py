@@ -46,6 +46,13 @@ def test_the_directory_of_the_file_comes_before_the_working_directory(project: P
     assert paths()[:2] == ("task/train.jsonl", "task/held.jsonl")
 
 
+def test_a_configuration_that_is_a_link_counts_from_the_file_that_it_links_to(project: Path) -> None:
+    (project / "config.yaml").rename(project.parent / "held.yaml")
+    (project / "config.yaml").symlink_to(project.parent / "held.yaml")
+    (project.parent / "train.jsonl").write_text("{}\n")
+    assert paths()[0] == str(project.parent.resolve() / "train.jsonl")
+
+
 @pytest.mark.usefixtures("project")
 def test_a_path_of_the_command_line_counts_from_the_working_directory() -> None:
     override = "data.sources.train.path=train.jsonl"
