@@ -80,7 +80,7 @@ model: $(MODEL)  ## convert the model of the demo and of the `real` tests
 test: $(STAMPS)/dev  ## the default suite: core, plugins, example
 	$(SHARED_CORES) $(BIN)/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
-slow: $(STAMPS)/dev $(MODEL)  ## more of the default suite, over half a second per test; templates of plugins, benchmarks
+slow: $(STAMPS)/dev $(MODEL)  ## more of the default suite, over a fifth of a second per test; templates of plugins, benchmarks
 	$(SHARED_CORES) $(BIN)/python -m pytest $(GROUPED) -m slow $(TESTS) $(ARGS)
 
 test-optimized: $(STAMPS)/dev  ## tests of checks and of data under python -O, where no assert of ours may matter

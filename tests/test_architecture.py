@@ -127,6 +127,7 @@ def test_every_room_has_a_layer_and_there_are_few() -> None:
     assert len([path for path in CORE.iterdir() if path.name != "__pycache__"]) <= 22
 
 
+@pytest.mark.slow
 def test_a_module_imports_only_what_stands_in_the_layers_before_it() -> None:
     assert [line for path in sources() for line in broken_order(path, tree_of(path))] == []
 
@@ -170,6 +171,7 @@ def circles(trees: dict[str, ast.AST]) -> dict[str, list[str]]:
         needs = {name: wanted for name, wanted in needs.items() if name not in ends}
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_not_even_for_their_types() -> None:
     everything: dict[str, ast.AST] = {dotted(path): tree_of(path) for path in sources()}
     del everything["rlcore"]
@@ -217,16 +219,19 @@ def loaded_by(code: str) -> set[str]:
     return set(ast.literal_eval(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 def test_what_planning_loads_imports_nothing_heavy() -> None:
     assert loaded_by("import rlcore\n" + "\n".join(f"import rlcore.{name}" for name in TORCH_FREE)) == set()
 
 
+@pytest.mark.slow
 def test_making_a_plan_imports_nothing_heavy() -> None:
     overrides = ["model.path=none", "data.sources.all.path=p.jsonl", "reward.functions.letters.fn=count_letter"]
     code = f"from rlcore.plugins.planning import plan_run\nplan_run([], {overrides!r}, ['null'])"
     assert loaded_by(code) == set()
 
 
+@pytest.mark.slow
 def test_loading_every_installed_plugin_of_ours_imports_nothing_heavy() -> None:
     ours = {entry.value for entry in entry_points(group="rlcore") if entry.value.startswith("rlcore")}
     assert "rlcore.testing.null" in ours
@@ -260,6 +265,7 @@ def calls(path: Path) -> Iterator[tuple[str, int]]:
             yield ast.unparse(node.func), node.lineno
 
 
+@pytest.mark.slow
 def test_only_plan_constructs_plans() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line} constructs {name}"
@@ -271,6 +277,7 @@ def test_only_plan_constructs_plans() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_only_clusters_and_chat_templates_start_processes() -> None:
     starts = re.compile(
         r"(^|\.)(Popen|create_subprocess_exec|create_subprocess_shell|fork|posix_spawn|system|Process)$"
@@ -286,6 +293,7 @@ def test_only_clusters_and_chat_templates_start_processes() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_no_public_class_has_the_name_of_another() -> None:
     homes: dict[str, list[str]] = {}
     for path in [*sources(), *(path for path in python_files("plugins") if "tests" not in path.parts)]:
@@ -346,6 +354,7 @@ def test_somebody_elses_exceptions_are_caught_in_one_place() -> None:
 ROOMS = ("rlcore", "plugins", "view", "tests", "benchmarks", "examples", "docs")
 
 
+@pytest.mark.slow
 def test_every_file_and_function_is_short() -> None:
     found = []
     everything = [path for top in ROOMS for path in python_files(top)]
@@ -395,6 +404,7 @@ def test_every_hook_is_documented_with_its_signature_and_implemented_by_the_core
     assert hasattr(getattr(builtin, hook), "rlcore_impl")
 
 
+@pytest.mark.slow
 def test_no_hook_is_documented_that_does_not_exist_and_none_is_more_than_a_declaration() -> None:
     assert sorted(documented()) == sorted(HOOK_NAMES)
     for hook in HOOK_NAMES:

@@ -169,6 +169,7 @@ def summary_of(steps: str, directory: Path) -> tuple[int, list[list[str]]]:
     return done.returncode, [line.split()[:4] for line in lines.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_step_for_which_no_time_is_left_has_failed_and_the_next_is_run(tmp_path: Path) -> None:
     steps = "END=$((SECONDS + 1))\nstep late 60 sleep 20\nEND=900\nstep good 60 true\n"
     assert summary_of(steps, tmp_path) == (1, [["FAILED", "late", "(exit", "124,"], ["ok", "good", "(0", "s)"]])

@@ -81,6 +81,7 @@ def texts(room: str) -> list[Path]:
     return [path for path in everything if not {"build", "results"} & set(path.parts) and path != Path(__file__)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_text_has_a_tic(room: str) -> None:
     assert [(name, str(path.relative_to(ROOT))) for path in texts(room) for name in tics(path)] == []
@@ -92,6 +93,7 @@ def test_no_document_has_a_tic_of_documents() -> None:
     assert [(name, path.name) for path in documents for name in tics(path, DOCUMENT_TICS)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", WORDED)
 def test_no_words_of_code_have_a_tic_of_documents(room: str) -> None:
     paths = texts(room)

@@ -104,6 +104,7 @@ def exported(module: str) -> list[str]:
     return list(getattr(import_module(module), "__all__", ())) if module in PUBLIC else []
 
 
+@pytest.mark.slow
 def test_plugins_and_examples_import_public_names_only() -> None:
     trees = [*sorted((ROOT / "plugins").glob("*")), ROOT / "examples"]
     for tree in trees:

@@ -52,6 +52,7 @@ def files() -> list[Path]:
     return [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if "build" not in path.parts]
 
 
+@pytest.mark.slow
 def test_names_say_what_they_hold() -> None:
     """No variable, parameter or function is named after a participle, and no loop goes over an `item`."""
     found = [f"{path.relative_to(ROOT)}:{name}" for path in files() for name in vague_names(path.read_text())]

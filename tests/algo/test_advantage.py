@@ -73,6 +73,7 @@ def test_rloo_of_a_hand_computed_group() -> None:
     torch.testing.assert_close(rloo(of_groups([3.0, 1.0, 2.0])), torch.tensor([1.5, -1.5, 0.0]))
 
 
+@pytest.mark.slow
 @given(
     groups=st.lists(
         st.lists(st.floats(-5, 5, width=32, allow_subnormal=False), min_size=1, max_size=6), min_size=1, max_size=5

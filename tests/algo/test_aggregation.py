@@ -43,6 +43,7 @@ def test_a_mini_batch_without_tokens_has_no_weights_and_no_division_by_zero(mode
     assert row_weights(mode, np.array([], dtype=np.int64), np.array([], dtype=np.int64), 8.0).tolist() == []
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 100_000), mode=st.sampled_from(MODES), num_rows=st.integers(1, 8))
 @settings(deadline=None, max_examples=200)
 def test_any_split_into_micro_batches_gives_the_loss_and_gradient_of_the_plain_loop(

@@ -39,6 +39,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_greedy_sample_of_each_prompt_is_the_baseline_and_is_not_trained_on(config: dict[str, Any]) -> None:
     """A unigram repeats one token when it is greedy: it scores 1. One reward fails, and its prompt is left out."""
     result = train(config, plugins=["null"])

@@ -46,6 +46,7 @@ def test_offers_state_scope_and_needs() -> None:
     assert picky == {name for name, offer in losses.items() if offer.selection} == {"clip_cov", "kl_cov"}
 
 
+@pytest.mark.slow
 def test_offers_and_registry_import_no_torch() -> None:
     code = "import sys, rlcore.algo.core_offers, rlcore.imports; print([m for m in sys.modules if m == 'torch'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

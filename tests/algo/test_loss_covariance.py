@@ -116,6 +116,7 @@ LOSSES: dict[Callable[..., PolicyLossOutput], Callable[..., torch.Tensor] | None
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda function: function.__name__)
 def test_any_split_into_micro_batches_gives_the_same_gradient_and_metrics(
     llama: Path, loss: Callable[..., PolicyLossOutput]

@@ -99,6 +99,7 @@ def test_a_wrong_configuration_is_one_line_and_exit_code_2(
     assert not (config.parent / "runs").exists()
 
 
+@pytest.mark.slow
 def test_files_overrides_and_options_stand_in_any_order(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = str(config)
     orders = [
@@ -154,6 +155,7 @@ def secret() -> Iterator[str]:
     del os.environ["RLCORE_TEST_TOKEN"]
 
 
+@pytest.mark.slow
 def test_no_command_prints_a_secret(config: Path, secret: str, capsys: pytest.CaptureFixture[str]) -> None:
     override = "reward.functions.letters.kwargs.token=${oc.env:RLCORE_TEST_TOKEN}"
     for arguments in (["config"], ["plan", "--origins"], ["plan", "--json"], ["train", "--dry-run"]):
@@ -170,6 +172,7 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(config: Path, capsys: pytes
     assert not (config.parent / "runs").exists()
 
 
+@pytest.mark.slow
 def test_train_eval_resume_and_export_work_together(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, runs = str(config), config.parent / "runs"
     assert "trained 2 steps" in printed(capsys, "train", text)
@@ -188,6 +191,7 @@ def test_train_eval_resume_and_export_work_together(config: Path, capsys: pytest
     assert "no checkpoint is there" in failing(capsys, "export", str(config.parent), str(config.parent / "out"))
 
 
+@pytest.mark.slow
 def test_view_writes_a_page_of_a_run_with_its_tokens(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,6 +222,7 @@ def test_export_writes_the_model_of_a_checkpoint_that_verifies(
     assert not (tmp_path / "y").exists()
 
 
+@pytest.mark.slow
 def test_what_a_run_saved_can_be_planned_again(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed(capsys, "train", str(config), "train.name=run")
     saved = config.parent / "runs" / "run" / "config.yaml"
@@ -307,6 +312,7 @@ def test_ctrl_c_is_130_and_a_bug_is_a_traceback_without_secrets(
     assert secret not in err
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_not_an_error() -> None:
     command = f"set -o pipefail; {sys.executable} -m rlcore config --reference | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False)
@@ -337,6 +343,7 @@ def test_an_exit_outside_every_boundary_is_not_a_success(
     )
 
 
+@pytest.mark.slow
 def test_a_plan_shows_the_data_and_refuses_what_training_would(
     capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path
 ) -> None:

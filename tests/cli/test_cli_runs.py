@@ -37,6 +37,7 @@ def test_what_is_no_run_is_one_line(command: str, tmp_path: Path, capsys: pytest
     assert "is not a run: found no such directory" in failing(capsys, command, str(tmp_path / "nothing"))
 
 
+@pytest.mark.slow
 def test_a_chat_on_a_run_without_a_checkpoint_is_one_line(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,12 +89,14 @@ def _children(task: Path) -> list[str]:
     return (task / "children").read_text().split()
 
 
+@pytest.mark.slow
 def test_resume_reads_the_runs_own_configuration(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume", str(run_dir), "train.max_steps=3"]) == 0
     assert "continuing after step 2" in capsys.readouterr().out
     assert (run_dir / "checkpoints" / "step_3").is_dir()
 
 
+@pytest.mark.slow
 def test_eval_of_a_run_keeps_its_samples(run_dir: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["eval", "--checkpoint", str(run_dir)]) == 0
     path = Path(capsys.readouterr().out.rpartition("samples: ")[2].strip())

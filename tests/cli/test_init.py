@@ -63,6 +63,7 @@ def test_the_project_has_data_a_reward_with_its_test_and_a_configuration(project
     assert 10 <= len(keys) <= 16
 
 
+@pytest.mark.slow
 def test_the_printed_commands_do_what_they_say(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (project.parent / "out.txt").read_text().splitlines()
     test, plan, run = (line.strip() for line in lines[-3:])
@@ -74,6 +75,7 @@ def test_the_printed_commands_do_what_they_say(project: Path, capsys: pytest.Cap
     assert run == "rlcore train spelling/config.yaml"
 
 
+@pytest.mark.slow
 def test_what_it_writes_trains_with_its_canary(project: Path) -> None:
     result = train(project / "config.yaml", *NULL, plugins=["null"])
     assert (result.steps, len(result.evaluations)) == (2, 3)

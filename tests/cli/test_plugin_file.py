@@ -95,6 +95,7 @@ def test_every_kind_stands_in_one_file(place: Path, left_out: str) -> None:
     assert {SUITES[kind] for kind in kinds} <= set(re.findall(r"\((\w+)\):", tests))
 
 
+@pytest.mark.slow
 def test_planning_with_a_file_imports_no_torch(place: Path) -> None:
     (place / "mine.py").write_text(text_of("estimator,loss"))
     done = run_in_new_interpreter("import sys, mine; print('torch' in sys.modules)", 60.0)

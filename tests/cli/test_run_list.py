@@ -39,6 +39,7 @@ def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     return {row["name"]: row for row in json.loads(out[out.index("[") :])}
 
 
+@pytest.mark.slow
 def test_a_run_is_listed_with_state_step_metrics_and_disk(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = listed(capsys, str(runs))
     assert rows.keys() == {"done", "refused"}
@@ -52,6 +53,7 @@ def test_a_run_is_listed_with_state_step_metrics_and_disk(runs: Path, capsys: py
     assert "finished" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_only_starts_that_nothing_came_of_are_removed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with locked(runs / "refused"):
         assert listed(capsys, str(runs), "--prune-failed").keys() == {"done", "refused"}
@@ -115,6 +117,7 @@ def of_another_user(command: Sequence[str]) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
 def test_a_run_of_another_user_is_left_out_or_refused_in_one_line(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

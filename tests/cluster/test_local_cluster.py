@@ -136,6 +136,7 @@ async def started(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> AsyncIt
         await cluster.close()
 
 
+@pytest.mark.slow
 def test_a_worker_starts_children_from_its_own_thread(probed: RunPlan, tmp_path: Path) -> None:
     async def story() -> None:
         async with started(probed, tmp_path, DEADLINES) as groups:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 STARTS_ANOTHER = """
 import subprocess
 
@@ -28,6 +30,7 @@ print(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 """
 
 
+@pytest.mark.slow
 def test_no_zombie_is_left_of_what_a_child_started(tmp_path: Path) -> None:
     (tmp_path / "served.py").write_text(STARTS_ANOTHER)
     command = [sys.executable, "-c", FIRST_OF_A_CONTAINER, str(tmp_path / "served.py")]

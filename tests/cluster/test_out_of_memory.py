@@ -106,6 +106,7 @@ def test_what_is_not_an_allocators_stays_what_it_is(error: Exception, is_memory:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "overrides", "knobs"),
     [

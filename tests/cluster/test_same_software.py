@@ -43,6 +43,7 @@ def test_the_versions_are_those_of_the_installation() -> None:
     same_software.check_versions(same_software.versions_here())
 
 
+@pytest.mark.slow
 def test_a_run_ends_in_a_line_where_a_process_has_other_software(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

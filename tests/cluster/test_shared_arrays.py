@@ -86,6 +86,7 @@ def test_large_arrays_are_not_in_the_pipe_and_small_ones_are(link: tuple[ArrayLi
     assert len(ours.sent(shared(np.zeros(1000, np.float32)))) > 4000
 
 
+@pytest.mark.slow
 def test_one_copy_serves_every_reader() -> None:
     pairs = [ArrayLink.pair() for _ in range(3)]
     message = shared(random_batch(num_groups=400, samples=16, seed=5))

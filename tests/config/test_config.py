@@ -298,6 +298,7 @@ def test_an_interpolation_that_does_not_resolve_names_its_key(override: str, par
     assert message.startswith(override.partition("=")[0])
 
 
+@pytest.mark.slow
 def test_yaml_that_is_nested_without_end_is_refused_in_one_line(tmp_path: Path) -> None:
     deep = "[" * 5000 + "]" * 5000
     path = tmp_path / "deep.yaml"

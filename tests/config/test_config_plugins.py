@@ -127,6 +127,7 @@ def test_a_preset_may_come_from_a_plugin_and_is_looked_up_first() -> None:
     assert load("algo.preset=ppo", sections=[offer(algo__preset="rloo")]).config.algo.advantage == "gae"
 
 
+@pytest.mark.slow
 def test_what_is_saved_loads_to_the_same_configuration(tmp_path: Path) -> None:
     first = load(
         "algo.preset=dapo",
@@ -149,6 +150,7 @@ def test_a_mapping_is_read_like_a_file_and_may_have_dotted_keys() -> None:
     assert loaded.origins["model.path"] == "Python"
 
 
+@pytest.mark.slow
 def test_a_plugins_section_is_typed_and_checked_like_the_core(tmp_path: Path) -> None:
     sections = [offer()]
     loaded = load(
@@ -183,6 +185,7 @@ def test_the_path_of_a_plain_file_is_kept_next_to_its_typed_section() -> None:
     assert loaded.origins["plugins.mine.path"] == "override 'plugins.mine.path=/x/mine.py'"
 
 
+@pytest.mark.slow
 def test_two_plugins_that_set_one_key_differently_clash_unless_the_user_chose() -> None:
     clash = [offer("one", train__seed=1), offer("two", train__seed=2)]
     for order in (clash, clash[::-1]):
@@ -192,6 +195,7 @@ def test_two_plugins_that_set_one_key_differently_clash_unless_the_user_chose() 
     assert load(sections=[offer("one", train__seed=1), offer("two", train__seed=1)]).config.train.seed == 1
 
 
+@pytest.mark.slow
 def test_the_order_of_plugins_has_no_meaning() -> None:
     sections = [offer("one", train__seed=1), offer("two", train__dir="d")]
     first, second = load(sections=sections), load(sections=sections[::-1])

@@ -71,6 +71,7 @@ def test_the_reference_has_every_key() -> None:
     assert keys_of(render()) - {f"{key}.<name>" for key in keys(RunConfig, "")} == keys(RunConfig, "")
 
 
+@pytest.mark.slow
 def test_the_reference_is_a_configuration_of_nothing_but_defaults() -> None:
     plain = load_config([], NEEDED, [])
     referred = load_config([REFERENCE], NEEDED, [])

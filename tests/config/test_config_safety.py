@@ -82,6 +82,7 @@ def test_a_target_is_refused_wherever_it_occurs(override: str) -> None:
         load(override)
 
 
+@pytest.mark.slow
 def test_a_secret_from_the_environment_is_resolved_only_for_the_run(secret: str) -> None:
     loaded = load(f"reward.functions.ok.kwargs.api_key=${{oc.env:{secret}}}")
     assert loaded.config.reward.functions["ok"].kwargs == {"api_key": SECRET}

@@ -98,6 +98,7 @@ def markers_in(tokenizer: Any, ids: Any) -> list[str]:
     return [names[id_] for id_ in ids if id_ in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_conversation_has_the_special_tokens_of_its_template_only(backend: str, attack: str) -> None:

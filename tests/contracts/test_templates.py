@@ -120,6 +120,7 @@ def found(tokenizer: Any, messages: list[dict[str, Any]], **arguments: Any) -> s
         return str(error).split(": ")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [*TEMPLATES, CHATML], ids=lambda path: getattr(path, "stem", "chatml"))
 @pytest.mark.parametrize("opening", [False, True])
 @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["plain", "tools"])
@@ -137,6 +138,7 @@ def test_texts_and_ids_are_those_of_transformers(template: Path | str, opening: 
     assert rendered
 
 
+@pytest.mark.slow
 def test_the_shipped_models_ids_are_those_of_transformers() -> None:
     model = Path(".models/smollm2-135m-instruct")
     if not model.is_dir():
@@ -154,6 +156,7 @@ def test_a_template_of_a_directory_with_several_is_chosen_by_tools() -> None:
     assert found(tokenizer, CONVERSATIONS[0], tools=[TOOL]) == "with tools"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack", [name if name in FEW else pytest.param(name, marks=pytest.mark.fault) for name in ATTACKS]
 )
@@ -225,6 +228,7 @@ def test_threads_get_their_own_answers() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_templates_see_no_secret_and_leave_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     assert found(tokenizer_with("fine"), CONVERSATIONS[0]) == "fine"

@@ -70,6 +70,7 @@ def order_of(mixture: Mapping[str, tuple[int, float]], seed: int, shuffle: bool)
     return seeded_prompts(prompts, {name: weight for name, (_, weight) in mixture.items()}, seed, shuffle)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(weights_and_sizes, st.integers(0, 5), st.booleans(), st.integers(0, 60), st.integers(0, 60), st.integers(1, 7))
 def test_restoring_at_any_point_continues_identically(
@@ -86,6 +87,7 @@ def test_restoring_at_any_point_continues_identically(
     assert in_chunks == ids(order.next_prompts(after))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(weights_and_sizes, st.integers(1, 200))
 def test_shares_stay_close_to_the_weights_and_epochs_are_whole(

@@ -71,6 +71,7 @@ def test_wrong_rows_are_one_line_that_names_plugin_order_and_call(rows: Any, wor
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_order_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LIMIT, "0.2")
     with pytest.raises(PluginError, match=r"next\(2\): not done after 0\.2 s, in <lambda> at .*test_issued_prompts"):

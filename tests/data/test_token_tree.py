@@ -100,6 +100,7 @@ def test_groups_share_nothing_and_rows_that_predict_nothing_have_no_token() -> N
     assert tree_tokens(batch_of_rows([[[1], [1, 2, 3]]])).tolist() == [0, 2]
 
 
+@pytest.mark.slow
 def test_segments_that_each_continue_the_previous_one_need_no_recursion() -> None:
     prompt, rows = [1], []
     for segment in range(1500):

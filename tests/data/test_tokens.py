@@ -68,6 +68,7 @@ def test_a_prompt_is_the_templated_conversation_with_the_next_turn_opened(direct
 TEXT = "Vier \N{GRINNING FACE} mal 四 = 16.\n"
 
 
+@pytest.mark.slow
 def test_the_pieces_of_a_texts_tokens_joined_are_the_text(directory: Path) -> None:
     tokens = tokens_of(directory)
     ids = tokens._encode_text(f"<|user|>{TEXT}<|end|>")
@@ -259,6 +260,7 @@ def test_byte_tokens_round_trip_and_end_with_their_own_token() -> None:
     assert tokens.eos_ids == {256}
 
 
+@pytest.mark.slow
 def test_byte_tokens_need_no_torch() -> None:
     script = (
         "import sys; from rlcore.config import ModelConfig; from rlcore.data.tokenizer import load_tokens; "

@@ -24,11 +24,13 @@ MAKER = maker()
 MODULES = list(MAKER.modules_of_contracts())
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_sources_say() -> None:
     text = MAKER.PAGE.read_text("utf-8")
     assert text == MAKER.page(text), "run: python docs/names.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", MAKER.PACKAGES)
 def test_every_name_of_a_package_is_listed_and_says_what_it_is(package: str) -> None:
     listed = {name.name: name.summary for _, name in MAKER.names_of(package)}

@@ -57,6 +57,7 @@ def engine_of(
     return TrainEngine("causal_lm", model, EngineConfig(dtype=dtype, lr=1e-3), loss, shared_prefix=shared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("attention", "shared"), [("sdpa", SharedPrefix.NONE), ("sdpa", SharedPrefix.TREE), ("eager", SharedPrefix.NONE)]

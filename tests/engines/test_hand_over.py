@@ -71,6 +71,7 @@ def unit_bytes(tensors: Mapping[str, Tensor]) -> int:
     return max(sizes.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_files_are_written_with_a_unit_in_host_memory_at_a_time(directory: Path, tmp_path: Path, lora: bool) -> None:
     model = loaded(directory, lora)

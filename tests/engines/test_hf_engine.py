@@ -135,6 +135,7 @@ def test_the_loss_and_its_gradient_equal_a_plain_loop(llama: Path) -> None:
     torch.testing.assert_close(gradients, list(expected), rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean"])
 def test_any_split_into_micro_batches_gives_the_same_gradient_and_metrics(llama: Path, aggregation: Any) -> None:
     whole, batch = engine_of(llama, FULL, max_grad_norm=0.0), None
@@ -152,6 +153,7 @@ def test_any_split_into_micro_batches_gives_the_same_gradient_and_metrics(llama:
     assert len(seen) == 4, "the splits must differ"
 
 
+@pytest.mark.slow
 def test_an_update_is_one_step_of_adamw_that_spares_vectors_from_weight_decay(llama: Path) -> None:
     engine = engine_of(llama, weight_decay=0.1, max_grad_norm=0.5, lr=0.01, micro_batch_tokens=60)
     other = engine_of(llama, weight_decay=0.1)
@@ -246,6 +248,7 @@ def test_a_minibatch_without_weight_leaves_weights_and_optimizer_bitwise_untouch
     assert engine.updates_done == 1
 
 
+@pytest.mark.slow
 def test_three_skipped_updates_in_a_row_stop_the_run_and_a_good_one_between_them_does_not(llama: Path) -> None:
     loss = broken_at({0, 1, 3, 4, 5}, lambda loss_BT: loss_BT * float("nan"))
     engine, batch = engine_of(llama, loss=loss, max_skipped_updates=3), random_batch()
@@ -290,6 +293,7 @@ def test_the_models_own_dropout_is_off_in_training_so_the_ratio_is_exact(tmp_pat
     assert metrics["policy/ratio_max"] == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_learn_by_updates_that_are_smaller_than_their_precision(llama: Path) -> None:
     engine, batch = engine_of(llama, dtype="bfloat16", lr=1e-6, micro_batch_tokens=60), random_batch()
     start = [master.clone() for master in engine._optimizer.masters]
@@ -305,6 +309,7 @@ def value_loss(micro: MicroBatch, predictions: Predictions) -> LossTerms:
     return LossTerms(0.5 * (predictions.scores_BT - micro.per_token(micro.batch.returns_BT)) ** 2)
 
 
+@pytest.mark.slow
 def test_a_value_model_starts_at_zero_and_learns_its_targets(llama: Path) -> None:
     batch = random_batch()
     mask_BT = batch.tokens.loss_mask_BT
@@ -352,6 +357,7 @@ def test_a_model_that_does_not_exist_is_a_one_line_config_error(tmp_path: Path) 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_rows_without_a_loss_token_change_nothing(llama: Path) -> None:
     batch = policy_batch(engine_of(llama))
     arrays = batch.tokens

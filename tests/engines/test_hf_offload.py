@@ -82,6 +82,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("stays", [False, True], ids=["weights leave", "weights stay"])
 def test_no_result_depends_on_offload(llama: Path, host: HostMemory, settings: dict[str, Any], stays: bool) -> None:
@@ -225,6 +226,7 @@ def test_weights_that_are_sampled_from_stay_and_the_optimizers_state_does_not(ll
     assert all(parameter.isfinite().all() for parameter in engine.model.parameters())
 
 
+@pytest.mark.slow
 def test_an_offloaded_engine_resumes_like_one_on_the_device(llama: Path, tmp_path: Path) -> None:
     ends = []
     for offload in (False, True):

@@ -126,6 +126,7 @@ def test_recorded_logprobs_are_of_what_truncation_kept_and_those_of_a_greedy_row
         assert completion.logprobs[0] == pytest.approx(float(expected), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_order_of_submission_changes_nothing(policy: PolicyModel) -> None:
     sampler = sampler_of(policy, max_rows=5)
     requests = requests_of(Sampling(max_tokens=12), num=4, n=3)
@@ -136,6 +137,7 @@ def test_the_order_of_submission_changes_nothing(policy: PolicyModel) -> None:
     assert len({tuple(ids) for ids in ids_of(expected).values()}) == 12
 
 
+@pytest.mark.slow
 def test_a_seed_decides_what_a_sample_draws(policy: PolicyModel) -> None:
     sampler = sampler_of(policy)
     (request,) = requests_of(Sampling(max_tokens=20), num=1, n=2)
@@ -146,6 +148,7 @@ def test_a_seed_decides_what_a_sample_draws(policy: PolicyModel) -> None:
     assert row_stream(-5, 0).random() == row_stream(-5, 0).random() != row_stream(-5, 1).random()
 
 
+@pytest.mark.slow
 def test_rows_of_different_budgets_end_separately_without_affecting_others(policy: PolicyModel) -> None:
     long = requests_of(Sampling(max_tokens=24), num=6, n=2)
     expected = ids_of(generated(sampler_of(policy), long))
@@ -169,6 +172,7 @@ def make_end_likely(model: PolicyModel) -> None:
         head.weight[END] = head.weight[:END].mean(dim=0) + 0.3 * torch.ones(32)
 
 
+@pytest.mark.slow
 def test_the_end_token_is_kept_and_nothing_follows_it(llama: Path) -> None:
     model = model_of(llama)
     make_end_likely(model)
@@ -178,6 +182,7 @@ def test_the_end_token_is_kept_and_nothing_follows_it(llama: Path) -> None:
     assert all(completion.token_ids[-1] == END and END not in completion.token_ids[:-1] for completion in ended)
 
 
+@pytest.mark.slow
 def test_a_stop_string_ends_a_row_and_the_tokens_that_complete_it_stay(policy: PolicyModel) -> None:
     requests = requests_of(Sampling(max_tokens=30), num=3, n=4)
     free = generated(sampler_of(policy), requests)

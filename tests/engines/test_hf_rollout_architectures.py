@@ -34,6 +34,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "attention", "dtype", "settings"), CASES)
 def test_greedy_tokens_are_those_of_transformers(
     tmp_path: Path, architecture: str, attention: Any, dtype: str, settings: dict[str, Any]

@@ -70,6 +70,7 @@ def ids_of(completions: Sequence[Completion]) -> Found:
     return {(completion.request_id, completion.sample): completion.token_ids.tolist() for completion in completions}
 
 
+@pytest.mark.slow
 def test_calls_that_overlap_are_decoded_together_and_get_what_they_would_alone(model: PolicyModel) -> None:
     early, late = requests_of(3, max_tokens=30), requests_of(2, max_tokens=10, name="a")
     alone = {
@@ -131,6 +132,7 @@ def test_a_cancelled_call_leaves_nothing_behind(model: PolicyModel) -> None:
     assert (len(sampler.rows), sampler.num_waiting) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_row_continues_with_new_weights_and_records_where(path: Path) -> None:
     model = model_of(path)
     version = 5
@@ -174,6 +176,7 @@ def test_a_row_continues_with_new_weights_and_records_where(path: Path) -> None:
         assert np.abs(before[offset:] - tensor.logprobs[offset:]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_tokens_between_an_update_and_its_publication_are_a_run_of_the_old_version(model: PolicyModel) -> None:
     version = 5
     sampler = sampler_of(model, version=lambda: version)
@@ -245,6 +248,7 @@ def test_no_prompts_give_no_completions_and_an_end_at_once_is_a_response(path: P
         assert (len(completion.token_ids), completion.finish) == (1, FinishReason.STOP)
 
 
+@pytest.mark.slow
 def test_what_was_sampled_before_decides_nothing(tmp_path: Path) -> None:
     """Bit for bit, in a model that is large enough for packed weights: a run that resumes has not sampled before."""
     model = model_of(write_tiny_model(tmp_path / "wide", hidden_size=256, num_hidden_layers=1), "float32")
@@ -259,6 +263,7 @@ def test_what_was_sampled_before_decides_nothing(tmp_path: Path) -> None:
     assert any((mine.logprobs[: len(pair.logprobs)] != pair.logprobs).any() for mine, pair in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prompts", "min_p"), [((5, 5), 0.0), ((3, 7), 0.9)])
 def test_fused_decoding_gives_what_the_modules_give(tmp_path: Path, prompts: tuple[int, ...], min_p: float) -> None:
     """With weights packed meanwhile, rows that end early, padded prompts and uneven groups."""

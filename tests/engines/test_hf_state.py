@@ -63,6 +63,7 @@ def assert_same(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
     assert [name for name, tensor in mine.items() if not torch.equal(tensor, theirs[name])] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_three_updates_equal_two_a_restart_and_one_bit_for_bit(
     llama: Path, tmp_path: Path, variant: dict[str, Any]
@@ -128,6 +129,7 @@ def test_saving_twice_writes_the_same_bytes(llama: Path, tmp_path: Path) -> None
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_a_snapshot_holds_the_state_of_its_moment_and_is_written_as_that_was(
     llama: Path, tmp_path: Path, variant: dict[str, Any]
@@ -185,6 +187,7 @@ def test_a_missing_or_foreign_checkpoint_is_refused(llama: Path, tmp_path: Path)
         engine.restore(tmp_path / "saved")
 
 
+@pytest.mark.slow
 def test_an_adapter_of_other_layers_is_refused_also_when_it_has_fewer(llama: Path, tmp_path: Path) -> None:
     both, one = ({"lora": replace(LORA, target_modules=value)} for value in (("q_proj", "v_proj"), ("q_proj",)))
     for number, (written, read) in enumerate(((one, both), (both, one))):
@@ -212,6 +215,7 @@ def value_loss(micro: MicroBatch, predictions: Predictions) -> LossTerms:
     return LossTerms((predictions.scores_BT - micro.per_token(micro.batch.returns_BT)) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [LoraConfig(), LORA], ids=["full", "lora"])
 def test_a_value_model_is_restored_with_its_head_and_can_be_started_from(
     llama: Path, tmp_path: Path, lora: LoraConfig
@@ -235,6 +239,7 @@ def test_a_value_model_is_restored_with_its_head_and_can_be_started_from(
         np.testing.assert_array_equal(value_engine(tmp_path / "model").values(batch), engine.values(batch))
 
 
+@pytest.mark.slow
 def test_lora_trains_the_adapter_only_and_is_off_for_the_reference(llama: Path) -> None:
     batch = random_batch()
     engine, full = engine_of(llama, lora=LORA, warmup_steps=0), engine_of(llama)
@@ -274,6 +279,7 @@ def logits_of(directory: Path, peft: bool = False) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.slow
 def test_a_lora_checkpoint_is_exported_as_adapter_and_merged(llama: Path, tmp_path: Path) -> None:
     engine = engine_of(llama, lora=LORA, warmup_steps=0, lr=1e-2)
     engine.update(random_batch())

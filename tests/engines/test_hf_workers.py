@@ -88,6 +88,7 @@ def test_the_checkpoint_of_a_lora_run_is_exported_as_a_model(config: dict[str, A
     assert any(not torch.equal(weights[name], start[name]) for name in start)
 
 
+@pytest.mark.slow
 def test_logprobs_of_actor_and_reference_agree_before_the_first_update_and_differ_after(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_logprobs_of_actor_and_reference_agree_before_the_first_update_and_diffe
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_completions_carry_the_published_version(config: dict[str, Any], tmp_path: Path) -> None:
     async def story() -> list[int]:
         async with launch(plan_run([config], []), tmp_path / "run") as run:

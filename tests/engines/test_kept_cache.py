@@ -133,6 +133,7 @@ def test_rows_that_begin_after_the_change_compute_their_prompts_with_the_new_wei
         np.testing.assert_allclose(completion.logprobs, expected[:, 0].numpy(), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_without_it_rows_are_computed_again(model: PolicyModel) -> None:
     completions, requests = sampled(model, 6, keeps_cache=False)
     prompts = {request.id: request.token_ids for request in requests}

@@ -57,6 +57,7 @@ def unchanged(engine: TrainEngine, before: list[torch.Tensor]) -> bool:
     return all(torch.equal(left, right) for left, right in zip(state_of(engine), before, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 1e-4])
 def test_gradients_are_those_of_float32_also_where_float16_would_lose_them(llama: Path, factor: float) -> None:
     exact = gradients_of(engine_of(llama, dtype="float32", max_grad_norm=1e9), louder(factor))
@@ -65,6 +66,7 @@ def test_gradients_are_those_of_float32_also_where_float16_would_lose_them(llama
     assert error < 0.02 * sum(float(value.square().sum()) for value in exact) ** 0.5
 
 
+@pytest.mark.slow
 def test_an_overflow_in_the_first_step_lowers_the_scale_and_the_update_is_made(llama: Path) -> None:
     engine = engine_of(llama)
     before = state_of(engine)
@@ -77,6 +79,7 @@ def test_an_overflow_in_the_first_step_lowers_the_scale_and_the_update_is_made(l
     assert (again[RETRIES], again[SCALE]) == (0.0, metrics[SCALE]), "the scale that was found stays"
 
 
+@pytest.mark.slow
 def test_an_overflow_at_any_scale_is_a_skipped_update_that_changes_nothing_and_the_scale_comes_back(
     llama: Path,
 ) -> None:
@@ -89,6 +92,7 @@ def test_an_overflow_at_any_scale_is_a_skipped_update_that_changes_nothing_and_t
     assert engine.update(random_batch())[SCALE] == 2.0**loss_scale.START
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_nan_in_one_micro_batch_skips_the_update_at_once_and_three_in_a_row_stop_the_run(
     llama: Path, dtype: str
@@ -125,6 +129,7 @@ def test_the_scale_grows_after_finite_updates_and_not_above_its_limit(monkeypatc
     assert scale.value == 2.0**loss_scale.HIGHEST
 
 
+@pytest.mark.slow
 def test_the_scale_is_in_the_checkpoint(llama: Path, tmp_path: Path) -> None:
     engine, resumed = engine_of(llama), engine_of(llama)
     found = engine.update(louder(3e3))[SCALE]
@@ -134,6 +139,7 @@ def test_the_scale_is_in_the_checkpoint(llama: Path, tmp_path: Path) -> None:
     assert resumed.update(random_batch())[SCALE] == found
 
 
+@pytest.mark.slow
 def test_other_formats_have_no_scale(llama: Path) -> None:
     for dtype in ("float32", "bfloat16"):
         engine = engine_of(llama, dtype=dtype)

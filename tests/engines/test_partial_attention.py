@@ -49,6 +49,7 @@ def logprobs_row_by_row(path: Path, batch: Batch, attention: str) -> tuple[Any, 
     return model, torch.where(torch.tensor(batch.tokens.loss_mask_BT), logprobs_BT, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", MODELS)
 def test_the_planned_way_gives_logprobs_and_gradients_of_transformers_with_rows_longer_than_the_window(
     tmp_path: Path, architecture: str
@@ -80,6 +81,7 @@ def test_the_planned_way_gives_logprobs_and_gradients_of_transformers_with_rows_
         torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6)  # norms of these models run in float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", MODELS)
 def test_windows_and_caps_count_in_these_models(tmp_path: Path, architecture: str) -> None:
     attention, settings = MODELS[architecture]

@@ -1,6 +1,7 @@
 """Rows of a mini-batch are shared out to the ranks."""
 
 import numpy as np
+import pytest
 
 from rlcore.data.row_costs import LayerCost, row_costs
 from rlcore.engines.hf.train.ranks import balanced, by_node, computed_tokens, shares
@@ -38,6 +39,7 @@ def test_a_shared_prompt_counts_once_for_its_group() -> None:
         assert sampled + prompt - len(rows) == int(shared_B[rows].sum())
 
 
+@pytest.mark.slow
 def test_a_row_of_32k_tokens_gets_a_rank_with_fewer_tokens_than_the_others() -> None:
     """By tokens alone its rank would take a third longer than the mean."""
     cost = LayerCost(1 / 15234)  # of Qwen2.5-1.5B

@@ -212,6 +212,7 @@ def test_a_value_models_masters_start_from_the_numbers_in_the_files(llama: Path)
     assert all(torch.equal(master, exact[name]) for name, master in masters.items())
 
 
+@pytest.mark.slow
 def test_two_engines_of_one_seed_publish_the_same_bits_and_another_seed_others(llama: Path) -> None:
     one, same, other = (engine_of(llama, seed=seed) for seed in (0, 0, 1))
     for engine in (one, same, other):

@@ -121,6 +121,7 @@ def conversations() -> Batch:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", WAYS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_gradients_and_logprobs_equal_those_of_rows_computed_one_by_one(
@@ -135,6 +136,7 @@ def test_gradients_and_logprobs_equal_those_of_rows_computed_one_by_one(
     )  # norms of some models run in float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", WAYS)
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [False, True])
@@ -163,6 +165,7 @@ def test_conversations_of_several_turns_are_exact_under_any_split(
     assert relative_difference(sharing, plain) < 1e-6  # norms of some models run in float32
 
 
+@pytest.mark.slow
 def test_weights_after_three_updates_differ_by_the_rounding_of_float32(llama: Path) -> None:
     """AdamW's first steps divide gradients by their own size, so where they are noise, noise moves weights."""
     weights = {}
@@ -179,6 +182,7 @@ def test_weights_after_three_updates_differ_by_the_rounding_of_float32(llama: Pa
     assert relative_difference(weights[SharedPrefix.TREE], weights[SharedPrefix.NONE]) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", WAYS)
 @pytest.mark.parametrize("samples", [1, 2])
 def test_groups_of_few_rows_and_rows_that_predict_nothing_are_exact(
@@ -231,6 +235,7 @@ def test_attention_with_a_window_or_a_soft_cap_is_refused_by_name_although_short
         engine_of(path, shared, attention=attention)
 
 
+@pytest.mark.slow
 def test_a_window_shorter_than_the_prompt_is_computed_row_by_row(tmp_path: Path) -> None:
     batch = conversations()
     assert int(shared_prefixes(batch).max()) == 5

@@ -155,6 +155,7 @@ def test_without_any_advantage_the_optimizer_steps_with_gradients_of_zero(
     assert skipping.updates_done == whole.updates_done == 4
 
 
+@pytest.mark.slow
 def test_a_first_update_without_any_advantage_is_that_of_all_rows_computed(llama: Path) -> None:
     engines = [engine_of(llama, skips=skips) for skips in (True, False)]
     for engine in engines:
@@ -178,6 +179,7 @@ def test_a_row_is_taught_by_a_weight_and_one_advantage_at_a_loss_token() -> None
         taught_rows(replace(batch, advantages_B=None))
 
 
+@pytest.mark.slow
 def test_metrics_are_averages_over_the_rows_that_are_computed(llama: Path) -> None:
     zero = groups(1, 2)
     batch = batch_of(zero)
@@ -190,6 +192,7 @@ def test_metrics_are_averages_over_the_rows_that_are_computed(llama: Path) -> No
     assert metrics["policy/loss"] == all_rows["policy/loss"]
 
 
+@pytest.mark.slow
 def test_operations_of_rows_that_are_not_computed_do_not_count(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
 
@@ -230,6 +233,7 @@ class RecordedRanks:
         return [value]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [groups(1), [*range(11)], groups(0, 1, 2, 3)], ids=["some", "all but one", "all"])
 def test_each_rank_makes_the_same_exchanges_and_their_gradients_are_those_of_one(llama: Path, zero: list[int]) -> None:
     batch = batch_of(zero)

@@ -106,6 +106,7 @@ def test_random_ragged_groups_equal_rows_computed_one_by_one_in_output_and_all_g
     check_equal([*groups, (3, [2, 0, 4])], heads, key_heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "key_heads"), HEADS)
 @pytest.mark.parametrize(
     "groups",

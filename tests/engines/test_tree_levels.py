@@ -92,6 +92,7 @@ def test_ragged_conversations_equal_rows_computed_one_by_one_in_output_and_all_g
     assert len(sequence.tree.levels) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_by_the_rule_that_shares_what_saves_they_are_equal_too(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -163,6 +164,7 @@ def test_gradients_and_logprobs_of_a_model_are_those_of_rows_one_by_one_under_an
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_update_of_conversations_is_the_same_bit_for_bit_each_time(model: Path) -> None:
     runs = [gradients_of(engine_of(model, SharedPrefix.TREE, 300, "float32"), long_conversations()) for _ in range(2)]
     assert torch.equal(runs[0][1], runs[1][1])

@@ -77,6 +77,7 @@ def full_batch() -> Batch:
     return replace(batch, old_logprobs_BT=recorded, reference_logprobs_BT=recorded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [SharedPrefix.NONE, SharedPrefix.TREE])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 60, 100_000])
 def test_an_update_waits_once_however_many_metrics_it_has(
@@ -141,6 +142,7 @@ def test_a_metric_that_no_token_counts_for_is_not_reported() -> None:
     assert MetricSums().read().loss == 0.0
 
 
+@pytest.mark.slow
 def test_more_micro_batches_change_no_metric(llama: Path) -> None:
     batch = full_batch()
     many, one = (untimed(engine_of(llama, size, SharedPrefix.NONE).update(batch)) for size in (1, 100_000))

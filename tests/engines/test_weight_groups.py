@@ -83,6 +83,7 @@ def handed_over(server: Any, version: int, replicas: list[Replica]) -> list[bool
     return [equal(task.result(30), tensors) for task in found]
 
 
+@pytest.mark.slow
 def test_a_group_lives_as_long_as_its_members_and_a_new_member_makes_a_new_one(server: Any) -> None:
     first, second = Replica(), Replica()
     assert handed_over(server, 1, [first, second]) == [True, True]
@@ -131,6 +132,7 @@ def stopped_after(server: Any, num: int, then: Any) -> list[bool]:
     return others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [1, 4])
 def test_one_that_leaves_in_the_middle_takes_no_other_with_it(server: Any, num: int) -> None:
     assert stopped_after(server, num, lambda weights: weights.close()) == [True, True]

@@ -87,6 +87,7 @@ def start(tmp_path: Path) -> Callable[..., Any]:
     return started
 
 
+@pytest.mark.slow
 def test_an_actor_frees_its_cache_at_start_after_updates_after_passes_and_after_a_restore(
     start: Callable[..., Any], cache: Cache, tmp_path: Path
 ) -> None:

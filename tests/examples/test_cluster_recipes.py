@@ -95,6 +95,7 @@ def test_a_slurm_job_continues_a_run_that_is_there(batch: Any, tmp_path: Path) -
     assert next(line for line in calls(tmp_path) if line.startswith("rlcore")).endswith(" train.max_steps=3 --resume")
 
 
+@pytest.mark.slow
 def test_the_signal_before_the_end_of_a_slurm_job_reaches_the_training_which_is_waited_for(
     batch: Any, tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_slurm_job_whose_head_fails_ends(batch: Any, tmp_path: Path) -> None:
     assert not any(line.startswith("rlcore") for line in calls(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_rayjob_asks_for_the_nodes_and_devices_of_the_plan() -> None:
     job = yaml.safe_load((CLUSTER / "rayjob.yaml").read_text())["spec"]
     cluster = job["rayClusterSpec"]

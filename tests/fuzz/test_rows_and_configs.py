@@ -103,6 +103,7 @@ def test_a_damaged_file_of_yaml_becomes_a_plan_or_an_error_of_one_line(data: byt
         planned([path], [])
 
 
+@pytest.mark.slow
 @settings_of_fuzz(15)
 @given(st.lists(st.tuples(st.one_of(st.sampled_from(KEYS), texts()), texts()), max_size=3))
 def test_overrides_that_say_anything_become_a_plan_or_an_error_of_one_line(pairs: list[tuple[str, str]]) -> None:

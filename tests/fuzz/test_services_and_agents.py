@@ -193,6 +193,7 @@ def test_what_is_no_http_or_has_no_token_is_refused_by_the_endpoint_of_agents(se
     asyncio.run(talk())
 
 
+@pytest.mark.slow
 @settings_of_fuzz(25)
 @example(NOT_UTF8)
 @example(NO_HTTP)

@@ -103,6 +103,7 @@ def test_a_batch_of_two_groups_by_hand() -> None:
         tokens.token_ids_BT[0, 0] = 1
 
 
+@pytest.mark.slow
 def test_reward_i_lands_on_the_last_sampled_token_of_sample_i_in_1000_orders_of_arrival() -> None:
     """Scorecard case 15, through collate and token_rewards: lengths travel with rewards."""
     draw = random.Random(15)
@@ -238,6 +239,7 @@ def test_select_takes_every_field_of_the_rows_and_trims_the_padding() -> None:
     assert part.returns_BT is None
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10_000), num_groups=st.integers(0, 5))
 @settings(deadline=None, max_examples=60)
 def test_mini_batches_hold_whole_groups_and_every_row_once(seed: int, num_groups: int) -> None:

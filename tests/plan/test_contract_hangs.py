@@ -69,6 +69,7 @@ HANGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", HANGS)
 def test_an_import_that_hangs_is_ended_and_the_line_is_named(site: Path, refused: Refused, way: str) -> None:
     began = time.monotonic()
@@ -80,6 +81,7 @@ def test_an_import_that_hangs_is_ended_and_the_line_is_named(site: Path, refused
     assert f"if it is only slow, set {LIMIT} to more" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_a_hook_that_hangs_is_ended_and_named(refused: Refused, place: str) -> None:
     settings = [] if place.startswith("rlcore") else ["reward.manager=hangs"]

@@ -174,6 +174,7 @@ def test_a_backend_is_installed_when_its_plugin_and_its_library_are(monkeypatch:
     assert rlcore.plugins._installed_for_gpus() == []
 
 
+@pytest.mark.slow
 def test_a_micro_batch_fills_part_of_what_is_free_and_no_more() -> None:
     def tokens(free: float, **more: Any) -> int:
         facts = machine(1, **more)

@@ -68,6 +68,7 @@ def test_what_is_chosen_for_one_gpu_is_never_refused() -> None:
                 assert plan.layout.name == "colocated"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("vllm")
 def test_what_is_chosen_for_ranks_that_share_a_model_out_is_not_refused() -> None:
     settings = ("actor.data_parallel=8", "rollout.replicas=8", "actor.sharding=fsdp2", "rollout.max_tokens=512")

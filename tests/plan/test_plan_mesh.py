@@ -43,6 +43,7 @@ def chosen(*arguments: Any, **facts: Any) -> Choice:
     return found
 
 
+@pytest.mark.slow
 def test_each_node_holds_a_copy_where_one_fits() -> None:
     found = chosen(2, 32)
     assert (found.value, found.reason.partition(":")[0]) == (2, "each node holds a copy of the weights")

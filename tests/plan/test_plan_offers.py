@@ -296,6 +296,7 @@ def test_a_plugin_that_only_sets_a_default_is_used_while_that_default_holds(site
     assert "nothing of it is in the plan" in line
 
 
+@pytest.mark.slow
 def test_the_order_of_plugins_has_no_meaning(site: Path) -> None:
     write_package(site, "plan_one", manager())
     write_package(

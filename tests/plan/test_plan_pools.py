@@ -173,6 +173,7 @@ def test_on_one_machine_ranks_are_together_and_spread_whatever_the_pool_asks(sit
         assert planned(*ENGINES, plugins=(package,)).pools[0].placement == placement
 
 
+@pytest.mark.slow
 def test_the_users_pool_wins_over_two_that_are_offered_and_keeps_what_it_leaves_open(site: Path) -> None:
     pool = "PoolSpec('engines', 1, placement='spread', labels={'tier': 'fast'}, resources={'magic': 1})"
     write_package(site, "pooled", pooled(pools=pool))

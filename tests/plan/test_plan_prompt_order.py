@@ -58,6 +58,7 @@ def test_two_plugins_that_offer_one_name_are_refused(plugin: Path) -> None:
         plan_run([], [*SETTINGS, "data.order=mine"], ["null", str(plugin), str(other)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "words"),
     [

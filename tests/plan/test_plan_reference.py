@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.model_files import num_parameters
 from rlcore.contracts.requests import ModelShape
@@ -52,6 +54,7 @@ def test_with_lora_prompts_are_shared_as_by_the_actor() -> None:
     assert planned(*settings, facts=facts)[1].shared_prefix is SharedPrefix.CACHE, "a second model only scores"
 
 
+@pytest.mark.slow
 def test_a_path_asks_for_a_second_model_also_with_lora(tmp_path: Path) -> None:
     other = write_tiny_model(tmp_path / "other")
     plan, reference = planned(LORA, f"reference.path={other}")

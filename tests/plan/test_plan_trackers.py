@@ -115,6 +115,7 @@ def test_a_plugin_whose_tracker_is_not_named_is_unused(plugin: Path) -> None:
     assert main(["plan", *SETTINGS, "--plugin", "null", "--plugin", str(plugin)]) == 2
 
 
+@pytest.mark.slow
 def test_a_tracker_of_a_plugin_gets_a_whole_run(plugin: Path) -> None:
     assert trained(plugin, "track.to=mine") == 0
     [table] = plugin.parent.glob("run/**/mine.csv")
@@ -123,6 +124,7 @@ def test_a_tracker_of_a_plugin_gets_a_whole_run(plugin: Path) -> None:
     assert (lines[0][1], lines[1][1], lines[3][1]) == ("2", "1", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["log", "samples", "close"])
 def test_a_tracker_that_fails_ends_no_run(plugin: Path, capsys: pytest.CaptureFixture[str], call: str) -> None:
     assert trained(plugin, "track.to=mine", f"plugins.mine.fails_at={call}") == 0

@@ -201,6 +201,7 @@ def test_what_is_stated_for_a_gpu_holds_on_a_cpu_without_one() -> None:
     assert (request.gpus, request.device_frac, request.pool) == (0.0, 0.0, "engines")
 
 
+@pytest.mark.slow
 def test_too_few_devices_are_refused_with_role_class_and_both_numbers() -> None:
     line = refused(PlanError, "rollout.replicas=4", "cluster.layout=split")
     assert "the pools need 9 GPUs ('engines' 8, 'main' 1), the machine has 8" in line

@@ -102,6 +102,7 @@ def specials_in(tokenizer: Any, ids: list[int]) -> list[int]:
     return [id_ for id_ in ids if id_ in special]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_vllm")
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("model", ["small", pytest.param("smollm2", marks=pytest.mark.real)])

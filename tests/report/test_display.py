@@ -193,6 +193,7 @@ def calls_that_print(path: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_what_modules_write_to_the_terminal_goes_through_one_function() -> None:
     places = {
         str(path.relative_to(ROOT))

@@ -129,6 +129,7 @@ def run(config: dict[str, Any], *overrides: str) -> Path:
     return train(config, *overrides, plugins=["null"]).run_dir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_run_with_a_fault_names_it_once_and_the_viewer_says_the_same(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str], fault: str
@@ -213,6 +214,7 @@ def rlcore_algorithms():
 """
 
 
+@pytest.mark.slow
 def test_an_estimator_of_a_plugin_that_gives_nothing_is_found(
     config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,6 +301,7 @@ def test_a_run_that_learns_says_so_and_warns_of_nothing(
     assert found(directory) == []
 
 
+@pytest.mark.slow
 def test_a_resumed_run_counts_from_its_start(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     config["checkpoint"] = {"every_steps": 1}
     overrides = [*cut_off(config), "train.max_steps=6"]
@@ -314,6 +317,7 @@ def test_a_resumed_run_counts_from_its_start(config: dict[str, Any], capsys: pyt
     assert capsys.readouterr().out in printed
 
 
+@pytest.mark.slow
 def test_a_step_logs_the_largest_maximum_and_its_tokens_per_second(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def logged(run_dir: Path) -> set[str]:
     return {name for row in metrics.read(run_dir) for name in row} - {"step"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_logs_declared_metrics_only(name: str, tmp_path: Path) -> None:
     more, plugins = RUNS[name]

@@ -84,6 +84,7 @@ def test_a_torn_last_line_is_ignored_by_readers_and_dropped_by_the_next_writer(t
     assert path.read_bytes().startswith(whole)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(cut=st.integers(0, 200), keep=st.integers(-1, 4))
 def test_a_crash_at_any_byte_leaves_a_log_that_can_be_continued(

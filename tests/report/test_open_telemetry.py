@@ -90,6 +90,7 @@ class TestWithTheSdk:
         export.close()
         assert len(warnings) == 1
 
+    @pytest.mark.slow
     def test_a_run_sends_its_steps(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 

@@ -248,6 +248,7 @@ def names(events: list[Event], where: Callable[[Event], bool]) -> set[str]:
     return {event["name"] for event in events if event["ph"] == "X" and where(event)}
 
 
+@pytest.mark.slow
 def test_a_run_says_who_worked_when(tmp_path: Path) -> None:
     events = events_of(trained(tmp_path, **{"algo.kl.placement": "loss", "reference.backend": "null"}))
     check_format(events)
@@ -267,5 +268,6 @@ def test_a_run_says_who_worked_when(tmp_path: Path) -> None:
     assert any(event["args"]["prompt"].startswith("eval/") for event in samples)
 
 
+@pytest.mark.slow
 def test_no_trace_is_written_where_none_is_wanted(tmp_path: Path) -> None:
     assert not (trained(tmp_path, **{"train.record_trace": "none"}) / TRACE).exists()

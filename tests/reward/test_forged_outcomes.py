@@ -32,6 +32,7 @@ LIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LIES)
 def test_what_is_no_outcome_fails_the_sample(kind: str, tmp_path: Path) -> None:
     (tmp_path / "lying.py").write_text(LYING.replace("LIE", LIES[kind]))

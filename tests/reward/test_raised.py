@@ -60,6 +60,7 @@ def error_of(place: Path, name: str, prompt: Prompt | None = None) -> str:
     return str(reward.info["error"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "error"),
     [
@@ -73,6 +74,7 @@ def test_an_error_names_the_users_line_and_the_columns(place: Path, name: str, e
     assert error_of(place, name).startswith(error)
 
 
+@pytest.mark.slow
 def test_text_code_that_gets_messages_is_an_error_that_shows_their_form(place: Path) -> None:
     conversation = replace(make_prompt(), conversational=True)
     assert error_of(place, "trl", conversation).endswith(
@@ -141,6 +143,7 @@ def arguments_of(place: Path, **more: Any) -> list[str]:
     return [f"{key}={json.dumps(value) if value == 'null' else value}" for key, value in settings.items()]
 
 
+@pytest.mark.slow
 def test_each_place_tells_it_once_without_secrets(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +159,7 @@ def test_each_place_tells_it_once_without_secrets(
     assert not any(os.sep in word for word in shown.split() if "rew.py" in word)
 
 
+@pytest.mark.slow
 def test_samples_and_findings_of_a_growing_run_show_its_progress(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

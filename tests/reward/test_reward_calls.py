@@ -32,12 +32,14 @@ def group(**settings: Any) -> list[Reward]:
     return [found["test/0", sample, 0] for sample in range(4)]
 
 
+@pytest.mark.slow
 def test_a_function_turns_the_scores_of_a_group_into_others() -> None:
     rewards = group(post_process=f"{FORMS}:centred")
     assert [reward.score for reward in rewards] == [-0.75, -1.75, 0.25, 2.25]
     assert [reward.info["raw_score"] for reward in rewards] == [2.0, 1.0, 3.0, 5.0]
 
 
+@pytest.mark.slow
 def test_a_function_that_returns_too_few_scores_fails_its_group() -> None:
     for reward in group(post_process=f"{FORMS}:too_few"):
         assert reward.status is RewardStatus.FAILED
@@ -82,6 +84,7 @@ def test_calls_are_kept_with_query_response_score_and_latency(tmp_path: Path) ->
         assert all(0.0 <= line["latency_s"] < 30.0 for line in lines)
 
 
+@pytest.mark.slow
 def test_a_failed_call_is_kept_with_its_error_and_no_score(tmp_path: Path) -> None:
     [first, *_] = asyncio.run(logged(tmp_path, "notes_nan"))
     assert (first["status"], first["score"]) == ("failed", None)
@@ -107,6 +110,7 @@ def test_two_logs_that_write_to_one_file_leave_whole_lines(tmp_path: Path) -> No
     assert sorted(int(line["reward"]) for line in lines) == list(range(400))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["main", "threads"])
 def test_a_function_that_eats_memory_is_one_failed_sample_in_a_new_child(isolation: Any) -> None:
     texts = ["fine", "eat", "fine", "fine"]
@@ -126,12 +130,14 @@ def test_a_function_that_eats_memory_is_one_failed_sample_in_a_new_child(isolati
     assert metrics["reward/num_restarts"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_function_within_its_memory_is_not_disturbed() -> None:
     functions = {"f": function(f"{FORMS}:hungry", memory_gib=1.0, kwargs={"gib": 0.25})}
     [reward] = score_rewards(functions, [make_trajectory(text="eat")]).values()
     assert reward.score == 1.0
 
 
+@pytest.mark.slow
 def test_a_memory_limit_that_importing_needs_more_than_is_an_error_by_name(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text("held = bytearray(2**30)\ndef f(trajectory):\n    return 1.0\n")
     with pytest.raises(
@@ -143,6 +149,7 @@ def test_a_memory_limit_that_importing_needs_more_than_is_an_error_by_name(tmp_p
         score_rewards({"f": function(f"{tmp_path / 'large.py'}:f", memory_gib=0.001)}, [make_trajectory()])
 
 
+@pytest.mark.slow
 def test_a_memory_limit_of_an_async_function_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"reward\.functions\.f\.memory_gib: .* is async"):
         score_rewards({"f": function(f"{FORMS}:async_plain", memory_gib=1.0)}, [make_trajectory()])
@@ -191,6 +198,7 @@ def unnamed(completions, **columns):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env", "score"), [((), 0.0), (("OTHER",), 0.0), (("RLCORE_TEST_API_KEY",), 1.0)])
 def test_children_get_the_keys_that_are_named_for_them_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: tuple[str, ...], score: float

@@ -138,6 +138,7 @@ def site(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", ["scaled", "asynchronous"])
 def test_the_settings_of_a_plugin_reach_its_reward_functions_in_their_processes(site: Path, fn: str) -> None:
     name = f"settled_{fn}"
@@ -188,6 +189,7 @@ def test_components_of_the_reward_that_are_not_such_are_refused(site: Path, part
     assert line.endswith("RewardComponent")
 
 
+@pytest.mark.slow
 def test_the_settings_of_a_plugin_in_a_plain_file_reach_its_reward_functions(here: Path) -> None:
     path = here / "settled_file.py"
     path.write_text(SECTION.replace("NAME", "settled_file").replace("REFERENCE", '__file__ + ":scaled"'))
@@ -218,6 +220,7 @@ def test_functions_of_plugins_without_a_section_and_of_entry_points_get_no_setti
             judged(plan(f"{FN}={fn}", plugins=plugins), site)
 
 
+@pytest.mark.slow
 def test_a_function_of_namespace_packages_judges(site: Path) -> None:
     (site / "space_one" / "two").mkdir(parents=True)
     (site / "space_one" / "two" / "mod.py").write_text("def f(trajectory):\n    return 1.0\n")

@@ -94,6 +94,7 @@ def test_the_deadline_of_a_sample_does_not_run_while_it_waits_for_a_child(reward
     assert {value.status for value in found.values()} == {RewardStatus.OK}
 
 
+@pytest.mark.slow
 def test_a_reward_child_imports_nothing_heavy_of_ours(rewards: str) -> None:
     assert one(rewards, "imported").info["heavy"] == []
 
@@ -109,6 +110,7 @@ def test_a_start_that_fails_leaves_no_child_whichever_function_is_to_blame(rewar
         use_rewards(functions, lambda manager: score_all(manager, [make_trajectory()]))
 
 
+@pytest.mark.slow
 def test_a_manager_that_is_closed_has_ended_its_children(rewards: str, tmp_path: Path) -> None:
     async def main() -> tuple[int, int]:
         children = ChildProcesses()
@@ -125,6 +127,7 @@ def test_a_manager_that_is_closed_has_ended_its_children(rewards: str, tmp_path:
     assert asyncio.run(main()) == (1, 0)
 
 
+@pytest.mark.slow
 def test_signal_alarm_works_in_a_sync_function(rewards: str) -> None:
     assert one(rewards, "with_alarm").score == 0.25
 
@@ -138,6 +141,7 @@ def test_an_async_function_that_fails_or_never_ends_fails_its_sample(rewards: st
     assert one(rewards, "async_deaf", deadline_s=0.2).info["error"] == "f: no result within 0.2 s"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "error"), [("async_panics", "Panic: lost"), ("async_unsayable", "Unsayable: <exc")])
 def test_an_async_function_fails_its_sample_whatever_it_raises(rewards: str, name: str, error: str) -> None:
     assert error in one(rewards, name).info["error"]

@@ -70,6 +70,7 @@ def test_answers_are_compared_as_text_and_as_numbers(found: str, wanted: str, sa
     assert same_answer(found, wanted) is same
 
 
+@pytest.mark.slow
 def test_scorers_judge_and_tell_the_answer() -> None:
     for scorer in (exact_match, boxed, math_verify):
         good, bad = scorer(sample_of(r"I think \boxed{42}", "42")), scorer(sample_of(r"\boxed{41}", "42"))

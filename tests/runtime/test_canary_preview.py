@@ -30,16 +30,19 @@ def canary_notes(directory: Path, source: str, *overrides: str, name: str = "rig
     return [note for note in preview_data(plan_run([settings], words, ["null"])).notes if note.startswith("canary")]
 
 
+@pytest.mark.slow
 def test_the_score_of_the_canary_is_said(tmp_path: Path) -> None:
     [note] = canary_notes(tmp_path, RIGHT)
     assert note == "canary: 4 known-good responses score 1 or more; needs 0.5"
 
 
+@pytest.mark.slow
 def test_a_canary_that_scores_too_little_is_refused_as_in_training(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match=r"response 'So 0' to prompt 'all/0' scored 0 .*canary_min=0.5"):
         canary_notes(tmp_path, RIGHT, "reward.canary=So {answer}")
 
 
+@pytest.mark.slow
 def test_a_reward_that_raises_is_refused_with_its_line_and_nothing_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

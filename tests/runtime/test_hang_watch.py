@@ -65,6 +65,7 @@ CALLS: dict[str, Callable[[Slow, HangWatch], Any]] = {
 INNER = {"awaits": "wait", "blocks": "wait", "streams": "items"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", INNER)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_hangs_is_reported_again_and_again(
@@ -84,12 +85,14 @@ def test_a_call_that_hangs_is_reported_again_and_again(
         assert f" s, in {INNER[way]} at {__file__}:" in line
 
 
+@pytest.mark.slow
 def test_a_plain_method_that_hangs_is_reported(watch: HangWatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         CheckedRewards(Slow(""), "x", watch).metrics()
     assert f"in metrics at {__file__}:" in caplog.records[0].getMessage()
 
 
+@pytest.mark.slow
 def test_calls_that_return_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     watch = HangWatch(5.0)
     with caplog.at_level(logging.WARNING):
@@ -147,6 +150,7 @@ async def taken(stream: AsyncIterator[Any], limit_s: float, hold_s: float = 0.0)
     return num
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [0, 1, 2])
 def test_an_agent_loop_that_never_ends_is_reported(
     watch: HangWatch, caplog: pytest.LogCaptureFixture, num: int
@@ -160,6 +164,7 @@ def test_an_agent_loop_that_never_ends_is_reported(
         assert "in stops()" in warning or "stops" in warning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", ["stops", "reads nothing", "does not end"])
 def test_a_reward_manager_whose_stream_never_returns_is_reported(
     watch: HangWatch, caplog: pytest.LogCaptureFixture, stop: str

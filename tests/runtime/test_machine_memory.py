@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import numpy as np
 from rlcore.engines.freed_memory import give_back_freed_memory, keep_freed_memory
@@ -22,6 +24,7 @@ print(full - start, kept - start, resident() - start)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_kept_until_it_is_given_back() -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
     full, kept, given_back = (int(word) / 2**20 for word in run.stdout.split())

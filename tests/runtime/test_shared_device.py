@@ -231,6 +231,7 @@ def device(tmp_path: Path) -> SharedDevice:
     return SharedDevice(tmp_path)
 
 
+@pytest.mark.slow
 def test_two_steps_and_a_resumed_one_never_exceed_the_device(device: SharedDevice) -> None:
     device.run()
     assert (
@@ -268,6 +269,7 @@ def test_the_device_overflows_when_a_release_is_not_made(device: SharedDevice, r
     assert where in str(caught.value).replace('"', "'"), "servers wake in any order"
 
 
+@pytest.mark.slow
 def test_the_device_overflows_when_a_restore_keeps_what_it_needed(device: SharedDevice) -> None:
     device.run(steps=1)
     with pytest.raises(RlcoreError, match="no room at actor's whole weights"):

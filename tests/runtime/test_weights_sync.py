@@ -114,6 +114,7 @@ def test_a_replica_that_dies_too_often_ends_the_run_with_its_name(here: Path) ->
         train(faults)
 
 
+@pytest.mark.slow
 def test_weights_of_a_lora_model_are_handed_over_merged_or_alone_and_the_model_stays_as_it_is(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     import torch

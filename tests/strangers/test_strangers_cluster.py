@@ -102,6 +102,7 @@ def test_with_other_settings_it_can_do_more(site: Path) -> None:
     assert planned("cluster.pools.main.nodes=2", "plugins.counting.racks=2").pools[0].nodes == 2
 
 
+@pytest.mark.slow
 def test_a_run_on_it_is_that_on_the_local_cluster_bit_for_bit_and_it_counted(site: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = run_settings(
         tmp_path, 16, **{"rollout.backend": "null_replica", "rollout.replicas": 3, "cluster.in_process": True}

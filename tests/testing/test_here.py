@@ -13,6 +13,7 @@ from rlcore.testing.runs import run_settings
 from rlcore.train import train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stand_ins", "settings", "processes"),
     [

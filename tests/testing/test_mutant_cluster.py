@@ -145,6 +145,7 @@ def test_every_check_has_a_mutant() -> None:
     assert sorted(MUTANTS) == sorted(all_checks(ClusterSuite))
 
 
+@pytest.mark.slow
 def test_a_cluster_without_fault_passes_them_all() -> None:
     assert failures(suite_of(ClusterOffer("odd", Threads))) == {}
 

@@ -47,12 +47,14 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "check"), FUNCTIONS)
 def test_a_broken_function_is_red(function: str, check: str) -> None:
     tested = type("Tested", (RewardFunctionSuite,), {**CLAIMS, "target": f"{HERE}/{function}"})
     assert check in failures(tested, [check])
 
 
+@pytest.mark.slow
 def test_a_function_that_is_as_it_should_be_is_green() -> None:
     tested = type("Tested", (RewardFunctionSuite,), {**CLAIMS, "target": f"{HERE}/rewards.py:right"})
     assert len(checks(tested)) == len(all_checks(RewardFunctionSuite))
@@ -371,6 +373,7 @@ def test_a_broken_replica_is_red(mutant: type[Replica], check: str) -> None:
     assert check in failures(replica_suite(mutant), [check])
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_as_it_should_be_is_green() -> None:
     assert failures(replica_suite(Replica)) == {}
 

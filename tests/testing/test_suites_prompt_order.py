@@ -92,6 +92,7 @@ class TakesMore(LeastSeen):
         super().__init__(context)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "check", "words"),
     [
@@ -117,6 +118,7 @@ def test_an_order_that_breaks_a_promise_fails_its_check(order: type[PromptOrder]
     assert words in found[check]
 
 
+@pytest.mark.slow
 def test_an_order_that_may_repeat_need_not_give_different_rows() -> None:
     class Repeats(PromptOrderSuite):
         target = PromptOrderOffer("order", Twice, repeats=True)

@@ -206,6 +206,7 @@ def test_a_run_ends_in_its_first_step_by_the_name_of_who_hands_over_what_it_must
     assert 1 <= taken < 5 if mode == "save state" else taken == 0, "steps continue while a checkpoint is written"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen", [PPO, AGENT, WORKERS, {"reward.manager": "odd"}], ids=["critic", "agent", "workers", "rewards"]
 )
@@ -213,6 +214,7 @@ def test_the_same_run_with_nothing_wrong_takes_every_step(tmp_path: Path, chosen
     assert [duration["step"] for duration in metrics.read(odd_run(tmp_path, "", chosen))] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_critic_has_a_separate_directory_in_the_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_critic_has_a_separate_directory_in_the_checkpoint(
     assert (run / "checkpoints" / "step_3" / "critic" / "state.json").read_text() == "3"
 
 
+@pytest.mark.slow
 def test_an_error_of_a_plugin_names_the_last_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(
         PluginError, match=r"update\(\) returned None.*last checkpoint: .*step_1, continue with --resume"

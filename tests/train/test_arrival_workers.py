@@ -208,6 +208,7 @@ async def refused(replica: Any, plugin: ModuleType) -> list[str]:
     return messages
 
 
+@pytest.mark.slow
 def test_results_of_the_wrong_type_name_worker_and_method(plugin: ModuleType, tmp_path: Path) -> None:
     plan = plan_run([], [*SETTINGS, "rollout.agent=odd"], ["null", "odd_workers"])
 

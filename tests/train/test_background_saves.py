@@ -115,6 +115,7 @@ def calls(tmp_path: Path, name: str) -> list[str]:
     return (tmp_path / "runs" / name / "calls.txt").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_training_continues_while_a_checkpoint_waits_and_its_state_is_that_of_its_step(tmp_path: Path) -> None:
     whole = run_training(planned(tmp_path, "null", "whole")).run_dir
     run = run_training(planned(tmp_path, "patient", "patient"))
@@ -129,6 +130,7 @@ def test_training_continues_while_a_checkpoint_waits_and_its_state_is_that_of_it
             assert json.loads((ours / file).read_text()) == json.loads((theirs / file).read_text())
 
 
+@pytest.mark.slow
 def test_one_checkpoint_is_written_at_a_time(tmp_path: Path) -> None:
     run_training(planned(tmp_path, "patient", "patient"))
     found = calls(tmp_path, "patient")
@@ -147,6 +149,7 @@ def test_a_run_resumes_bit_for_bit_from_a_checkpoint_written_in_the_background(t
     assert differing(whole, run) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["plain", "patient"])
 def test_training_waits_for_an_actor_without_snapshots_and_where_the_host_holds_no_copy(
     tmp_path: Path, backend: str
@@ -193,6 +196,7 @@ def test_a_run_that_a_worker_ends_waits_for_the_checkpoint_that_is_being_written
     assert newest.name == "step_2"
 
 
+@pytest.mark.slow
 def test_what_ends_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     really = Saver._save_workers
 
@@ -207,6 +211,7 @@ def test_what_ends_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path, mo
         assert [late for late, _ in state["evaluations"]] == list(range(1, step))
 
 
+@pytest.mark.slow
 def test_the_time_for_which_a_save_keeps_training_is_a_metric_of_the_next_step(tmp_path: Path) -> None:
     run = run_training(planned(tmp_path, "null", "timed", **{"checkpoint.every_steps": 2})).run_dir
     found = {row["step"]: row.get("time/save_blocked_s") for row in metrics.read(run)}

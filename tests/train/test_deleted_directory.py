@@ -34,6 +34,7 @@ def replaced(name: str) -> Callable[[Path], object]:
     return replace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every_steps", [1, 3])
 def test_the_way_on_that_is_named_is_one_that_is_taken(every_steps: int, tmp_path: Path) -> None:
     """Before the first checkpoint `--resume` alone is refused."""

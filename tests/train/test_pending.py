@@ -65,6 +65,7 @@ def score_of(row: TrajectoryId) -> float:
     return float(int(row.prompt) * 100 + row.sample)
 
 
+@pytest.mark.slow
 def test_groups_come_in_the_order_of_tasks_with_their_own_rewards_for_any_arrival_order() -> None:
     tasks = tasks_for([(make_prompt(str(number)), 0) for number in (3, 1, 2)], n=4, seed=0)
     for seed in range(50):

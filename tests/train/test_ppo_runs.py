@@ -104,6 +104,7 @@ def test_a_run_trains_both_models_and_tells_of_the_critic(real: dict[str, Any]) 
     assert {"config.json", "model.safetensors", "value_head.safetensors"} <= {path.name for path in critic.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_critic_that_diverges_ends_the_run_by_name_before_the_policy_is_updated_on_it(real: dict[str, Any]) -> None:
     with pytest.raises(WorkerError, match=r"critic.*not finite.*nothing was updated"):
         train(real, "plugins.critic_engine.lr=1e38", "actor.minibatch_prompts=0")
@@ -194,6 +195,7 @@ def rlcore_worker_classes():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.fault)])
 def test_one_step_off_policy_every_update_of_a_step_sees_the_values_of_its_start(
     config: dict[str, Any], tmp_path: Path, stream: bool

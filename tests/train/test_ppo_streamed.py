@@ -105,6 +105,7 @@ def spread(minibatches: list[Batch]) -> tuple[float, float]:
     return float(chosen_N.mean()), float(chosen_N.std())
 
 
+@pytest.mark.slow
 def test_streamed_advantages_are_whitened_over_each_minibatch_and_else_over_the_step(tmp_path: Path) -> None:
     for minibatch in minibatches(tmp_path, *STREAM):
         assert spread([minibatch]) == pytest.approx((0.0, 1.0), abs=1e-4)
@@ -129,6 +130,7 @@ def test_streamed_ppo_learns(tmp_path: Path) -> None:
     assert sum(row["critic/loss"] for row in rows[-3:]) < sum(row["critic/loss"] for row in rows[:3])
 
 
+@pytest.mark.slow
 def test_streamed_the_actor_waits_while_the_critic_warms_up(tmp_path: Path) -> None:
     waiting = {"actor.minibatch_prompts": 2, "plugins.critic_engine.actor_waits_updates": 2, "train.max_steps": 2}
     rows = metrics.read(trained(settings(tmp_path, "null", **waiting), *STREAM))

@@ -114,6 +114,7 @@ def test_a_resumed_run_issues_what_an_uninterrupted_one_does(plugin: Path, tmp_p
     assert 0 < len(again) < len(calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "known"), [("synchronous", [None, 0, 1, 2, 3, 4]), ("one step off", [None, None, 0, 0, 1, 2])]
 )

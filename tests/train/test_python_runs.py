@@ -87,6 +87,7 @@ def test_a_resume_with_other_rows_is_refused(settings: dict[str, Any]) -> None:
         rlcore.train(**settings, **{"train.name": "run"}, resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rewards_in_process")
 def test_a_start_that_fails_leaves_no_run_and_a_name_that_is_taken_stays_as_it_is(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="boxedd"):
@@ -137,6 +138,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(settings: dict[str, Any], ch
     assert not Path(settings["train.dir"]).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rewards_in_process")
 def test_the_result_has_history_table_trajectories_evaluations_and_model(settings: dict[str, Any]) -> None:
     result = rlcore.train(**settings, eval=HELDOUT)
@@ -201,6 +203,7 @@ def test_a_callback_that_raises_is_a_warning_and_the_run_continues(
     assert re.search(r"test_python_runs\.py:\d+\); it is not called again", out.replace("\n", ""))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rewards_in_process")
 def test_stop_when_ends_the_run_with_evaluation_and_checkpoint(settings: dict[str, Any]) -> None:
     seen: list[dict[str, float]] = []

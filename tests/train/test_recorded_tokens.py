@@ -65,6 +65,7 @@ def check_single_numbers(found: Recorded) -> None:
     assert 0.0 < entropy.pop() < np.log(ByteTokens.VOCABULARY)
 
 
+@pytest.mark.slow
 def test_a_single_turn_keeps_ids_log_probs_entropy_mask_advantages_and_versions(tmp_path: Path) -> None:
     found = recorded(tmp_path, *STALE, *REFERENCE, "train.record_tokens=all")
     check_single_numbers(
@@ -103,6 +104,7 @@ def test_several_turns_keep_their_spans(tmp_path: Path) -> None:
     assert max(row["turns"] for row in found.rows) > 1
 
 
+@pytest.mark.slow
 def test_ppo_keeps_an_advantage_and_a_value_per_token(tmp_path: Path) -> None:
     ppo = ("algo.preset=ppo", "critic.engine=critic_engine", "plugins.critic_engine.backend='null'")
     found = recorded(tmp_path, *STALE, *ppo, plugins=("critic_engine",))
@@ -115,5 +117,6 @@ def test_ppo_keeps_an_advantage_and_a_value_per_token(tmp_path: Path) -> None:
         assert row["advantage"] == pytest.approx(found.arrays["advantage"][span].mean(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_pass_records_no_entropy(tmp_path: Path) -> None:
     assert not {"entropy", "old_logprob"} & recorded(tmp_path).arrays.keys()

@@ -92,12 +92,14 @@ def test_resume_of_steps_whose_checkpoints_are_gone_is_refused(config: dict[str,
     assert differing(whole, run(config, resume=True, from_start=True).run_dir) == []
 
 
+@pytest.mark.slow
 def test_from_start_takes_a_checkpoint_that_can_be_used(config: dict[str, Any]) -> None:
     run(config, "train.max_steps=2")
     assert run(config, resume=True, from_start=True).steps == 4
     assert len(metrics.read(Path(config["train"]["dir"]) / "run")) == 4
 
 
+@pytest.mark.slow
 def test_a_run_is_not_begun_with_an_older_checkpoint_than_its_newest(config: dict[str, Any]) -> None:
     run_dir = run(config, "checkpoint.every_steps=1", "train.max_steps=2").run_dir
     damaged(run_dir / "checkpoints" / "step_2")
@@ -109,6 +111,7 @@ def test_a_run_is_not_begun_with_an_older_checkpoint_than_its_newest(config: dic
     assert run_training(plan, Start(checkpoint=run_dir / "checkpoints" / "step_1")).steps == 4
 
 
+@pytest.mark.slow
 def test_a_torn_plan_does_not_hold_up_a_resume(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = run(config, "train.max_steps=2").run_dir
     (run_dir / "plan.json").write_text('{"plugins": {"nu')
@@ -116,6 +119,7 @@ def test_a_torn_plan_does_not_hold_up_a_resume(config: dict[str, Any], capsys: p
     assert "plan.json' cannot be read (JSONDecodeError" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [{}, {"step": "two"}, {"step": 2, "equal_steps": 0, "order": []}])
 def test_an_odd_state_is_an_error_of_one_line(config: dict[str, Any], state: dict[str, Any], tmp_path: Path) -> None:
     run_dir = run(config, "train.max_steps=2").run_dir
@@ -134,6 +138,7 @@ def test_an_odd_state_is_an_error_of_one_line(config: dict[str, Any], state: dic
 COUNTS = [("step", None), ("step", 1), ("equal_steps", 0.5), ("retired", -1), ("order.position.issued.train", True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "value"), COUNTS, ids=str)
 def test_a_count_of_a_state_that_is_none_is_an_error_of_one_line(config: dict[str, Any], key: str, value: Any) -> None:
     path = run(config, "train.max_steps=2").run_dir / "checkpoints" / "step_2"
@@ -152,11 +157,13 @@ def test_a_count_of_a_state_that_is_none_is_an_error_of_one_line(config: dict[st
         run(config, resume=True)
 
 
+@pytest.mark.slow
 def test_the_log_of_a_whole_run_ends_by_saying_so(config: dict[str, Any]) -> None:
     *_, last = (run(config, "train.max_steps=2").run_dir / "log.txt").read_text().splitlines()
     assert "every step was taken: 2" in last
 
 
+@pytest.mark.slow
 def test_records_that_cannot_be_written_end_the_run_in_one_line(config: dict[str, Any], tmp_path: Path) -> None:
     blocker = tmp_path / "runs" / "run" / "trajectories"
     source = f"""

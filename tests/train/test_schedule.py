@@ -251,6 +251,7 @@ def plan(*overrides: str) -> Any:
     return plan_run([], [*SETTINGS, "actor.minibatch_prompts=2", *overrides], ["null"]).schedule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_in_half_precision_what_the_sampler_recorded_is_not_pi_old_and_the_plan_says_what_is(dtype: str) -> None:
     assert plan("actor.dtype=float64").old_logprobs is OldLogprobs.SAMPLED

@@ -107,6 +107,7 @@ def test_no_prompt_is_issued_in_the_last_step_where_steps_take_what_is_ready_fir
     assert events.count("sampled") == events.trainer.flight.num_retired * SAMPLES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rollout", [{}, REPLICA], ids=["embedded", "replicas"])
 def test_on_policy_no_update_begins_while_anything_of_the_step_is_sampled(
     rollout: dict[str, Any], tmp_path: Path
@@ -168,6 +169,7 @@ def test_one_step_off_the_embedded_sampler_finishes_a_pass_before_it_begins_the_
     assert max(events.places("sampled", 1)) < events.places("issued", 2)[0]
 
 
+@pytest.mark.slow
 def test_one_step_off_replicas_finish_what_they_sample_before_they_get_new_weights(tmp_path: Path) -> None:
     async def hold(events: Events, event: Event) -> None:
         if event.step == 2 and events.count("sampled", 2) == NUM - 1:

@@ -44,6 +44,7 @@ def test_one_step_of_staleness_hides_rewards_behind_the_next_generation_and_the_
     assert one_slot.step_s == [2 + 12 + 4] * 3
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 2), st.booleans(), st.sampled_from([None, 1, 3]))
 def test_no_schedule_that_keeps_the_rules_is_faster_than_the_replay(

@@ -106,6 +106,7 @@ def test_the_metrics_of_an_update_are_those_the_documentation_names(config: dict
     assert "actor/rows_skipped_frac" not in rows[0]
 
 
+@pytest.mark.slow
 def test_rows_of_groups_with_equal_rewards_are_left_out_of_updates(config: dict[str, Any], tmp_path: Path) -> None:
     """Every other prompt has a reward that is the same for all its samples: half of the rows teach nothing."""
     (tmp_path / "rewards.py").write_text(
@@ -157,6 +158,7 @@ def test_a_checkpoint_is_evaluated_with_its_weights(config: dict[str, Any]) -> N
     assert run_evaluation(plan, None) == result.evaluations[0][1]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_opens_with_transformers(config: dict[str, Any]) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -166,6 +168,7 @@ def test_a_checkpoint_opens_with_transformers(config: dict[str, Any]) -> None:
     assert model.config.vocab_size == 264
 
 
+@pytest.mark.slow
 def test_a_prompt_that_leaves_no_room_for_a_response_is_an_error_with_the_numbers(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"prompt 'train/\d+' has \d+ tokens, .*window holds 256; lower rollout\.max"):
         train(config, "rollout.max_tokens=250")

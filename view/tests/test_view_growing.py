@@ -88,6 +88,7 @@ def test_a_poll_reads_what_is_new_and_nothing_else(run: Path, later: Path) -> No
     assert parts([found], 100.0) | {"head-0": ""} == parts([read(later)], 100.0) | {"head-0": ""}  # their names differ
 
 
+@pytest.mark.slow
 def test_an_edition_packs_the_chunks_that_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, memory = write_rlcore_run(tmp_path / "many", steps=40, groups=8), FileMemory()
     last = run / "trajectories" / "step_000040.jsonl"

@@ -95,6 +95,7 @@ def test_a_step_that_is_new_is_news_once(address: str, run: Path) -> None:
     assert news(address, str(second["edition"])) is None
 
 
+@pytest.mark.slow
 def test_news_are_the_parts_that_changed_and_all_of_them_for_a_reader_of_long_ago(tmp_path: Path) -> None:
     run = write_rlcore_run(tmp_path / "sums", steps=1, groups=150, size=4)
     editions = Editions([run], lambda: [read(run)], 100.0)
@@ -123,6 +124,7 @@ def test_a_port_that_is_taken_is_named(address: str) -> None:
         server_of(Editions([], list, 1.0), port)
 
 
+@pytest.mark.slow
 def test_the_command_serves_a_run_without_samples_until_it_is_stopped(tmp_path: Path) -> None:
     empty = tmp_path / "new"
     (empty / "trajectories").mkdir(parents=True)

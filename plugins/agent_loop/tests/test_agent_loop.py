@@ -152,6 +152,7 @@ def test_a_call_in_a_truncated_turn_is_not_made(settings: AgentLoopSettings) -> 
     assert talked.metrics["agent/num_tool_calls"] == 0.0
 
 
+@pytest.mark.slow
 def test_a_finished_sample_does_not_wait_for_the_tools_of_others(settings: AgentLoopSettings) -> None:
     def script(sample: int, turn: int, ids: tuple[int, ...]) -> list[int]:
         return [*(call("slow", a=0.2) if sample == 0 and turn == 1 else "Done.").encode(), END]
@@ -160,6 +161,7 @@ def test_a_finished_sample_does_not_wait_for_the_tools_of_others(settings: Agent
     assert [trajectory.id.sample for trajectory in found] == [1, 2, 0]
 
 
+@pytest.mark.slow
 def test_the_set_of_requests_does_not_depend_on_how_long_tools_take(settings: AgentLoopSettings) -> None:
     def script(pauses: Sequence[float]) -> ScriptedPolicy:
         return ScriptedPolicy(

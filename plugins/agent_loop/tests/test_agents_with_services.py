@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from rlcore.report import metrics
 from rlcore.testing.service import ServiceAnswer, ServiceCall, serving
 from rlcore.train import train
@@ -32,6 +34,7 @@ def always(text):
 STOPS = [chr(byte) for byte in range(128)]
 
 
+@pytest.mark.slow
 def test_a_conversation_is_scored_by_a_service_while_tools_of_others_still_work(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TOOL)
     rows = [{"question": f"Wait {index}?", "slow": index % 2 == 0} for index in range(4)]

@@ -202,6 +202,7 @@ def world(directory: Path, step: str, reset: str = "pass") -> AgentLoopSettings:
     return AgentLoopSettings(environment=environment, children=1, context_tokens=400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_that_no_environment_may_take_fails_its_sample_in_one_line(tmp_path: Path, step: str) -> None:
     found = talk(says("one"), world(tmp_path, step)).only

@@ -114,6 +114,7 @@ def check_round_trips(tokens: TemplateTokens, num: int, seed: int = 0) -> None:
         assert ids == tokens.encode_prompt(messages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("template", "end"), [(QWEN, "<|im_end|>"), (LLAMA, "<|eot|>")], ids=["qwen", "llama"])
 def test_two_hundred_turns_equal_the_conversation_as_the_template_writes_it_whole(template: str, end: str) -> None:
     check_round_trips(tokens_of(template, end), 200)
@@ -161,6 +162,7 @@ def echo(tmp_path: Path) -> str:
     return f"{tmp_path / 'echo.py'}:echo"
 
 
+@pytest.mark.slow
 def test_ids_that_are_not_text_pass_through_the_loop_unchanged(echo: str) -> None:
     check_loop(tokens_of(QWEN, "<|im_end|>"), 20, echo)
 

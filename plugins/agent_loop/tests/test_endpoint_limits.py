@@ -97,6 +97,7 @@ def allowed(descriptors: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.slow
 def test_idle_connections_take_a_share_of_the_descriptors_and_others_are_served(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +155,7 @@ def test_a_connection_with_a_running_request_is_not_closed_to_make_room(monkeypa
     serving(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", b"POST / HTTP/1.1\r\nX: y\r\n"], ids=["none", "half", "most"])
 def test_a_connection_that_shows_no_token_in_time_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_S", 0.3)
@@ -187,6 +189,7 @@ def test_a_head_that_trickles_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> Non
     serving(work)
 
 
+@pytest.mark.slow
 def test_a_body_without_a_token_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcore_agent_loop.agents.endpoint.LINGER_S", 0.2)
 

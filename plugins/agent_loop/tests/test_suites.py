@@ -110,24 +110,28 @@ ENVIRONMENTS = [
 GUESSES: dict[str, Any] = {"known_good": ("7",), "known_bad": ("6", "8", "9"), "ends_within": 3, "turns": ("1", "2")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "calls", "check"), TOOLS)
 def test_a_broken_tool_is_red(name: str, calls: Any, check: str) -> None:
     tested = type("Tested", (ToolSuite,), {"target": f"{BROKEN}/tools.py:{name}", "calls": calls})
     assert check in failures(tested, [check])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "calls"), [("add", SUMS), ("Notes", COUNTED)])
 def test_a_tool_that_is_as_it_should_be_is_green(name: str, calls: Any) -> None:
     tested = type("Tested", (ToolSuite,), {"target": f"{BROKEN}/tools.py:{name}", "calls": calls})
     assert failures(tested) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "check"), ENVIRONMENTS)
 def test_a_broken_environment_is_red(name: str, check: str) -> None:
     tested = type("Tested", (EnvironmentSuite,), {**GUESSES, "target": f"{BROKEN}/environments.py:{name}"})
     assert check in failures(tested, [check])
 
 
+@pytest.mark.slow
 def test_an_environment_that_is_as_it_should_be_is_green() -> None:
     tested = type("Tested", (EnvironmentSuite,), {**GUESSES, "target": f"{BROKEN}/environments.py:Guess"})
     assert failures(tested) == {}
@@ -160,6 +164,7 @@ WORKERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", WORKERS)
 def test_a_broken_worker_of_conversations_is_red(target: type[LoopWorker]) -> None:
     tested = type("Tested", (TestWorker,), {"target": target})

@@ -89,6 +89,7 @@ def results(talked: str, settings: AgentLoopSettings, processes: bool = False) -
     return [content for role, content in contents(found) if role == "tool"]
 
 
+@pytest.mark.slow
 def test_calls_of_one_turn_are_made_at_the_same_time_and_answered_in_order(settings: AgentLoopSettings) -> None:
     response = "".join(call("wait", seconds=seconds) for seconds in (0.2, 0.15, 0.1, 0.0))
     found = talk(says(response, "Done."), settings).only
@@ -96,6 +97,7 @@ def test_calls_of_one_turn_are_made_at_the_same_time_and_answered_in_order(setti
     assert found.timing["tools_s"] < 0.2 + 0.15
 
 
+@pytest.mark.slow
 def test_an_async_tool_that_hangs_or_raises_is_a_result(settings: AgentLoopSettings) -> None:
     hung, failed = results(call("wait", seconds=60) + call("fails"), settings)
     assert hung == "error: wait took longer than 0.3 s"
@@ -174,6 +176,7 @@ def test_calls_that_differ_are_not_an_endless_loop(settings: AgentLoopSettings) 
     assert (found.turns, found.info["ended_by"]) == (9, "max_turns")
 
 
+@pytest.mark.slow
 def test_a_sample_that_takes_too_long_ends_with_its_whole_turns_and_its_call_is_cancelled(
     settings: AgentLoopSettings,
 ) -> None:
@@ -184,6 +187,7 @@ def test_a_sample_that_takes_too_long_ends_with_its_whole_turns_and_its_call_is_
     assert found.num_sampled == len(response) + 1
 
 
+@pytest.mark.slow
 def test_a_turn_that_takes_too_long_is_aborted_at_the_engine(settings: AgentLoopSettings) -> None:
     policy = ScriptedPolicy(lambda sample, turn, ids: [*call("nothing").encode(), END], seconds=0.2)
     found = talk(policy, replace(settings, time_s=0.3)).only

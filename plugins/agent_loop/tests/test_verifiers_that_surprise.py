@@ -112,6 +112,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("attack", RUNS)
 def test_a_rollout_that_goes_wrong_fails_its_sample_in_one_line_and_the_next_works(

@@ -115,6 +115,7 @@ def ready(seed: int = 0) -> Batch:
     return replace(batch, values_BT=values_BT, returns_BT=returns_BT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["Sequence", "Token"])
 @pytest.mark.parametrize("head", ["planned", "classifier"])
 def test_values_are_the_scores_of_the_classifier(models: Path, of: str, head: str) -> None:
@@ -125,6 +126,7 @@ def test_values_are_the_scores_of_the_classifier(models: Path, of: str, head: st
     assert worker.facts()["head"] == f"the head 'score' of the LlamaFor{of}Classification '{models / of}'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "name"), [("Qwen2", "score"), ("GPTNeoX", "classifier")])
 def test_heads_of_other_names_and_models_are_found(models: Path, tmp_path: Path, architecture: str, name: str) -> None:
     path = write_tiny_classifier(tmp_path, architecture, of="Token")
@@ -134,6 +136,7 @@ def test_heads_of_other_names_and_models_are_found(models: Path, tmp_path: Path,
     assert f"the head '{name}' of the {architecture}ForTokenClassification" in worker.facts()["head"]
 
 
+@pytest.mark.slow
 def test_a_classifier_in_bfloat16_gives_its_head_bit_for_bit(models: Path, tmp_path: Path) -> None:
     for of in ("Sequence", "Token"):
         _opened(models / of, dtype=torch.bfloat16).save_pretrained(tmp_path / of)
@@ -164,6 +167,7 @@ def test_a_head_in_one_of_several_files_is_found(models: Path, tmp_path: Path) -
     assert np.array_equal(*values)
 
 
+@pytest.mark.slow
 def test_a_critic_that_started_from_a_classifier_learns_and_resumes(models: Path, tmp_path: Path) -> None:
     for lora in (False, True):
         settings = {"lora": LoraConfig(enabled=lora, rank=2)}

@@ -110,6 +110,7 @@ def test_a_head_that_would_be_left_out_is_refused(models: Path, tmp_path: Path) 
     assert np.array_equal(planned.values(ready()), worker.values(ready()))
 
 
+@pytest.mark.slow
 def test_the_head_of_another_model_is_refused(models: Path, tmp_path: Path) -> None:
     saved(models, tmp_path / "llama")
     saved(models, tmp_path / "wide", path=str(models / "wide"))
@@ -120,6 +121,7 @@ def test_the_head_of_another_model_is_refused(models: Path, tmp_path: Path) -> N
     assert "[1, 32]" in message
 
 
+@pytest.mark.slow
 def test_the_head_of_a_model_of_another_type_is_refused_also_when_it_is_as_wide(models: Path, tmp_path: Path) -> None:
     saved(models, tmp_path / "llama")
     saved(models, tmp_path / "qwen", path=str(models / "qwen"))
@@ -205,6 +207,7 @@ def test_the_revision_of_the_policy_is_not_that_of_another_repository() -> None:
     assert named.revision == "abc"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wide", "qwen"])
 def test_a_checkpoint_of_another_architecture_is_refused_and_the_critic_stays_as_it_was(
     models: Path, tmp_path: Path, name: str

@@ -183,6 +183,7 @@ def effective_weights(worker: HfCritic) -> dict[str, tuple[torch.Tensor, torch.T
     return {layer: (a.detach().clone(), b.detach()) for layer, (a, b) in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_is_that_of_a_plain_model(model_directory: Path, kind: str) -> None:
     """Second implementation: transformers' own model with the adapters added to its weights, a row at a time."""
@@ -230,6 +231,7 @@ def budget(batch: Batch, num: int) -> int:
     return next(n for n in range(longest, 99 * longest) if len(micro_batches(batch.lengths_B, n)) == num)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_two_and_four_micro_batches_are_the_same_update(model_directory: Path, kind: str) -> None:
     batch = with_targets(random_batch(num_groups=4, samples=2))

@@ -1,5 +1,6 @@
 """Placement of ranks on Ray: the spot of a pool, and the bundle."""
 
+import pytest
 from rlcore_ray.places import places_of
 
 from rlcore.plan import Facts, RunPlan, make_plan
@@ -22,6 +23,7 @@ def layout(*overrides: str) -> dict[str, list[tuple[str, int, int]]]:
     return {role: [(rank.pool, rank.spot, rank.bundle) for rank in ranks] for role, ranks in places.items()}
 
 
+@pytest.mark.slow
 def test_ranks_are_laid_out_evenly_over_the_nodes_of_their_pool_in_order() -> None:
     assert layout("rollout.replicas=3")["rollout"] == [("engines", index, index) for index in range(3)]
     two = layout("rollout.replicas=4", "cluster.pools.engines.nodes=2")["rollout"]

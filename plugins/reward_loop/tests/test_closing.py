@@ -65,6 +65,7 @@ def wrapped(monkeypatch: pytest.MonkeyPatch, before: Closing) -> list[str]:
     return closed
 
 
+@pytest.mark.slow
 def test_parts_close_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits here until all four are at it."""
     waiting, all_of_them = list[Any](), asyncio.Event()
@@ -80,6 +81,7 @@ def test_parts_close_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(closed) == ["Exposure", "FunctionRewards", "Service", "Service"]
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_keeps_no_other_from_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(part: Any) -> None:
         await asyncio.sleep(0)

@@ -37,6 +37,7 @@ def score(trajectory):
 """
 
 
+@pytest.mark.slow
 def test_a_reward_function_asks_the_judge_through_the_run(tmp_path: Path, score: Callable[..., Any]) -> None:
     (tmp_path / "own.py").write_text(OWN)
     functions = {"own": RewardFunctionConfig(fn=f"{tmp_path / 'own.py'}:score", children=1)}

@@ -48,6 +48,7 @@ def numbers(call: ServiceCall) -> ServiceAnswer:
     return ServiceAnswer(status=400) if number < 0 else ServiceAnswer({"score": number, "info": {"answer": "x"}})
 
 
+@pytest.mark.slow
 def test_a_function_sees_the_scores_of_a_group_and_gives_others(
     score: Score, settings: Callable[..., RewardLoopSettings]
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_function_sees_the_scores_of_a_group_and_gives_others(
     assert dict(found["test/0", "9"].info) == {"answer": "x", "raw_score": 9.0}
 
 
+@pytest.mark.slow
 def test_a_group_that_stays_incomplete_is_post_processed_at_the_end_of_the_stream(
     score: Score, settings: Callable[..., RewardLoopSettings]
 ) -> None:
@@ -73,6 +75,7 @@ def test_a_group_that_stays_incomplete_is_post_processed_at_the_end_of_the_strea
     assert [result.reward.score for result in results] == [0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "message"), [("breaks", "no such luck"), ("short", "a list of 1 for 2 samples")])
 def test_post_processing_that_fails_fails_its_group(
     score: Score, settings: Callable[..., RewardLoopSettings], function: str, message: str
@@ -92,6 +95,7 @@ def test_a_function_that_does_not_exist_stops_the_start(
         score(settings(service.url, "nothing"), [make_trajectory(0)])
 
 
+@pytest.mark.slow
 def test_scores_are_normalised_by_the_samples_of_earlier_steps(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "prompts.jsonl", 8)
     config = {

@@ -70,6 +70,7 @@ def test_overload_halves_the_concurrency_once_and_answers_raise_it_again() -> No
     assert gate.limit == 64
 
 
+@pytest.mark.slow
 @given(st.floats(30, 6000), st.lists(st.floats(0, 0.3), min_size=30, max_size=120))
 @settings(max_examples=60, deadline=None)
 def test_no_second_sees_more_turns_than_the_pace_allows(per_minute: float, idle: list[float]) -> None:
@@ -142,6 +143,7 @@ def test_what_was_begun_never_gets_ahead_of_the_true_tokens(calls: list[tuple[fl
         limiter.correct(true - estimate)
 
 
+@pytest.mark.slow
 def test_evaluation_takes_the_next_turn() -> None:
     async def run() -> list[str]:
         turns, order = FairQueue(RateLimiter(1200), RateLimiter(0)), []

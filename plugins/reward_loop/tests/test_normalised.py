@@ -25,6 +25,7 @@ from rlcore.types import Lane, ScoredTrajectory, Trajectory
 GROUP_SIZE = 4
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=80, deadline=None)
 def test_all_samples_of_a_group_are_normalised_alike_in_whatever_order_rewards_and_steps_come(

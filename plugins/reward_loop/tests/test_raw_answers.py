@@ -136,6 +136,7 @@ FAILING: dict[str, Callable[[], Iterable[bytes]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAILING)
 def test_what_is_not_an_answer_fails_its_sample_in_one_line(
     name: str, score: Score, one_service: Settings, caplog: pytest.LogCaptureFixture

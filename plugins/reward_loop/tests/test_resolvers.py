@@ -54,6 +54,7 @@ def test_a_host_that_no_name_can_have_fails_its_samples(host: str, score: Score,
     assert "could not be reached" in str(only.reward.info["error"])
 
 
+@pytest.mark.slow
 def test_a_name_that_resolves_again_is_asked_again(
     score: Score, one_service: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_service_gets_prompt_answer_completion_and_columns_and_the_token(
     assert dict(only.reward.info) == {"answer": "x"}
 
 
+@pytest.mark.slow
 def test_rewards_of_services_and_functions_are_weighed_and_summed(
     tmp_path: Path, score: Score, samples: Samples, echo: Script
 ) -> None:
@@ -256,6 +257,7 @@ def test_pauses_double_with_jitter_unless_the_service_says_how_long() -> None:
         assert len(set(pauses)) > 1
 
 
+@pytest.mark.slow
 def test_a_run_takes_its_rewards_from_the_service(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "prompts.jsonl", 8)
     config = {
@@ -284,6 +286,7 @@ def test_a_run_takes_its_rewards_from_the_service(tmp_path: Path) -> None:
     assert len((result.run_dir / "reward_calls.jsonl").read_text().splitlines()) == 16
 
 
+@pytest.mark.slow
 def test_answers_that_are_read_at_once_have_a_budget_and_leave_none_of_it_taken(
     score: Score, samples: Samples, one_service: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def bounds(metrics: Metrics) -> set[str]:
     return {name.removeprefix(BOUND_BY) for name, share in shares.items() if share >= 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "pauses_s", "expected"),
     [

@@ -43,6 +43,7 @@ def test_a_program_beyond_a_limit_has_no_output(program: str) -> None:
     assert output_of(program, "", 0.5, 256) is None
 
 
+@pytest.mark.slow
 def test_memory_is_what_the_setting_says() -> None:
     program = "print(len(bytearray(300 << 20)))"
     assert (output_of(program, "", 10.0, 1024), output_of(program, "", 10.0, 256)) == ("314572800\n", None)

@@ -55,6 +55,7 @@ def run(directory: Path, url: str, **settings: Any) -> TrainResult:
     return train(run_settings(directory, 4, **settings), plugins=["null", "webhook"])
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_start_its_steps_its_evaluations_and_its_end(service: ScriptedService, tmp_path: Path) -> None:
     service.calls.clear()
     settings = {"plugins.webhook.every_steps": 2, "plugins.webhook.metrics": ["reward/mean"], "train.name": "told"}
@@ -83,6 +84,7 @@ def test_an_address_that_is_none_refuses_the_run(tmp_path: Path, url: str) -> No
         tracker(tmp_path, url=url).start({})
 
 
+@pytest.mark.slow
 def test_an_address_that_answers_503_refuses_the_run(tmp_path: Path) -> None:
     with (
         serving(lambda call: ServiceAnswer(b"", status=503)) as down,
@@ -91,6 +93,7 @@ def test_an_address_that_answers_503_refuses_the_run(tmp_path: Path) -> None:
         run(tmp_path, down.url)
 
 
+@pytest.mark.slow
 def test_a_chat_that_goes_away_ends_no_run(tmp_path: Path) -> None:
     answers = iter([ServiceAnswer({"ok": True})])
     with serving(lambda call: next(answers, ServiceAnswer(b"", status=503))) as leaving:
