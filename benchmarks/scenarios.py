@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 NEVER = "<|never|>"
-"""An end-of-sequence token whose id is outside of the vocabulary, so that no model can sample it."""
+"""An end-of-sequence token that no model has learned: its id is above those of the tokenizer."""
 _TEXT = """river stone market window letter garden engine winter paper bridge simple yellow morning silver music number
 forest kitchen travel ocean summer doctor pencil mountain village history ticket corner button island"""
 WORDS = tuple(_TEXT.split())
@@ -92,10 +92,10 @@ def _conversation(tokenizer: Any, rng: np.random.Generator, num_tokens: int) -> 
 
 
 def write_endless_model(model: Path, directory: Path) -> Path:
-    """Write the same model, as links, with an end-of-sequence token that is never sampled; returns the directory.
+    """Write the same model, as links, with an end-of-sequence token that is hardly ever sampled; returns the directory.
 
-    It is for engines that cannot ignore the end: each row then has exactly its maximal length. Prompts are encoded as
-    by the model's tokenizer.
+    It is for engines that cannot ignore the end: each row then has its maximal length, which callers check. Prompts are
+    encoded as by the model's tokenizer. ValueError if the vocabulary has neither a free id nor an unused special token.
     """
     from transformers import AutoTokenizer
 
@@ -103,7 +103,8 @@ def write_endless_model(model: Path, directory: Path) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(model)
     template = str(tokenizer.chat_template)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    tokenizer.add_special_tokens({"eos_token": NEVER})
+    vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
+    tokenizer.add_special_tokens({"eos_token": hardly_ever(tokenizer, template, vocabulary)})
     # The template must put nothing after an assistant's message: that would count as an end, too.
     tokenizer.chat_template = (
         "{% if messages[-1]['role'] == 'assistant' %}{{ messages[-1]['content'] }}{% else %}" + template + "{% endif %}"
@@ -117,6 +118,18 @@ def write_endless_model(model: Path, directory: Path) -> Path:
         if file.suffix == ".safetensors" or file.name in ("config.json", "model.safetensors.index.json"):
             (directory / file.name).symlink_to(file.resolve())
     return directory
+
+
+def hardly_ever(tokenizer: Any, template: str, vocabulary: int) -> str:
+    """A token below `vocabulary` that ends nothing yet: a new one, or a special one that the template does not use."""
+    if len(tokenizer) < vocabulary:
+        return NEVER
+    used = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    unused = [token for token in added if token not in used and token not in template]
+    if not unused:
+        raise ValueError(f"the vocabulary of {vocabulary} ids is full, and it has no special token without a use")
+    return unused[-1]
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,11 @@ class Comparison:
         self._vocabulary = len(tokenizer)
 
     def ours(self) -> Side:
-        """Our side, started and checked."""
+        """Our side."""
+        return Side("ours", Path(sys.executable), HERE / "rlcore_side.py", self.our_spec(HERE), self.threads)
+
+    def our_spec(self, programs: Path) -> dict[str, Any]:
+        """The specification for our side; `programs` is its directory of benchmarks."""
         directory = Path(tempfile.mkdtemp(prefix="ours-", dir=self._directory))
         lines = [json_line({"prompt": prompt, "answer": ""}) for prompt in self.prompts]
         (directory / "prompts.jsonl").write_text("".join(lines))
@@ -86,22 +90,21 @@ class Comparison:
                 "max_prompt_tokens": scenario.prompt_tokens,
             },
             "rollout": {"samples_per_prompt": scenario.samples, "max_tokens": scenario.new_tokens},
-            "reward": {"functions": {"letters": {"fn": f"{HERE / 'reward.py'}:letter_share"}}},
+            "reward": {"functions": {"letters": {"fn": f"{programs / 'reward.py'}:letter_share"}}},
             "actor": {"lr": 1e-6, "dtype": self._options.dtype, "micro_batch_tokens": scenario.group_tokens},
             "cluster": {"threads": self.threads, "device": self._options.device},
             "train": {"prompts_per_step": scenario.prompts, "max_steps": 1000},
         }
         plugins = []
         if scenario.varying:
-            plugins = [str(HERE / "fixed_lengths.py")]
+            plugins = [str(programs / "fixed_lengths.py")]
             config["plugins"] = {"fixed_lengths": {"lengths": scenario.lengths()}}
-        spec = {
+        return {
             "config": config,
             "overrides": self._options.ours,
             "plugins": plugins,
             "run_dir": str(directory / "run"),
         }
-        return Side("ours", Path(sys.executable), HERE / "rlcore_side.py", spec, self.threads)
 
     def trl(self, micro_batch: int) -> Side:
         """TRL's side."""
@@ -334,21 +337,27 @@ def trl_micro_batch(comparison: Comparison, chosen: int) -> int:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
+    parser.add_argument("--skip-sweep", action="store_true", help="take --micro-batch for TRL without looking")
+    parser.add_argument("--micro-batch", type=int, default=0, help="TRL's per_device_train_batch_size")
+    return parser.parse_args(arguments)
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """The options of a comparison: scenarios and sizes, model and machine."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", action="append", choices=sorted(SCENARIOS), help="default: all")
     parser.add_argument("--rounds", type=int, default=0, help="timed steps of each side; 0: the scenario's own number")
     parser.add_argument("--prompts", type=int, default=0, help="groups of a step, instead of 8")
     parser.add_argument("--samples", type=int, default=0, help="samples of a group, instead of 8")
     parser.add_argument("--new-tokens", type=int, default=0, help="of the longest row, instead of 64")
-    parser.add_argument("--skip-sweep", action="store_true", help="take --micro-batch for TRL without looking")
-    parser.add_argument("--micro-batch", type=int, default=0, help="TRL's per_device_train_batch_size")
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="an override of our config")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--smoke", action="store_true", help="a tiny random model and tiny sizes: does it still run?")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def sized(scenario: Scenario, options: argparse.Namespace) -> Scenario:

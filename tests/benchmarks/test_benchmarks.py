@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AddedToken
+
+from rlcore.config.sections import ModelConfig
+from rlcore.data.tokenizer import load_tokens
 
 ROOT = Path(__file__).parent.parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -244,7 +248,7 @@ def test_the_run_of_everything_leaves_out_only_what_has_a_command_of_its_own(ben
     printing = {path.name for path in BENCHMARKS.glob("*.py") if prints.search(path.read_text())}
     text = (BENCHMARKS / "run_all.py").read_text()
     left_out = {name for name in printing if f'"{name}"' not in text and not name.startswith("learning_")}
-    assert left_out == {"gpu_check.py", "precision.py"}
+    assert left_out == {"gpu_check.py", "precision.py", "vs_commit.py"}
 
 
 def test_every_program_and_module_of_the_readme_exists() -> None:
@@ -253,9 +257,42 @@ def test_every_program_and_module_of_the_readme_exists() -> None:
     assert named == {path.name for path in BENCHMARKS.glob("*.py")}
 
 
+def test_what_ends_an_endless_model_is_a_free_id_or_a_special_token_without_a_use(bench: Modules) -> None:
+    names = ["<s>", "<|end|>", "<|repo|>", "<|file|>"]
+    added = {id_: AddedToken(name, special=True) for id_, name in enumerate(names)}
+
+    class Full:
+        bos_token, eos_token, pad_token, unk_token = "<s>", "<|end|>", "<|end|>", None
+        added_tokens_decoder = added
+
+        def __len__(self) -> int:
+            return 100
+
+    never = bench.scenarios.hardly_ever
+    assert never(Full(), "", 101) == bench.scenarios.NEVER
+    assert never(Full(), "", 100) == "<|file|>"
+    assert never(Full(), "<|file|>{{ messages }}", 100) == "<|repo|>"
+    with pytest.raises(ValueError, match="no special token without a use"):
+        never(Full(), "<|file|><|repo|>", 100)
+
+
+@pytest.mark.real
+def test_a_comparisons_model_has_an_end_that_rlcore_accepts(bench: Modules, tmp_path: Path) -> None:
+    if not bench.measure.MODEL.is_dir():
+        pytest.skip("the model is missing; make model makes it")
+    endless = bench.scenarios.write_endless_model(bench.measure.MODEL, tmp_path / "endless")
+    as_it_is = load_tokens(ModelConfig(path=str(bench.measure.MODEL)), "")
+    tokens = load_tokens(ModelConfig(path=str(endless)), "")
+    message = [{"role": "user", "content": "river stone"}]
+    assert tokens.encode_prompt(message) == as_it_is.encode_prompt(message)
+    assert tokens.eos_ids
+    assert not tokens.eos_ids & {*as_it_is.eos_ids, *tokens.encode_prompt(message)}
+
+
 SMOKE = {
     "overhead": [],
     "memory": [],
+    "vs_commit": [str(ROOT), "--scenario", "E2", "--overhead-rounds", "1"],
     "vs_trl": ["--scenario", "E2", "--skip-sweep", "--micro-batch", "8"],
     "learning_vs_trl": [],
     "learning_controls": ["--runs", "ppo_frozen", "four_late_ratio_1"],
