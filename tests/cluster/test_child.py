@@ -138,7 +138,6 @@ def test_a_child_serves_the_methods_of_what_its_reference_makes(served: str) -> 
     run(use)
 
 
-@pytest.mark.slow
 def test_a_child_imports_no_torch_and_runs_one_call_at_a_time_on_its_main_thread(served: str) -> None:
     async def use(children: ChildProcesses) -> None:
         child = await children.start(f"{served}:Served", name="x")
@@ -199,7 +198,6 @@ def test_a_child_that_ends_by_itself_is_a_worker_error_with_its_last_words(serve
     run(use)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["loop", "regex"])
 def test_a_call_past_its_deadline_kills_the_child_even_while_it_holds_the_interpreter_lock(
     served: str, method: str
@@ -215,7 +213,6 @@ def test_a_call_past_its_deadline_kills_the_child_even_while_it_holds_the_interp
     run(use)
 
 
-@pytest.mark.slow
 def test_calls_run_at_the_same_time_on_threads_and_a_hanging_one_takes_the_others_with_it(served: str) -> None:
     async def use(children: ChildProcesses) -> None:
         child = await children.start(f"{served}:Served", name="x", threads=32)
@@ -245,7 +242,6 @@ def test_the_deadline_of_a_call_does_not_run_while_it_waits_for_the_child(served
     assert run(use) == [0.3] * 5
 
 
-@pytest.mark.slow
 def test_a_cancelled_call_ends_its_child_at_once(served: str) -> None:
     async def use(children: ChildProcesses) -> None:
         child = await children.start(f"{served}:Served", name="x")
@@ -259,7 +255,6 @@ def test_a_cancelled_call_ends_its_child_at_once(served: str) -> None:
     run(use)
 
 
-@pytest.mark.slow
 def test_a_start_that_fails_names_its_cause_and_leaves_nothing(served: str) -> None:
     async def use(children: ChildProcesses) -> None:
         cases: list[tuple[str, type[Exception], str]] = [
@@ -281,7 +276,6 @@ def test_a_start_that_fails_names_its_cause_and_leaves_nothing(served: str) -> N
     run(use)
 
 
-@pytest.mark.slow
 def test_close_lets_the_object_close_and_kills_what_hangs_and_what_its_code_started(
     served: str, tmp_path: Path
 ) -> None:
@@ -343,7 +337,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["loop", "regex"])
 def test_no_descendant_survives_a_parent_that_was_killed(served: str, method: str) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, served, method], stdout=subprocess.PIPE, text=True)

@@ -12,6 +12,8 @@ from rlcore.cli import main
 from rlcore.testing.packages import importable, write_package
 from rlcore.testing.runs import run_settings
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import sys
 import time
@@ -145,8 +147,7 @@ def test_what_plugin_code_raises_while_planning_is_one_line(project: Project, pl
     source, settings = PLANNING[place]
     project.write(source, way)
     line = project.refused("plan", *settings)
-    assert PLUGIN in line
-    assert place in line
+    assert all(text in line for text in (PLUGIN, place)), line
     assert WAYS[way] in line or place.startswith("section")  # OmegaConf words some of them itself
 
 
@@ -230,14 +231,12 @@ def test_a_metric_that_would_hide_one_of_the_core_is_refused(project: Project, n
     assert line.startswith(f"agent 'ends' of {PLUGIN}: metrics(): found '{name}', a metric of the core")
 
 
-@pytest.mark.slow
 def test_a_state_that_is_not_json_is_named_when_it_is_saved(project: Project) -> None:
     project.write(COMPONENTS + "Agent.state = lambda self: {'seen': {1, 2}}\n")
     line = project.refused("train", *CHOSEN["agent"])
     assert line.startswith(f"agent 'ends' of {PLUGIN}: state(): TypeError: Object of type set is not JSON")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("slot", "method"), [("agent", "restore"), ("reward", "restore"), ("critic", "restore_state")])
 def test_a_component_that_cannot_continue_is_named(project: Project, slot: str, method: str) -> None:
     name = CLASSES[slot]
@@ -251,7 +250,6 @@ def test_a_component_that_cannot_continue_is_named(project: Project, slot: str, 
     assert line.startswith(f"{slot} 'ends' of {PLUGIN}: {method}(): it called sys.exit(0)")
 
 
-@pytest.mark.slow
 def test_a_run_that_a_plugin_ends_names_the_last_checkpoint(project: Project) -> None:
     source = "def metrics(self):\n    self.n = getattr(self, 'n', 0) + 1\n    return fail() if self.n > 1 else {}\n"
     project.write(COMPONENTS + source + "Agent.metrics = metrics\n")
@@ -277,7 +275,6 @@ def real(project: Project, command: str, *more: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ENDS)
 def test_the_real_command_does_not_exit_with_0(project: Project, way: str) -> None:
     source, settings = PLANNING["rlcore_resource_pools()"]
@@ -306,7 +303,6 @@ def test_the_end_of_the_process_is_refused_in_a_probe(project: Project) -> None:
     assert message.endswith("failed: it called os._exit(0)\n")
 
 
-@pytest.mark.slow
 def test_a_thread_of_the_plugin_ends_the_process_with_a_line_and_not_with_0(project: Project) -> None:
     project.write(
         "import os, threading\n@hookimpl\ndef rlcore_agent_loops():\n"
@@ -318,14 +314,12 @@ def test_a_thread_of_the_plugin_ends_the_process_with_a_line_and_not_with_0(proj
     assert message.endswith(" called os._exit(256)\n")
 
 
-@pytest.mark.slow
 def test_what_runs_at_the_end_of_the_interpreter_does_not_make_a_refusal_a_success(project: Project) -> None:
     project.write("import atexit, os\natexit.register(os._exit, 0)\n@hookimpl\ndef rlcore_algorithms(): return 3")
     code, message = real(project, "plan")
     assert (code, message.count("\n")) == (2, 1)
 
 
-@pytest.mark.slow
 def test_a_forked_child_ends_as_it_likes(project: Project) -> None:
     project.write(
         COMPONENTS + "import os\nchild = os.fork()\nchild or os._exit(0)\n"

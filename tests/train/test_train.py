@@ -75,7 +75,6 @@ def heldout(tmp_path: Path) -> str:
     return f"eval.sources.heldout.path={write_prompts(tmp_path / 'heldout.jsonl', 3, 'Held out {index}.')}"
 
 
-@pytest.mark.slow
 def test_a_run_leaves_configuration_plan_metrics_trajectories_checkpoints_and_rewards(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -92,7 +91,6 @@ def test_a_run_leaves_configuration_plan_metrics_trajectories_checkpoints_and_re
     assert checkpoint.load(result.checkpoint).state["step"] == 4
 
 
-@pytest.mark.slow
 def test_the_tokens_on_disk_spell_the_trajectories_with_their_advantages(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -115,7 +113,6 @@ def test_the_tokens_on_disk_spell_the_trajectories_with_their_advantages(
                 assert arrays["advantage"][begin:end] == pytest.approx([row["advantage"]] * (end - begin))
 
 
-@pytest.mark.slow
 def test_a_run_records_no_tokens_if_so_configured(config: dict[str, Any]) -> None:
     assert not (run(config, "train.record_tokens=none").run_dir / "tokens").exists()
 
@@ -184,7 +181,6 @@ def test_a_run_ended_by_a_signal_during_or_after_an_evaluation_resumes_bit_for_b
     assert differing(whole, run(config, "train.name=stopped", *settings, resume=True).run_dir) == []
 
 
-@pytest.mark.slow
 def test_a_signal_ends_the_run_also_when_the_save_fails(config: dict[str, Any], tmp_path: Path) -> None:
     stopping(config, tmp_path, 20, block=str(tmp_path / "runs" / "run" / "checkpoints"))
     with pytest.raises(
@@ -227,7 +223,6 @@ def test_a_canary_that_scores_badly_refuses_to_train(config: dict[str, Any], tmp
     assert run(config, "train.max_steps=1").steps == 1  # of the refused run nothing is left that its name would protect
 
 
-@pytest.mark.slow
 def test_a_run_that_begins_with_a_checkpoint_says_what_differs_from_it(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,7 +233,6 @@ def test_a_run_that_begins_with_a_checkpoint_says_what_differs_from_it(
     assert "actor.lr: 0.1 -> 0.2" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_resume_says_what_changed_since(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     run(config, "train.max_steps=2")
     result = run(config, "actor.lr=0.2", resume=True)
@@ -246,14 +240,12 @@ def test_resume_says_what_changed_since(config: dict[str, Any], capsys: pytest.C
     assert result.steps == 4
 
 
-@pytest.mark.slow
 def test_a_directory_that_exists_is_refused(config: dict[str, Any]) -> None:
     run(config, "train.max_steps=1")
     with pytest.raises(ConfigError, match="exists; choose"):
         run(config)
 
 
-@pytest.mark.slow
 def test_resume_with_other_prompts_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     run(config, "train.max_steps=2")
     write_prompts(tmp_path / "prompts.jsonl", 31)
@@ -330,7 +322,6 @@ def test_the_soft_length_penalty_lowers_the_advantage_of_long_responses(config: 
 
 
 # An estimator sees no KL but the one in the reward.
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("estimator", "placement"),
     [("grpo", "none"), ("grpo", "loss"), *((text, "reward") for text in ("grpo", "dr_grpo", "rloo", "reinforce_pp"))],
@@ -358,7 +349,6 @@ def test_too_few_prompts_for_one_step_are_refused(config: dict[str, Any]) -> Non
         run(config, "train.prompts_per_step=64")
 
 
-@pytest.mark.slow
 def test_epochs_say_how_many_steps_there_are(config: dict[str, Any]) -> None:
     del config["train"]["max_steps"]
     result = run(config, "train.epochs=2", "checkpoint.every_steps=0")

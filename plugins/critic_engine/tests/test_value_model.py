@@ -231,7 +231,6 @@ def budget(batch: Batch, num: int) -> int:
     return next(n for n in range(longest, 99 * longest) if len(micro_batches(batch.lengths_B, n)) == num)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_two_and_four_micro_batches_are_the_same_update(model_directory: Path, kind: str) -> None:
     batch = with_targets(random_batch(num_groups=4, samples=2))
