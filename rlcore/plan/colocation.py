@@ -7,8 +7,15 @@ from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.errors.checks.interfaces import defines
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import CONTEXT_BYTES, frozen_bytes_per_parameter, held_and_working_bytes, resting_share
+from rlcore.plan.memory import (
+    CONTEXT_BYTES,
+    frozen_bytes_per_parameter,
+    held_and_working_bytes,
+    is_whole,
+    resting_share,
+)
 from rlcore.plan.run_plan import SchedulePlan
+from rlcore.plan.sharded_memory import saving_bytes
 
 ACTOR, ROLLOUT = "actor", "rollout"
 SERVING, TRAINING = "serving", "training"
@@ -163,13 +170,15 @@ def _on_devices(
             continue
         name = plan.request.role.name
         held, working = bytes_of(plan, memory, facts, of_device)
-        resting = resting_bytes(plan, workers, held, facts)
+        resting, engine = resting_bytes(plan, workers, held, facts), plan.request.engine
+        shards = engine is not None and not is_whole(engine)
+        saved = saving_bytes(engine, facts.model_of(plan.request)) if engine and shards else 0
         for gpu in devices_of_ranks(plan, by_name[plan.request.pool]):
             for phase in _phases(colocated_roles):
                 asleep = name in colocated_roles and phase == TRAINING
                 idle = phase == SERVING and name not in colocated_roles
                 kept = CONTEXT_BYTES + (plan.request.asleep_bytes if asleep else resting if idle else held)
-                entry = (name, kept, 0 if asleep or idle else working)
+                entry = (name, kept, 0 if asleep else saved if idle else working)
                 devices.setdefault(gpu, {}).setdefault(phase, []).append(entry)
     return devices
 

@@ -133,7 +133,7 @@ def memory_of_phases(plan: RunPlan) -> dict[str, dict[str, int]]:
                 for phase, entry in phases.items():
                     devices.setdefault(gpu, {}).setdefault(phase, []).append(entry)
     totals = {
-        gpu: {phase: sum(held for held, _ in found) + max(work for _, work in found) for phase, found in phases.items()}
+        gpu: {phase: (_in_turn if phase == "start" else _together)(entries) for phase, entries in phases.items()}
         for gpu, phases in devices.items()
     }
     return {
@@ -141,6 +141,16 @@ def memory_of_phases(plan: RunPlan) -> dict[str, dict[str, int]]:
         for pool in plan.pools
         if any(gpu in totals for gpu in pool.gpus)
     }
+
+
+def _together(entries: Sequence[tuple[int, int]]) -> int:
+    """Bytes of roles of which one at a time works."""
+    return sum(held for held, _ in entries) + max(work for _, work in entries)
+
+
+def _in_turn(entries: Sequence[tuple[int, int]]) -> int:
+    """The most bytes while roles start one after another, in the order of the plan: those before hold what stays."""
+    return max(sum(held for held, _ in entries[: place + 1]) + work for place, (_, work) in enumerate(entries))
 
 
 def host_memory(plan: RunPlan) -> dict[str, dict[str, int]]:
@@ -180,18 +190,20 @@ def _of_trainer(plan: RunPlan, worker: WorkerPlan, held: int, working: int) -> d
         whole = BYTES[engine.dtype] * (model.parameters or 0)  # ranks that sample hold all weights between updates
         gathered = whole if sampled else gathered_bytes(engine, model, backward=False)
         unit = whole if sampled else largest_unit(engine, model)
+    kept = resting if served else held
     found = {
-        "start": (resting if served else held, 0),
+        "start": (kept, held - kept),
         "sample": (resting, sampling),
         "score": (held, min(working, gathered + scoring)),
         "update": (held, working),
-        "hand-over": (held, unit),
-        "save": (held, unit),
+        "hand-over": (resting, unit),  # an unsharded model is read where it rests
+        "save": (resting, unit),
     }
     if not is_whole(engine):
         parts = sharded_bytes(engine, model)
-        found |= {"start": (parts["start"], 0), "score": (parts["sample"], gathered + scoring)}
-        found |= dict.fromkeys(("hand-over", "save"), (parts["sample"], unit))
+        returned = parts["hand-over"] - parts["sample"] - largest_unit(engine, model)  # offloaded shards come back
+        found |= {"start": (resting, max(0, parts["start"] - resting)), "score": (parts["sample"], gathered + scoring)}
+        found |= dict.fromkeys(("hand-over", "save"), (parts["sample"], returned + unit))
     return found
 
 

@@ -7,6 +7,7 @@ them, keys and values of its rows, a forward pass over their prompts, and logits
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.contracts.clusters import WorkerPlan
@@ -244,11 +245,48 @@ def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], 
         worker for worker in workers if worker.request.embedded_in == request.role and worker.request.cached_tokens
     ]
     needs = [working_bytes(config, worker, facts.model_of(worker.request)) for worker in (plan, *served)]
-    return _ways_to_lower(config, plan, max(needs) > needs[0])
+    return _ways_to_lower(config, plan, max(needs) > needs[0], _shared_out(config, plan, workers, facts))
 
 
-def _ways_to_lower(config: RunConfig, plan: WorkerPlan, generation: bool) -> str:
-    """The settings that lower the memory of generation or of an update, without those that are already set."""
+def _shared_out(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
+    """The settings that hold a role in shards on the machine's devices; empty if there are none.
+
+    Replicas that would have no device left share those of the actor, which takes one for each of its ranks.
+    """
+    ranks = _ranks_that_hold_it(config, plan, workers, facts)
+    if not ranks:
+        return ""
+    where = plan.request.settings or plan.request.role.name
+    settings = f"{where}.data_parallel={ranks} {where}.sharding=fsdp2"
+    replicas = any(worker.request.role.name == "rollout" and not worker.request.embedded_in for worker in workers)
+    crowded = replicas and where == "actor" and ranks + config.rollout.replicas > facts.gpus
+    return settings + (f" rollout.backend={config.rollout.backend} rollout.replicas={ranks}" if crowded else "")
+
+
+def _ranks_that_hold_it(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
+    """The fewest ranks, a divisor of the machine's devices, that hold the role in shards; 0 if there are none."""
+    request, engine, usable = plan.request, plan.request.engine, facts.usable_gpu_bytes
+    if engine is None or not request.gpus or usable is None or engine.context_parallel > 1:
+        return 0
+    most = min(facts.gpus, config.actor.minibatch_prompts or config.train.prompts_per_step)
+    for ranks in range(engine.data_parallel, most + 1):
+        if facts.gpus % ranks or ranks == 1 or (engine.sharding != "none" and ranks == engine.data_parallel):
+            continue
+        sharded = replace(engine, data_parallel=ranks, sharding="fsdp2", dp_replicate=1)
+        held = training_bytes_per_parameter(sharded)
+        other = replace(plan, request=replace(request, engine=sharded, ranks=ranks, bytes_per_parameter=held))
+        others = [other if worker is plan else worker for worker in workers]
+        changed = replace(config, actor=sharded) if engine is config.actor else config
+        if _rank_bytes(changed, other, others, facts) <= usable:
+            return ranks
+    return 0
+
+
+def _ways_to_lower(config: RunConfig, plan: WorkerPlan, generation: bool, shared_out: str = "") -> str:
+    """The settings that lower the memory of generation or of an update, without those that are already set.
+
+    `shared_out`: those that would hold it in shards.
+    """
     request = plan.request
     engine, where = request.engine, request.settings or request.role.name
     if generation:
@@ -264,10 +302,16 @@ def _ways_to_lower(config: RunConfig, plan: WorkerPlan, generation: bool) -> str
         helps = {
             "gradient_checkpointing=true": not generation and not engine.gradient_checkpointing,
             "lora.enabled=true": not engine.lora.enabled,
-            "sharding=fsdp2": engine.data_parallel > 1 and engine.sharding == "none",
+            "sharding=fsdp2": not shared_out and engine.data_parallel > 1 and engine.sharding == "none",
         }
         settings = [f"{where}.{remedy}" for remedy, does in helps.items() if does]
         ways += [f"set {' or '.join(settings)}"] if settings else []
+        ways += [f"share it out with {shared_out}"] if shared_out else []
+        if generation and engine.shard_ranks > 1:
+            ways += [
+                "take a rollout.backend that is not embedded, whose engines may have the actor's devices, too "
+                f"(rollout.replicas={engine.data_parallel}): ranks that sample hold all weights"
+            ]
     return f"{', '.join(ways)}, or take a smaller model"
 
 

@@ -40,6 +40,12 @@ def sharded_bytes(engine: EngineConfig, model: ModelFacts) -> dict[str, int]:
     }
 
 
+def saving_bytes(engine: EngineConfig, model: ModelFacts) -> int:
+    """Bytes that a save adds to those of a sharded rank at rest: gathered weights, and a shard that was offloaded."""
+    found = sharded_bytes(engine, model)
+    return found["save"] - found["sample"]
+
+
 def _offloaded_bytes(
     engine: EngineConfig, parameters: int, forward: int, backward: int, largest: int
 ) -> dict[str, int]:

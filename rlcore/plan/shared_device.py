@@ -5,7 +5,7 @@ Roles on one device take turns, so two phases count: replicas serve next to rest
 sleeping ones. `rlcore.plan.colocation` checks both again with all roles of the run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlcore.config import RunConfig
 from rlcore.contracts.requests import ModelFacts, ModelShape
@@ -16,9 +16,11 @@ from rlcore.plan.memory import (
     at_work_bytes_per_parameter,
     frozen_bytes_per_parameter,
     gathered_for_update,
+    is_whole,
     resting_share,
     training_bytes_per_parameter,
 )
+from rlcore.plan.sharded_memory import saving_bytes
 
 GIB = 2**30
 FILLED = 0.95
@@ -59,10 +61,13 @@ def shares_device(config: RunConfig, facts: Facts) -> bool:
     return replicas == ranks <= facts.gpus and (crowded or cluster.layout == "colocated")
 
 
-def fit_replicas(config: RunConfig, facts: Facts, *, offload: bool | None, share: float | None) -> Fit | None:
+def fit_replicas(
+    config: RunConfig, facts: Facts, *, offload: bool | None, share: float | None, is_wanted: bool
+) -> Fit | None:
     """The largest share that fits, without offload if that leaves enough; None if none fits or sizes are unknown.
 
-    `offload` and `share`: the user's settings; None: not set.
+    `offload` and `share`: the user's settings; None: not set. `is_wanted`: the user chose replicas, so few rows are
+    enough.
     """
     if facts.usable_gpu_bytes is None or facts.parameters is None or facts.shape is None:
         return None
@@ -70,7 +75,7 @@ def fit_replicas(config: RunConfig, facts: Facts, *, offload: bool | None, share
     for way in ways:
         found = room_for_replicas(config, facts, offload=way)
         wanted = found if share is None else share
-        if needed_share(config, facts) <= wanted <= found and _trains(config, facts, offload=way):
+        if needed_share(config, facts, is_wanted=is_wanted) <= wanted <= found and _trains(config, facts, offload=way):
             return Fit(wanted, way)
     return None
 
@@ -80,15 +85,21 @@ def room_for_replicas(config: RunConfig, facts: Facts, *, offload: bool) -> floa
     total, usable = facts.gpu_memory_bytes or 0, facts.usable_gpu_bytes or 0
     if not total:
         return 0.0
-    rests = 0 if offload else int(resting_share(config.actor) * trained_bytes(config, facts))
+    engine = replace(config.actor, offload=offload)
+    rests = 0 if offload else int(resting_share(engine) * trained_bytes(config, facts))
+    if not is_whole(engine):  # its shard, and a layer of all ranks, are on the device while it is saved
+        rests += saving_bytes(engine, ModelFacts(facts.parameters, facts.shape))
     reference, processes = _reference_bytes(config, facts)
     room = FILLED * (usable - rests - reference - (2 + _critics(config) + processes) * CONTEXT_BYTES)
     steps = int(min(MOST_SHARE, room / total) / SHARE_STEP + 1e-9)
     return round(max(0, steps) * SHARE_STEP, 2)
 
 
-def needed_share(config: RunConfig, facts: Facts) -> float:
-    """The smallest share that makes replicas worthwhile: weights, and keys and values of some rows."""
+def needed_share(config: RunConfig, facts: Facts, *, is_wanted: bool = False) -> float:
+    """The smallest share that makes replicas worthwhile: weights, and keys and values of some rows.
+
+    For replicas that the user chose: of the one row that an engine must have room for, the longest.
+    """
     shape, dtype = facts.shape, config.actor.dtype
     if shape is None or not facts.gpu_memory_bytes:
         return 1.0
@@ -96,7 +107,8 @@ def needed_share(config: RunConfig, facts: Facts) -> float:
     rows = min(LEAST_ROWS, config.rollout.max_rows, -(-samples // config.rollout.replicas))
     weights = WEIGHTS_FACTOR * BYTES[dtype] * (facts.parameters or 0)
     row = config.data.max_prompt_tokens + config.rollout.max_tokens // 2
-    cached = rows * row * cached_bytes_per_token(shape, dtype)
+    tokens = _longest(config) if is_wanted else rows * row
+    cached = tokens * cached_bytes_per_token(shape, dtype)
     return (weights + cached + PROFILE_BYTES) / facts.gpu_memory_bytes
 
 

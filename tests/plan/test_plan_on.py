@@ -1,6 +1,7 @@
 """`rlcore plan --on`: machines that are not here, and the estimates of a step compared with published ones."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -260,3 +261,83 @@ def test_each_phase_takes_what_bounds_it() -> None:
         estimate_step(size, nodes, machine_of(text)).seconds["update"] for text in ("16xH100", "2x8xH100")
     )
     assert across > 1.5 * within, "gradients of many small updates over the network"
+
+
+QWEN_14B = QWEN_7B | {
+    "num_hidden_layers": 48,
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [(), ("--plugin", "vllm", "rollout.backend=vllm")])
+def test_a_model_that_needs_several_devices_is_planned_in_two_steps_by_what_the_errors_say(
+    backend: tuple[str, ...], settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_14B))
+    line = refused(capsys, *settings, *backend, "--on", "8xH100-80GB")
+    found = re.search(r"role 'actor' needs about 279\.\d GiB .* share it out with ([^,]*), or", line)
+    assert found, line
+    advised = found[1].split()
+    assert "actor.sharding=fsdp2" in advised
+    memory = planned(capsys, *settings, *backend, "--plugin", "vllm", *advised, "--on", "8xH100-80GB")["on"]["memory"]
+    assert all(size < 78.4 * GIB for size in memory["main"].values()), memory
+
+
+@pytest.mark.slow
+def test_of_an_embedded_sampler_no_shards_help_and_the_error_says_what_does(
+    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_14B))
+    sharded = ("actor.data_parallel=8", "actor.sharding=fsdp2", "rollout.backend=hf")
+    line = refused(capsys, *settings, *sharded, "--on", "8xH100-80GB")
+    assert "share it out" not in line
+    assert "take a rollout.backend that is not embedded" in line
+    assert "(rollout.replicas=8): ranks that sample hold all weights" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [QWEN_7B, QWEN_14B])
+@pytest.mark.parametrize("offload", ["true", "false"])
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_what_a_plan_accepts_fits_in_every_phase(
+    model: dict[str, Any],
+    offload: str,
+    ranks: int,
+    settings: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(model))
+    layout = (f"actor.data_parallel={ranks}", f"rollout.replicas={ranks}", "actor.sharding=fsdp2")
+    chosen = ("--plugin", "vllm", "rollout.backend=vllm", "cluster.layout=colocated", f"actor.offload={offload}")
+    if main(["plan", "--json", *settings, *layout, *chosen, "--on", "8xH100-80GB"]):
+        assert "GiB" in capsys.readouterr().err
+        assert offload == "false", "what rests on the host leaves room"
+        return
+    memory = json.loads(capsys.readouterr().out)["on"]["memory"]["main"]
+    assert all(size < 78.4 * GIB for size in memory.values()), memory
+
+
+@pytest.mark.slow
+def test_a_shard_that_comes_back_to_be_saved_has_room_beside_servers_that_are_awake(
+    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_14B))
+    settings += ["actor.data_parallel=4", "rollout.replicas=4", "actor.sharding=fsdp2", "actor.offload=true"]
+    settings += ["--plugin", "vllm", "rollout.backend=vllm", "cluster.layout=colocated", "--on", "8xH100-80GB"]
+    found = planned(capsys, *settings)
+    memory, share = found["on"]["memory"]["main"], found["choices"]["plugins.vllm.gpu_memory_frac"]["value"]
+    assert 9 * GIB < memory["save"] - memory["sample"] < 11 * GIB, "a quarter of the weights, and a layer of all"
+    assert share == 0.8, "of what is free then"
+    assert "while serving (actor 10.3, rollout" in refused(capsys, *settings, "plugins.vllm.gpu_memory_frac=0.9")
+
+
+def test_workers_start_one_after_another_and_work_one_at_a_time() -> None:
+    entries = [(1, 50), (60, 0), (5, 20)]
+    assert machine_plan._in_turn(entries) == 1 + 60 + 5 + 20
+    assert machine_plan._in_turn([(1, 90), (60, 0)]) == 1 + 90
+    assert machine_plan._together(entries) == 66 + 50
