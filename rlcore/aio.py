@@ -279,7 +279,7 @@ async def all_or_none(starts: Sequence[Coroutine[Any, Any, object]]) -> None:
 
 
 async def in_daemon_thread(name: str, call: Callable[[], T]) -> T:
-    """The result of the call, while the event loop goes on.
+    """The result of the call, without blocking the event loop.
 
     Its RlcoreErrors pass; other exceptions become WorkerErrors that begin with `name`.
     """

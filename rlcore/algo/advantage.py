@@ -1,9 +1,9 @@
-"""Advantage estimators: how much better than expected a sample, or a token of it, was.
+"""Advantage estimators: an advantage says how much better a sample, or one of its tokens, was than expected.
 
-All statistics are over *samples*: the rows (parts) of one sample share its reward and its advantage and count once. A
-sample that was dropped is simply not in the inputs, so it changes other advantages by its absence only. Sums run
-in float64 and the result has the dtype of `rewards_B`. A row left out of the loss still counts in the statistics.
-Numbers that are not finite are never taken for equal ones: they make NaN of what they are compared with.
+All statistics are over *samples*: the rows (segments) of one sample share its reward and its advantage and count once.
+A sample that was dropped is not in the inputs and affects other advantages only by its absence. Sums run in float64
+and the result has the dtype of `rewards_B`. A row left out of the loss still counts in the statistics. A number that
+is not finite is never equal to another: whatever is compared with it becomes NaN.
 
 Shape letters beyond those of `rlcore.types`: S samples, G groups, L as in `rlcore.algo.episodes`.
 """
@@ -29,27 +29,27 @@ class AdvantageInputs:
     """The inputs of an estimator. Rows are segments; `sample_B` is the sample of a row, `group_B` its group."""
 
     rewards_B: Tensor
-    """The reward of the row's sample, repeated by its parts; a KL penalty is in it already."""
+    """The reward of the row's sample, the same in each of its segments; includes the KL penalty, if there is one."""
     group_B: Tensor
     sample_B: Tensor
     lengths_B: Tensor
     """Number of sampled tokens of each row."""
     loss_mask_BT: Tensor | None = None
-    """True where the policy sampled the token; estimators that work per token need it."""
+    """True where the policy sampled the token. Estimators that work per token need it."""
     token_rewards_BT: Tensor | None = None
-    """The whole reward by token (`rlcore.algo.token_rewards`); None: `rewards_B` on the last token of each sample."""
+    """The whole reward, per token (`rlcore.algo.token_rewards`). None: `rewards_B` on the last token of each sample."""
     values_BT: Tensor | None = None
     """Value of the state before token t is sampled."""
     gamma: float = 1.0
     lam: float = 1.0
     baseline_B: Tensor | None = None
-    """The reward of a greedy sample of the row's prompt, for estimators that ask for one."""
+    """The reward of a greedy sample of the row's prompt, for estimators that need one."""
     pass_k: int = 1
     """k of pass@k."""
 
 
 def grpo(inputs: AdvantageInputs) -> Tensor:
-    """(B,) reward less the group's mean, over the group's standard deviation plus 1e-6 (arXiv 2402.03300, 4.1.2).
+    """(B,) reward less the group's mean, divided by the group's standard deviation plus 1e-6 (arXiv 2402.03300, 4.1.2).
 
     The standard deviation is the unbiased one (denominator n - 1). Exactly 0 in a group with fewer than two samples or
     with equal rewards.
@@ -60,7 +60,7 @@ def grpo(inputs: AdvantageInputs) -> Tensor:
 
 
 def dr_grpo(inputs: AdvantageInputs) -> Tensor:
-    """(B,) reward less the group's mean, not divided by anything (arXiv 2503.20783).
+    """(B,) reward less the group's mean, without a divisor (arXiv 2503.20783).
 
     Exactly 0 in a group with fewer than two samples or with equal rewards.
     """
@@ -81,34 +81,34 @@ def rloo(inputs: AdvantageInputs) -> Tensor:
 def opo(inputs: AdvantageInputs) -> Tensor:
     """(B,) reward less the mean reward of the group, weighted by length (OPO, arXiv 2505.23585).
 
-    The length of a sample is the number of its sampled tokens over all its parts. Exactly 0 in a group with fewer than
-    two samples or with equal rewards.
+    The length of a sample is the number of sampled tokens in all its segments. Exactly 0 in a group with fewer than two
+    samples or with equal rewards.
     """
     groups = _Groups(inputs)
-    lengths_S = groups.sum_parts(inputs.lengths_B)
+    lengths_S = groups.sum_segments(inputs.lengths_B)
     baseline_G = groups.sum(lengths_S * groups.centred_S) / groups.sum(lengths_S).clamp(min=1.0)
     return groups.spread(groups.centred_S - baseline_G[groups.group_S])
 
 
 def gpg(inputs: AdvantageInputs) -> Tensor:
-    """(B,) reward less the group's mean, times samples of the batch over samples of groups that say something.
+    """(B,) reward less the group's mean, times (samples of the batch / samples of groups whose rewards differ).
 
-    GPG, arXiv 2504.02546: groups of equal rewards have no gradient but count in the loss's denominator, and the factor
-    puts that right. Exactly 0 in a group with fewer than two samples or with equal rewards.
+    GPG, arXiv 2504.02546. Groups of equal rewards have no gradient but count in the loss's denominator; the factor
+    corrects for them. Exactly 0 in a group with fewer than two samples or with equal rewards.
     """
     groups = _Groups(inputs)
-    telling = torch.where(groups.equal_G, 0.0, groups.num_samples_G).sum()
-    return groups.spread(groups.centred_S * groups.num_samples_G.sum() / telling.clamp(min=1.0))
+    num_useful = torch.where(groups.equal_G, 0.0, groups.num_samples_G).sum()
+    return groups.spread(groups.centred_S * groups.num_samples_G.sum() / num_useful.clamp(min=1.0))
 
 
 def pass_at_k(inputs: AdvantageInputs) -> Tensor:
-    """(B,) what a sample adds to pass@k: how much better a set of k of its group is for having it.
+    """(B,) contribution of a sample to pass@k.
 
-    With the best reward of a set of k samples drawn from the group: its mean over the sets that hold the sample, less
-    its mean over all sets, over its standard deviation over all sets. For rewards 0 and 1 this is the analytic form of
-    arXiv 2508.10751; the best of k makes it one formula for any reward. k is at most the group's size less 1, so that
-    a group from which a sample was dropped still compares. Exactly 0 in a group with fewer than two samples, with
-    equal rewards, or in which every set has the same best reward.
+    Let X be the best reward of a set of k samples drawn from the group. The advantage is the mean of X over the sets
+    that hold the sample, less its mean over all sets, divided by its standard deviation over all sets. For rewards 0
+    and 1 this is the analytic form of arXiv 2508.10751; taking the best of k extends it to any reward. k is at most the
+    group's size less 1, so a group that lost a sample can still be compared. Exactly 0 in a group with fewer than two
+    samples, with equal rewards, or in which every set has the same best reward.
     """
     groups = _Groups(inputs)
     advantages_S = torch.zeros_like(groups.centred_S)
@@ -123,7 +123,8 @@ def pass_at_k(inputs: AdvantageInputs) -> Tensor:
 def remax(inputs: AdvantageInputs) -> Tensor:
     """(B,) reward less the reward of a greedy sample of the same prompt (ReMax, arXiv 2310.10505).
 
-    Nothing is compared within the group, which may be a single sample. ValueError without baselines.
+    Samples of a group are not compared with each other, so a group may be a single sample. ValueError without
+    baselines.
     """
     if inputs.baseline_B is None:
         raise ValueError("remax: needs baseline_B, the rewards of greedy samples")
@@ -133,12 +134,13 @@ def remax(inputs: AdvantageInputs) -> Tensor:
 def reinforce_pp_baseline(inputs: AdvantageInputs) -> Tensor:
     """(B,) reward less the group's mean, normalised over the batch (REINFORCE++-baseline, arXiv 2501.03262).
 
-    Mean and standard deviation are over all sampled tokens of the batch, so a sample counts as often as it has tokens;
-    the latter with denominator N (not N - 1) and 1e-6 added. Exactly 0 when all rewards less their means are equal.
+    Mean and standard deviation are over all sampled tokens of the batch, so each sample is weighted by its number of
+    tokens. The standard deviation has denominator N (not N - 1) and 1e-6 added. Exactly 0 when all rewards less their
+    means are equal.
     """
     groups = _Groups(inputs)
     centred_S = torch.where(groups.equal_G[groups.group_S], 0.0, groups.centred_S)
-    lengths_S = groups.sum_parts(inputs.lengths_B)
+    lengths_S = groups.sum_segments(inputs.lengths_B)
     counted_S = centred_S[lengths_S > 0]
     if not len(counted_S) or _equal(float(counted_S.min()), float(counted_S.max())):
         return torch.zeros_like(inputs.rewards_B)
@@ -151,8 +153,9 @@ def reinforce_pp_baseline(inputs: AdvantageInputs) -> Tensor:
 def reinforce_pp(inputs: AdvantageInputs) -> Tensor:
     """(B, T) discounted reward from token t on, normalised over the whole batch (REINFORCE++, arXiv 2501.03262).
 
-    0 where the policy did not sample. Mean and standard deviation are over all sampled tokens of the batch, the latter
-    with denominator N (not N - 1) and 1e-6 added. Exactly 0 when all returns are equal. ValueError without a loss mask.
+    0 where the policy did not sample. Mean and standard deviation are over all sampled tokens of the batch. The
+    standard deviation has denominator N (not N - 1) and 1e-6 added. Exactly 0 when all returns are equal. ValueError
+    without a loss mask.
     """
     if inputs.loss_mask_BT is None:
         raise ValueError("reinforce_pp: needs loss_mask_BT")
@@ -169,9 +172,9 @@ def reinforce_pp(inputs: AdvantageInputs) -> Tensor:
 def gae(inputs: AdvantageInputs) -> Tensor:
     """(B, T) generalised advantage estimates (arXiv 1506.02438, eq. 16), 0 where the policy did not sample.
 
-    Time runs over sampled tokens only: across tokens that the policy did not sample (a tool's answer, the prompt of a
-    sample's next part) value and advantage carry over, without discount. The value after a sample's last token is 0,
-    also when it was truncated. Not normalised, so advantages plus values are the critic's targets. ValueError without
+    Time counts sampled tokens only. Value and advantage carry over, without discount, across tokens that the policy did
+    not sample: a tool's answer, the prompt of a sample's next segment. The value after a sample's last token is 0, even
+    if the sample was truncated. Not normalised: advantages plus values are the critic's targets. ValueError without
     values or a loss mask.
     """
     if inputs.values_BT is None or inputs.loss_mask_BT is None:
@@ -181,11 +184,11 @@ def gae(inputs: AdvantageInputs) -> Tensor:
 
 
 def whitened(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """(B, T) advantages less their mean, over their standard deviation plus 1e-6; 0 outside the mask.
+    """(B, T) advantages less their mean, divided by their standard deviation plus 1e-6; 0 outside the mask.
 
-    Both are over the masked tokens of the batch that is given (the step's, or a streamed mini-batch's), the latter with
-    denominator N. Exactly 0 when all are equal, NaN when one is not finite. The critic's targets are made of the
-    advantages as they were before.
+    Mean and standard deviation are over the masked tokens of the given batch: that of the step, or of a streamed
+    mini-batch. The standard deviation has denominator N. Exactly 0 when all are equal, NaN when one is not finite. The
+    critic's targets use the advantages before whitening.
     """
     on_cpu_BT, mask_on_cpu_BT = advantages_BT.cpu().numpy(), mask_BT.cpu().numpy()
     chosen_N = on_cpu_BT[mask_on_cpu_BT].astype(np.float64)
@@ -198,17 +201,17 @@ def whitened(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def _equal(lowest: float, highest: float) -> bool:
-    """True for numbers that are all one number: NaN is not equal to itself, and infinity less itself is not 0."""
+    """True if both are the same finite number: NaN differs from itself, and infinity less itself is NaN."""
     return bool(lowest == highest) and math.isfinite(lowest)
 
 
 def _mean(values_N: npt.NDArray[np.float64]) -> float:
-    """torch's: numpy sums in another order."""
+    """The mean as torch computes it: numpy sums in another order."""
     return float(torch.from_numpy(values_N).mean())
 
 
 class _Groups:
-    """Rewards of samples, centred by group; the one place where rows become samples."""
+    """Rewards of samples, centred by group. Only this class turns rows into samples."""
 
     def __init__(self, inputs: AdvantageInputs) -> None:
         self.dtype = inputs.rewards_B.dtype
@@ -226,7 +229,7 @@ class _Groups:
             )
             for reduce in ("amin", "amax")
         )
-        # The mean of n equal numbers may differ from them in the last bit: equality is asked, not computed.
+        # The mean of n equal numbers may differ from them in the last bit, so the rewards themselves are compared.
         self.equal_G = (lowest_G == highest_G) & lowest_G.isfinite()
         mean_G = self.sum(rewards_S) / self.num_samples_G
         self.centred_S = rewards_S - mean_G[self.group_S]
@@ -235,18 +238,18 @@ class _Groups:
         """(G,) sum over the samples of each group."""
         return values_S.new_zeros(self.num_groups).index_add_(0, self.group_S, values_S)
 
-    def sum_parts(self, counts_B: Tensor) -> Tensor:
+    def sum_segments(self, counts_B: Tensor) -> Tensor:
         """(S,) float64 sum over the rows of each sample."""
         return self.centred_S.new_zeros(len(self.centred_S)).index_add_(0, self.sample_B, counts_B.double())
 
     def spread(self, advantages_S: Tensor) -> Tensor:
-        """(B,) the advantage of each row's sample, 0 in groups that say nothing."""
+        """(B,) the advantage of each row's sample, 0 in groups of equal rewards."""
         advantages_S = torch.where(self.equal_G[self.group_S], 0.0, advantages_S)
         return advantages_S[self.sample_B].to(self.dtype)
 
 
 def _best_of_k(rewards_N: Tensor, k: int) -> Tensor:
-    """(N,) how many standard deviations the expected best reward of k of N lies higher for the sets with sample i."""
+    """(N,) rise of the expected best of k rewards in sets that hold sample i, in standard deviations of the best."""
     sorted_N, order_N = rewards_N.sort()
     num, ordered = len(sorted_N), sorted_N.tolist()
     if _equal(ordered[k - 1], ordered[-1]):  # the worst set's best is the best of all
@@ -273,7 +276,7 @@ def _discounted(inputs: AdvantageInputs, mask_BT: Tensor, values_BT: Tensor, lam
         rewards_BT = token_rewards(inputs.rewards_B, inputs.sample_B, mask_BT)
     tokens = episodes(mask_BT.cpu().numpy(), inputs.sample_B.cpu().numpy())
     advantages_LS, values_LS = tokens.dense(rewards_BT.cpu().numpy()), tokens.dense(values_BT.cpu().numpy())
-    # After a sample's last token rewards and values are 0, so nothing but zeros is carried into it.
+    # Rewards and values after a sample's last token are 0, so only zeros are carried into that token.
     advantages_LS[:-1] += inputs.gamma * values_LS[1:]
     advantages_LS -= values_LS
     decay = inputs.gamma * lam

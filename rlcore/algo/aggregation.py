@@ -1,11 +1,11 @@
-"""From token losses to the loss of a mini-batch, by one weight per row.
+"""Aggregates token losses into the loss of a mini-batch, with one weight per row.
 
-The loss is sum over rows b of weights_B[b] * sum over masked t of loss_BT[b, t]. Every denominator is inside the
-weights and is that of the whole *global* mini-batch: however it is split over micro-batches or ranks, the sum of the
-partial losses is the same. Entropy and a KL term are aggregated with the same weights.
+The loss is the sum over rows b of weights_B[b] * sum over masked t of loss_BT[b, t]. The weights contain every
+denominator, counted over the whole *global* mini-batch: any split over micro-batches or ranks gives partial losses with
+the same sum. Entropy and a KL term are aggregated with the same weights.
 
-A sample in several parts is ONE sequence. A sample without a loss token (nothing sampled, or masked as truncated) is
-as if it were not in the mini-batch: it has weight 0 and counts in no denominator.
+A sample of several segments is ONE sequence. A sample without a loss token (nothing sampled, or masked as truncated) is
+treated as absent from the mini-batch: it has weight 0 and counts in no denominator.
 """
 
 from typing import Literal, assert_never
@@ -23,9 +23,9 @@ Mode = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token
 def row_weights(
     mode: Mode, num_sampled_B: npt.NDArray[np.integer], sample_B: Int64s, constant: float = 1.0
 ) -> Float32s:
-    """(B,) what one token's loss of each row counts in the loss of the mini-batch; `num_sampled_B` counts loss tokens.
+    """(B,) weight of each token's loss in the loss of the mini-batch, per row; `num_sampled_B` counts loss tokens.
 
-    With N tokens, S samples that have any, and n tokens of the row's sample over all its parts:
+    With N tokens, S samples that have any, and n tokens of the row's sample in all its segments:
     token_mean 1 / N (arXiv 2503.14476, eq. 8); seq_mean_token_mean 1 / (S n) (arXiv 2402.03300, eq. 3);
     seq_mean_token_sum 1 / S; token_sum_constant 1 / (S constant) (arXiv 2503.20783). All 0 without tokens.
     """
@@ -49,7 +49,7 @@ def row_weights(
 def weighted_sum(values_BT: Tensor, mask_BT: Tensor, weights_B: Tensor) -> Tensor:
     """The scalar sum over b of weights_B[b] times the sum over masked t of values_BT[b, t].
 
-    Over the micro-batches of a mini-batch these add up to its loss. Values outside the mask do not affect
-    value or gradient.
+    The sums of the micro-batches of a mini-batch add up to its loss. Values outside the mask affect neither value nor
+    gradient.
     """
     return (torch.where(mask_BT, values_BT, 0.0).sum(1) * weights_B).sum()

@@ -1,4 +1,4 @@
-"""The core's offers for the hook `rlcore_algorithms`: targets and metadata, nothing heavy."""
+"""The core's offers for the hook `rlcore_algorithms`: targets and metadata, without importing torch."""
 
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
 
@@ -59,4 +59,4 @@ OFFERS: tuple[Algorithm, ...] = (
         for name in ("clip_cov", "kl_cov")
     ),
 )
-"""Estimators that are not `per_token` give one advantage per row, and need no tokens."""
+"""Estimators that are not `per_token` give one advantage per row and do not use tokens."""

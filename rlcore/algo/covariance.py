@@ -1,12 +1,12 @@
-"""Losses that treat a few tokens of a mini-batch differently: those whose log-prob and advantage vary together.
+"""Losses that treat tokens with a high covariance of log-prob and advantage differently from the others.
 
-Such tokens are what lowers the policy's entropy (arXiv 2505.22617). Which they are depends on the whole mini-batch, so
-it is decided once, on the controller, by a *selection*: a function of the whole mini-batch that a policy loss's offer
-names (`Algorithm.selection`). Workers get the result with the rows (`Batch.selected`), and any split into micro-batches
+These tokens lower the policy's entropy (arXiv 2505.22617). Choosing them takes the whole mini-batch, so the controller
+does it once, with a *selection*: a function of the whole mini-batch, named by the policy loss's offer
+(`Algorithm.selection`). Workers get the result with the rows (`Batch.selected_BT`), and any split into micro-batches
 gives the same loss.
 
-The selection sees the log-probs of pi_old, the recorded ones where there was no pass for them. At the first update of a
-step these are the policy's own, as in the paper; at later updates of the step the policy has moved on from them.
+The selection sees the log-probs of pi_old, or the recorded ones if no pass computed them. At the first update of a step
+they are those of the policy, as in the paper; at later updates of the step the policy has moved away from them.
 """
 
 from dataclasses import dataclass
@@ -29,21 +29,21 @@ class SelectionInputs:
     mask_BT: Tensor
     """True where the token has a loss that counts."""
     seed: int
-    """A function of the mini-batch's tokens: no state to keep, and the same under any schedule."""
+    """A function of the mini-batch's tokens: stateless, and the same under every schedule."""
     config: AlgoConfig
 
 
 def covariances(inputs: SelectionInputs) -> Tensor:
-    """(N,) float64 (log-prob less its mean) times (advantage less its mean) of the masked tokens, row by row."""
+    """(N,) float64 (log-prob less its mean) times (advantage less its mean) of the masked tokens, in row order."""
     logprobs_N = inputs.logprobs_BT[inputs.mask_BT].double()
     advantages_N = inputs.advantages_BT[inputs.mask_BT].double()
     return (logprobs_N - logprobs_N.mean()) * (advantages_N - advantages_N.mean())
 
 
 def select_clip_cov(inputs: SelectionInputs) -> Tensor:
-    """(B, T) True at `clip_cov_frac` of the tokens, drawn from those of covariance clip_cov_low to clip_cov_high.
+    """(B, T) True at `clip_cov_frac` of the tokens, drawn from those with covariance clip_cov_low to clip_cov_high.
 
-    The number is rounded down, but at least 1; fewer where there are fewer candidates.
+    The number of tokens is rounded down and is at least 1, unless there are fewer candidates.
     """
     config, covariance_N = inputs.config, covariances(inputs)
     inside_N = (covariance_N > config.clip_cov_low) & (covariance_N < config.clip_cov_high)
@@ -53,9 +53,9 @@ def select_clip_cov(inputs: SelectionInputs) -> Tensor:
 
 
 def select_kl_cov(inputs: SelectionInputs) -> Tensor:
-    """(B, T) True at the `kl_cov_frac` of the tokens that have the highest covariances.
+    """(B, T) True at the `kl_cov_frac` of the tokens with the highest covariances.
 
-    The number is rounded down, but at least 1. Ties are broken by the order of rows.
+    The number of tokens is rounded down and is at least 1. Row order breaks ties.
     """
     covariance_N = covariances(inputs)
     num = min(len(covariance_N), max(1, int(inputs.config.kl_cov_frac * len(covariance_N))))
@@ -63,16 +63,16 @@ def select_kl_cov(inputs: SelectionInputs) -> Tensor:
 
 
 def clip_cov(inputs: PolicyLossInputs) -> PolicyLossOutput:
-    """`clip`, with no loss at the selected tokens (Clip-Cov, arXiv 2505.22617). Metrics as of `clip`, and selected."""
+    """`clip` without a loss at the selected tokens (Clip-Cov, arXiv 2505.22617). Metrics: those of `clip`, selected."""
     selected_BT, output = _selected(inputs, "clip_cov"), clip(inputs)
     loss_BT = torch.where(selected_BT, 0.0, output.loss_BT)
     return PolicyLossOutput(loss_BT, {**output.metrics, "selected": selected_BT.to(loss_BT.dtype)})
 
 
 def kl_cov(inputs: PolicyLossInputs) -> PolicyLossOutput:
-    """-r A, and `kl_cov_coef` times |log r| added at the selected tokens (KL-Cov, arXiv 2505.22617).
+    """-r A, plus `kl_cov_coef` times |log r| at the selected tokens (KL-Cov, arXiv 2505.22617).
 
-    Nothing is clipped: the penalty holds back the tokens that would move most. Metrics: ratio, approx_kl, selected.
+    Nothing is clipped: the penalty restrains the tokens that would move most. Metrics: ratio, approx_kl, selected.
     """
     selected_BT, mask_BT = _selected(inputs, "kl_cov"), inputs.mask_BT
     log_ratio_BT = torch.where(mask_BT, inputs.logprobs_BT - inputs.old_logprobs_BT, 0.0)
@@ -86,12 +86,12 @@ def kl_cov(inputs: PolicyLossInputs) -> PolicyLossOutput:
 
 def _selected(inputs: PolicyLossInputs, name: str) -> Tensor:
     if inputs.selected_BT is None:
-        raise ValueError(f"{name}: needs selected_BT, which its selection makes of the whole mini-batch")
+        raise ValueError(f"{name}: needs selected_BT, the result of its selection for the whole mini-batch")
     return inputs.selected_BT & inputs.mask_BT
 
 
 def _at(inputs: SelectionInputs, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-    """(B, T) True at the chosen of the masked tokens."""
+    """(B, T) True at the chosen ones of the masked tokens."""
     flags_N = torch.zeros(int(inputs.mask_BT.sum()), dtype=torch.bool)
     flags_N[torch.from_numpy(chosen)] = True
     selected_BT = torch.zeros_like(inputs.mask_BT)

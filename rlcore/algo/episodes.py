@@ -1,9 +1,9 @@
-"""The sampled tokens of a batch, sample by sample: what the policy did, with everything it did not do left out.
+"""The sampled tokens of a batch, sample by sample; tokens that the policy did not sample are left out.
 
-A sample's parts follow one another as its rows are in the batch (`rlcore.data.batch.collate` puts them in part
-order). Shape letters beyond those of `rlcore.types`: S samples that have sampled tokens, N sampled tokens of the batch,
-L sampled tokens of the longest sample. In numpy, where an operation on a few numbers costs a fifth of what it does in
-torch.
+The segments of a sample follow each other in the order of its rows (`rlcore.data.batch.collate` sorts rows by segment).
+Shape letters beyond those of `rlcore.types`: S samples that have sampled tokens, N sampled tokens of the batch, L
+sampled tokens of the longest sample. Written in numpy: an operation on a few numbers takes a fifth of the time it takes
+in torch.
 """
 
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ from rlcore.types import Bools, Int64s
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """The place of the n-th sampled token, in the batch and in its sample; by sample, then in the order of sampling."""
+    """Positions of sampled tokens in the batch and in their samples, ordered by sample, then by time of sampling."""
 
     rows_N: Int64s
     columns_N: Int64s
     sample_N: Int64s
     """0 .. S - 1."""
     step_N: Int64s
-    """Index among the sampled tokens of its sample, from 0."""
+    """Index of the token among the sampled tokens of its sample, from 0."""
     num_tokens_S: Int64s
     shape: tuple[int, int]
     """(B, T) of the batch."""
 
     def dense(self, values_BT: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """(L, S) float64: the values of sampled tokens, each sample from its first; 0 after its last.
+        """(L, S) float64: values of the sampled tokens, one column per sample; 0 after a sample's last token.
 
-        One time step is one run of memory: what goes back through time goes row by row.
+        A time step is contiguous in memory, so a loop back through time reads row by row.
         """
         dense_LS = np.zeros((int(self.num_tokens_S.max(initial=0)), len(self.num_tokens_S)))
         dense_LS[self.step_N, self.sample_N] = values_BT[self.rows_N, self.columns_N]
@@ -51,7 +51,7 @@ class Episodes:
 
 
 def episodes(loss_mask_BT: Bools, sample_B: Int64s) -> Episodes:
-    """The sampled tokens of a batch, by sample; a sample of which nothing was sampled has no episode."""
+    """The sampled tokens of a batch, by sample; a sample without sampled tokens has no episode."""
     rows_N, columns_N = loss_mask_BT.nonzero()
     if (sample_B[1:] < sample_B[:-1]).any():
         order_N = np.argsort(sample_B[rows_N], kind="stable")

@@ -1,9 +1,9 @@
-"""Corrections for tokens that were drawn from another policy (mu) than the one the step starts from (pi_old).
+"""Corrections for tokens that were sampled from another policy (mu) than the one the step starts from (pi_old).
 
-The loss measures pi against pi_old; multiplied by the detached pi_old / mu it is again an estimate of what tokens of
-pi_old would have given. Far ratios make that estimate useless, so they are cut down (truncated importance sampling,
-arXiv 1802.01561, section 4.1) or left out (masked importance sampling, arXiv 2510.18855). The split of pi / mu into the
-two factors is that of arXiv 2110.00641.
+The loss compares pi with pi_old. Multiplied by the detached ratio pi_old / mu, it estimates the loss over tokens of
+pi_old. Ratios far from 1 make that estimate useless, so they are truncated (truncated importance sampling, arXiv
+1802.01561, section 4.1) or masked (masked importance sampling, arXiv 2510.18855). The split of pi / mu into two factors
+follows arXiv 2110.00641.
 """
 
 import torch
@@ -12,15 +12,15 @@ from torch import Tensor
 from rlcore.config import ImportanceConfig, RunConfig
 
 LARGEST = 20.0
-"""Logarithm at which a ratio is taken for infinite: no cap is near it, and means of the metrics stay finite."""
+"""Largest logarithm of a ratio. It is far above any cap, and keeps means of the metrics finite."""
 
 
 def sampler_differs(config: RunConfig) -> bool:
     """True if the loss has the factor pi_old / mu: mu is another engine, older weights, half precision, or truncated.
 
-    The embedded sampler draws from the very weights that are trained; in half precision and TF32 it decodes with other
-    roundings than a whole pass, so what it records is not what the trainer computes. Under `schedule.old_logprobs`
-    'behaviour' pi_old is mu itself, and the policy loss alone measures how far the policy has moved. With
+    The embedded sampler uses the weights that are trained. In half precision and TF32, decoding rounds differently from
+    a whole pass, so the recorded log-probs differ from those of the trainer. Under `schedule.old_logprobs` 'behaviour'
+    pi_old is mu itself, and the policy loss alone measures how far the policy has moved. With
     `rollout.allow_truncation` mu is the policy divided by the mass that was kept, and the factor is that mass.
     """
     elsewhere = config.rollout.backend != config.actor.backend
@@ -33,7 +33,7 @@ def sampler_differs(config: RunConfig) -> bool:
 def importance_factor(
     old_logprobs_BT: Tensor, rollout_logprobs_BT: Tensor, mask_BT: Tensor, config: ImportanceConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(B, T) what a token's policy loss is multiplied by, and metrics; both 0 outside the mask, without gradient.
+    """(B, T) factor of each token's policy loss, and metrics; both 0 outside the mask, without gradient.
 
     With rho = pi_old / mu of a token, or under level 'sequence' their product over the row's loss tokens:
     truncate: min(rho, cap); mask: rho where floor <= rho <= cap, else 0; none: 1. A masked token still counts in the

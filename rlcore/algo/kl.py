@@ -10,16 +10,16 @@ from rlcore.errors import CheckpointError
 
 
 def kl_penalty(logprobs_BT: Tensor, reference_BT: Tensor, kind: Literal["k1", "k2", "k3"]) -> Tensor:
-    """(B, T) estimates of KL(policy || reference) from tokens that the policy sampled; nothing is masked here.
+    """(B, T) estimates of KL(policy || reference) from tokens that the policy sampled; not masked.
 
     With d = logprobs - reference: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d (http://joschu.net/blog/kl-approx.html;
     k3 is the term of arXiv 2402.03300, eq. 4). k1 and k3 are unbiased estimates of the *value*, k2 is biased.
 
-    As a term of the loss it is the expected *gradient* that counts, and that is another matter (on-policy tokens):
-    k1's is 0 whatever the divergence, so it does nothing but noise; k2's is the gradient of KL(policy || reference);
-    k3's is that of the *other* direction, KL(reference || policy), equal to first order while the two are close. Its
-    sampled gradient (1 - exp(-d)) grows exponentially where the policy gives a token far less probability than the
-    reference, so far from the reference a few tokens can dominate the step, and there k2 is the safer choice.
+    In a term of the loss the expected *gradient* counts instead. For tokens sampled on policy:
+    k1 has gradient 0 whatever the divergence, so it adds only noise. k2 has the gradient of KL(policy || reference).
+    k3 has that of the *other* direction, KL(reference || policy); the two are equal to first order while the policies
+    are close. k3's sampled gradient (1 - exp(-d)) grows exponentially where the policy gives a token far less
+    probability than the reference: far from the reference a few tokens can dominate the step, and k2 is safer.
     In the reward no gradient passes through, and k1 is the unbiased choice.
     """
     difference_BT = logprobs_BT - reference_BT
@@ -39,14 +39,14 @@ class FixedKl:
         self.coef = coef
 
     def update(self, kl: float, num_samples: int) -> None:
-        """Take note of a step's mean KL a sample, in nats, over `num_samples` samples."""
+        """Record the mean KL per sample of a step, in nats, over `num_samples` samples."""
 
     def state(self) -> dict[str, Any]:
-        """The state that checkpoints keep, as JSON."""
+        """State for checkpoints, as JSON."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned; a fixed coefficient stays that of the configuration."""
+        """Restore what `state` returned; a fixed coefficient stays that of the configuration."""
 
 
 class AdaptiveKl(FixedKl):
@@ -60,8 +60,8 @@ class AdaptiveKl(FixedKl):
     def update(self, kl: float, num_samples: int) -> None:
         """Multiply the coefficient by 1 + clamp(kl / target - 1, -0.2, 0.2) * num_samples / horizon.
 
-        More samples than the horizon count as the horizon, so that one step changes it by a fifth at most. A KL that
-        is not finite changes nothing.
+        num_samples counts as the horizon at most, so one step changes the coefficient by at most a fifth. A KL that is
+        not finite changes nothing.
         """
         if not math.isfinite(kl):
             return
@@ -72,17 +72,17 @@ class AdaptiveKl(FixedKl):
         return {"coef": self.coef}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned; CheckpointError when it holds no coefficient."""
+        """Restore what `state` returned; CheckpointError when it holds no coefficient."""
         coef = state.get("coef")
         if not isinstance(coef, (int, float)):
             raise CheckpointError(
-                f"KL controller: state holds {sorted(state)}, needs 'coef' (algo.kl.controller changed?)"
+                f"KL controller: state holds {sorted(state)}; needs 'coef'; choose the checkpoint's algo.kl.controller"
             )
         self.coef = float(coef)
 
 
 def kl_controller(config: KlConfig) -> FixedKl:
-    """The controller that the configuration asks for."""
+    """The controller that the configuration chooses."""
     if config.controller == "adaptive":
         return AdaptiveKl(config.coef, config.target, config.horizon)
     return FixedKl(config.coef)

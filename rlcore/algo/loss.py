@@ -1,10 +1,9 @@
-"""Policy losses: one number per token, for the engine to weigh and sum (`rlcore.algo.aggregation`).
+"""Policy losses: one number per token, which the engine weighs and sums (`rlcore.algo.aggregation`).
 
 r is the ratio exp(logprobs - old_logprobs) of a token, A its advantage. On policy (r = 1) every loss here has the
 gradient of REINFORCE, -A * grad(logprobs), except for constant factors.
 
-Losses that look at a whole sequence look at one row: rows are never split. Each segment of a sample is a row, and so a
-sequence with a separate ratio.
+A sequence is one row, and rows are never split. Each segment of a sample is a row: a sequence with a separate ratio.
 """
 
 from collections.abc import Mapping
@@ -26,44 +25,44 @@ class PolicyLossInputs:
     old_logprobs_BT: Tensor
     """Log-probs of the policy in the ratio's denominator; without a pass for it, `logprobs_BT.detach()`."""
     advantages_BT: Tensor
-    """A sample's one advantage is repeated over its tokens."""
+    """An advantage per sample is repeated over the tokens of the sample."""
     mask_BT: Tensor
     """True where the token has a loss."""
     config: AlgoConfig
     selected_BT: Tensor | None = None
-    """True where the loss's selection picked the token out of the whole mini-batch (`rlcore.algo.covariance`); None
-    for losses that have no selection."""
+    """True where the loss's selection picked the token from the whole mini-batch (`rlcore.algo.covariance`); None
+    for losses without a selection."""
 
 
 @dataclass(frozen=True, eq=False)
 class PolicyLossOutput:
-    """A loss for each token, and what there is to log about it."""
+    """A loss per token, and its metrics."""
 
     loss_BT: Tensor
     """0 outside the mask; neither weighted nor averaged."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """(B, T) detached numbers by name, 0 outside the mask; the engine averages them over the masked tokens."""
+    """(B, T) detached numbers by name, 0 outside the mask. The engine averages them over the masked tokens."""
 
 
 def clip(inputs: PolicyLossInputs) -> PolicyLossOutput:
     """PPO's clipped loss max(-r A, -clamp(r, 1 - clip_low, 1 + clip_high) A).
 
-    arXiv 1707.06347, eq. 7; separate bounds for each side: arXiv 2503.14476, eq. 8. With `dual_clip` = c > 1 a
-    token with a negative advantage loses at most -c A (arXiv 1912.09729). Metrics: ratio, clipped_low and
-    clipped_high (1 where the bound took the gradient away), dual_clipped when c is set, approx_kl = r - 1 - log r, an
-    estimate of KL(old || policy). ConfigError when 0 < c <= 1, which would turn the loss round.
+    arXiv 1707.06347, eq. 7; separate bounds for each side: arXiv 2503.14476, eq. 8. With `dual_clip` = c > 1 the loss
+    of a token with a negative advantage is at most -c A (arXiv 1912.09729). Metrics: ratio, clipped_low and
+    clipped_high (1 where the bound removed the gradient), dual_clipped when c is set, approx_kl = r - 1 - log r, an
+    estimate of KL(old || policy). ConfigError when 0 < c <= 1, which would invert the loss.
     """
     log_ratio_BT = _log_ratio(inputs)
     return _clipped(inputs, log_ratio_BT, log_ratio_BT.exp())
 
 
 def gspo(inputs: PolicyLossInputs) -> PolicyLossOutput:
-    """`clip` with one ratio a sequence: s = exp(mean over the row's loss tokens of log r).
+    """`clip` with one ratio per sequence: s = exp(mean over the row's loss tokens of log r).
 
-    arXiv 2507.18071, in its form GSPO-token: the value of each token's ratio is s, its gradient that of the
-    token's own log-prob. With one advantage per sample the two forms have the same gradient, and this one also takes an
-    advantage a token. Bounds are much narrower than those of `clip` (the paper: 3e-4 and 4e-4). Metrics as of `clip`,
-    ratio being s.
+    arXiv 2507.18071, in its form GSPO-token: each token's ratio has the value s and the gradient of that token's
+    log-prob. With one advantage per sample the two forms of the paper have the same gradient; GSPO-token also accepts
+    one advantage per token. Bounds are much narrower than those of `clip` (the paper: 3e-4 and 4e-4). Metrics: those of
+    `clip`, with s as the ratio.
     """
     log_ratio_BT = _log_ratio(inputs)
     mean_B1 = _row_means(log_ratio_BT.detach(), inputs.mask_BT)
@@ -71,7 +70,7 @@ def gspo(inputs: PolicyLossInputs) -> PolicyLossOutput:
 
 
 def cispo(inputs: PolicyLossInputs) -> PolicyLossOutput:
-    """-w A logprobs with the detached weight w = clamp(r, 1 - clip_low, 1 + clip_high) (arXiv 2506.13585).
+    """-w A logprobs, with the detached weight w = clamp(r, 1 - clip_low, 1 + clip_high) (arXiv 2506.13585).
 
     No token loses its gradient; the bounds limit its size. The paper sets no lower bound: clip_low = 1. Metrics:
     ratio, clipped_low and clipped_high (1 where the weight is at a bound), approx_kl.
@@ -79,7 +78,7 @@ def cispo(inputs: PolicyLossInputs) -> PolicyLossOutput:
     config, log_ratio_BT = inputs.config, _log_ratio(inputs)
     ratios_BT = log_ratio_BT.detach().exp()
     low, high = 1.0 - config.clip_low, 1.0 + config.clip_high
-    # Masked here too: -inf at a token without a loss would make NaN of a product with 0.
+    # Masked here too: -inf at a token without a loss, times 0, would be NaN.
     logprobs_BT = torch.where(inputs.mask_BT, inputs.logprobs_BT, 0.0)
     loss_BT = -ratios_BT.clamp(low, high) * _advantages(inputs) * logprobs_BT
     bounds = {"clipped_low": ratios_BT < low, "clipped_high": ratios_BT > high}
@@ -87,16 +86,16 @@ def cispo(inputs: PolicyLossInputs) -> PolicyLossOutput:
 
 
 def sapo(inputs: PolicyLossInputs) -> PolicyLossOutput:
-    """-A (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A: a gate that closes smoothly (arXiv 2511.20347).
+    """-A (4 / tau) sigmoid(tau (r - 1)), with tau chosen by the sign of A: a smooth gate (arXiv 2511.20347).
 
-    tau is `sapo_tau_positive` for A > 0, else `sapo_tau_negative`; the larger, the faster tokens far from r = 1 lose
-    their gradient. The gate's slope at r = 1 is 1. Metrics: ratio, approx_kl, and gate, the share of the gradient that
-    is left (4 times the slope of the sigmoid).
+    tau is `sapo_tau_positive` for A > 0, else `sapo_tau_negative`; the larger it is, the faster tokens far from r = 1
+    lose their gradient. The gate's slope at r = 1 is 1. Metrics: ratio, approx_kl, and gate, the share of the gradient
+    that remains (4 times the slope of the sigmoid).
     """
     config, log_ratio_BT, advantages_BT = inputs.config, _log_ratio(inputs), _advantages(inputs)
     positive, negative = (advantages_BT.new_tensor(tau) for tau in (config.sapo_tau_positive, config.sapo_tau_negative))
     tau_BT = torch.where(advantages_BT > 0, positive, negative)
-    # Above e^20 the gate is shut in any precision, and the exponential's own overflow would make NaN of its gradient.
+    # Above e^20 the gate is closed in any precision, and an exponential that overflows has a NaN gradient.
     ratio_BT = log_ratio_BT.clamp(max=20.0).exp()
     gate_BT = torch.sigmoid(tau_BT * (ratio_BT - 1.0))
     loss_BT = -advantages_BT * gate_BT * 4.0 / tau_BT
@@ -105,22 +104,22 @@ def sapo(inputs: PolicyLossInputs) -> PolicyLossOutput:
 
 
 def gpg(inputs: PolicyLossInputs) -> PolicyLossOutput:
-    """-A logprobs: the policy gradient itself, no ratio and no bound (GPG, arXiv 2504.02546).
+    """-A logprobs: the policy gradient itself, without a ratio or a bound (GPG, arXiv 2504.02546).
 
-    Its scaling by the share of groups that say something is the estimator `gpg`'s. Metric: approx_kl.
+    The paper's scaling by the share of groups whose rewards differ is in the estimator `gpg`. Metric: approx_kl.
     """
     loss_BT = -_advantages(inputs) * torch.where(inputs.mask_BT, inputs.logprobs_BT, 0.0)
     return _output(inputs, loss_BT, _log_ratio(inputs))
 
 
 def gmpo(inputs: PolicyLossInputs) -> PolicyLossOutput:
-    """-A g with one g a sequence: the geometric mean of its tokens' clipped ratios (arXiv 2507.20673).
+    """-A g with one g per sequence: the geometric mean of its tokens' clipped ratios (arXiv 2507.20673).
 
-    log g is the mean over the row's loss tokens of the smaller of sign(A) log r and sign(A) clamp(log r, -clip_low,
-    clip_high), times sign(A): bounds are those of the *logarithm* (the paper: 0.4 both). A is the mean over the row's
-    loss tokens where the estimator gives one per token. Every token of the row has the loss of the row: with
-    seq_mean_token_mean the mini-batch's loss is the mean over sequences. Metrics: ratio (g), clipped_low,
-    clipped_high, approx_kl.
+    log g is sign(A) times the mean, over the row's loss tokens, of the smaller of sign(A) log r and
+    sign(A) clamp(log r, -clip_low, clip_high). The bounds apply to the *logarithm* (the paper: 0.4 both). If
+    the estimator gives one advantage per token, A is their mean over the row's loss tokens. Every token of the row has
+    the loss of the row: with seq_mean_token_mean the mini-batch's loss is the mean over sequences. Metrics: ratio (g),
+    clipped_low, clipped_high, approx_kl.
     """
     config, mask_BT, log_ratio_BT = inputs.config, inputs.mask_BT, _log_ratio(inputs)
     advantage_B1 = _row_means(_advantages(inputs), mask_BT)
@@ -165,7 +164,7 @@ def _output(inputs: PolicyLossInputs, loss_BT: Tensor, log_ratio_BT: Tensor, **m
 
 
 def _log_ratio(inputs: PolicyLossInputs) -> Tensor:
-    """(B, T) log r, 0 outside the mask; masked before exp, where it may overflow: inf * 0 in a backward pass is NaN."""
+    """(B, T) log r, 0 outside the mask; masked before exp, which may overflow: inf * 0 in a backward pass is NaN."""
     return torch.where(inputs.mask_BT, inputs.logprobs_BT - inputs.old_logprobs_BT, 0.0)
 
 
@@ -174,5 +173,5 @@ def _advantages(inputs: PolicyLossInputs) -> Tensor:
 
 
 def _row_means(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """(B, 1) means over the masked tokens of each row; 0 of a row without one."""
+    """(B, 1) means over the masked tokens of each row; 0 for a row without masked tokens."""
     return torch.where(mask_BT, values_BT, 0.0).sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)

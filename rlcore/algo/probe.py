@@ -1,8 +1,8 @@
-"""Calls an algorithm on a small batch before anything is sampled: what it returns must be what its offer says.
+"""Calls an algorithm on a small batch before anything is sampled and compares its result with its offer.
 
-The batch has what a real one may have: rewards that differ, equal ones, a group of which one sample is left, a sample
-in two rows, tokens in the middle of a row that the policy did not sample, padding, rows without any loss token. Shape
-letters are those of `rlcore.types`.
+The batch has the special cases of a real one: rewards that differ, equal rewards, a group with one sample left, a
+sample in two rows, tokens in the middle of a row that the policy did not sample, padding, rows without a loss token.
+Shape letters are those of `rlcore.types`.
 """
 
 import inspect
@@ -29,7 +29,7 @@ _GROUP_B = (0, 0, 0, 0, 1, 1, 2)
 _SAMPLE_B = (0, 1, 1, 2, 3, 4, 5)
 """Sample 1 has two rows; group 1 has equal rewards, group 2 one sample."""
 _EQUAL = "in a group of equal rewards"
-_ABOUT_B = ("", "", "", "", _EQUAL, _EQUAL, "the one sample that is left of its group")
+_ABOUT_B = ("", "", "", "", _EQUAL, _EQUAL, "the only sample left in its group")
 _REWARDS_B = (0.0, 1.0, 1.0, 0.5, 1.0, 1.0, 0.25)
 _MASK_BT = ("..xxx...", "..xx..xx", ".....xx.", "..x.x.x.", "..xxxxxx", "..x.....", "..xx....")
 """x: the policy sampled the token."""
@@ -39,7 +39,7 @@ _LOSS_MASK_BT = ("..xxx...", "..xx..xx", ".....xx.", "........")
 
 @dataclass(frozen=True)
 class Probed:
-    """The functions of an algorithm that does what its offer says."""
+    """The functions of an algorithm that passed the probe."""
 
     function: Callable[..., Any]
     selection: Callable[..., Any] | None = None
@@ -47,11 +47,12 @@ class Probed:
 
 
 def probe(algorithm: Algorithm, provided_by: str, config: AlgoConfig | None = None) -> Probed:
-    """Import an algorithm and call it on a small batch, under the settings of the run or the default ones.
+    """Import an algorithm and call it on a small batch, with the settings of the run or the defaults.
 
-    PluginError naming `provided_by`, the algorithm and the key that chooses it: for an import that fails, an exception,
-    other parameters, a change of torch's global state, and a result that is not a floating-point tensor of the declared
-    shape, finite, 0 where nothing was sampled, for a policy loss with a gradient with respect to the log-probs.
+    PluginError, naming `provided_by`, the algorithm and the key that chooses it, for: an import that fails, an
+    exception, other parameters, a change of torch's global state, or a wrong result. A result is a finite
+    floating-point tensor of the declared shape, 0 where nothing was sampled; that of a policy loss has a gradient with
+    respect to the log-probs.
     """
     config = config or AlgoConfig()
     who = f"algo.{algorithm.kind.value}={algorithm.name} of {provided_by}"
@@ -67,8 +68,8 @@ def probe(algorithm: Algorithm, provided_by: str, config: AlgoConfig | None = No
 def checked_advantages(who: str, found: Any, per_token: bool, shape: torch.Size, about_B: Sequence[str] = ()) -> Tensor:
     """An estimator's result for a batch of shape (B, T), in float32; PluginError unless it can be trained on.
 
-    A floating-point tensor of shape (B,), or (B, T) if it is `per_token`, finite and without a gradient. `about_B` says
-    in errors what is special about a row.
+    It must be a floating-point tensor of shape (B,), or (B, T) if it is `per_token`, finite and without a gradient.
+    `about_B` describes special rows in errors.
     """
     declared = "one per token, as its offer says (per_token=True)" if per_token else "one per row (per_token=False)"
     advantages = finite_tensor(f"{who} returned", found, shape if per_token else shape[:1], declared, about_B)
@@ -78,7 +79,7 @@ def checked_advantages(who: str, found: Any, per_token: bool, shape: torch.Size,
 
 
 def finite_tensor(who: str, found: Any, shape: torch.Size, declared: str, about_B: Sequence[str] = ()) -> Tensor:
-    """A floating-point tensor of that shape, all of it finite; PluginError that begins with `who` for anything else."""
+    """A finite floating-point tensor of that shape; PluginError that begins with `who` for anything else."""
     needed = f"needs a floating-point tensor of shape {tuple(shape)}, {declared}"
     if not isinstance(found, Tensor) or found.shape != shape or not found.dtype.is_floating_point:
         raise PluginError(f"{who} {_described(found)}; {needed}")
@@ -199,7 +200,7 @@ def _probe_selection(selection: Callable[..., Any], who: str, inputs: SelectionI
 
 
 def checked_selection(who: str, found: Any, mask_BT: Tensor) -> Tensor:
-    """(B, T) what a selection returned; PluginError unless it is a tensor of booleans, False outside the mask."""
+    """(B, T) result of a selection; PluginError unless it is a tensor of booleans, False outside the mask."""
     shape = tuple(mask_BT.shape)
     if not isinstance(found, Tensor) or found.shape != mask_BT.shape or found.dtype is not torch.bool:
         raise PluginError(f"{who} returned {_described(found)}; needs a tensor of booleans of shape {shape}")
@@ -209,7 +210,7 @@ def checked_selection(who: str, found: Any, mask_BT: Tensor) -> Tensor:
 
 
 def _called(function: Callable[..., Any], inputs: Any, who: str) -> Any:
-    """The result of the function, called with the inputs as its one argument."""
+    """The result of the function, with the inputs as its only argument."""
     try:
         inspect.signature(function).bind(inputs)
     except TypeError as cause:
@@ -237,7 +238,7 @@ def _check_zero(who: str, values_BT: Tensor, mask_BT: Tensor) -> None:
 
 
 def _described(found: Any) -> str:
-    """A result in the words of errors."""
+    """A description of a result for errors."""
     if isinstance(found, Tensor):
         return f"a tensor of {str(found.dtype).removeprefix('torch.')} of shape {tuple(found.shape)}"
     return kind(found) + (" (it is an `async def`; needs a plain `def`)" if inspect.iscoroutine(found) else "")

@@ -12,10 +12,10 @@ from rlcore.types import Bools, Float32s, Int64s, RewardStatus, ScoredTrajectory
 def length_penalty(
     num_sampled_B: Int64s, sample_B: Int64s, max_tokens: int, buffer: int, penalty: float = 1.0
 ) -> Float32s:
-    """(B,) what is added to each row's reward: 0 up to max_tokens - buffer sampled tokens, then down to -penalty.
+    """(B,) addend to each row's reward: 0 up to max_tokens - buffer sampled tokens, then down to -penalty.
 
     Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13), linear over the buffer, -penalty from max_tokens on. The
-    length is the number of sampled tokens of the row's sample over all its parts. ConfigError when the buffer is not
+    length is the number of sampled tokens in all segments of the row's sample. ConfigError when the buffer is not
     between 1 and max_tokens.
     """
     if not 1 <= buffer <= max_tokens:
@@ -27,7 +27,7 @@ def length_penalty(
 
 
 def keeps_loss(truncated_B: Bools, sample_B: Int64s) -> Bools:
-    """(B,) False for every row of a sample of which any row was truncated (overlong filtering, arXiv 2503.14476, 3.4).
+    """(B,) False for all rows of a sample if any of them was truncated (overlong filtering, arXiv 2503.14476, 3.4).
 
     Such rows get weight 0: `row_weights(mode, np.where(keep_B, num_sampled_B, 0), ...)`. They still count in the
     statistics of their group.
@@ -39,11 +39,11 @@ def keeps_loss(truncated_B: Bools, sample_B: Int64s) -> Bools:
 
 
 def rewards_all_equal(groups: Sequence[Sequence[ScoredTrajectory]]) -> list[bool]:
-    """For each group whether dynamic sampling replaces it (arXiv 2503.14476, section 3.2): it has no two rewards that
-    differ in float32, so every group estimator would give it advantage 0.
+    """True for each group that dynamic sampling replaces (arXiv 2503.14476, section 3.2).
 
-    The reward of a sample is its score plus the sum of its token scores. Failed samples do not count; a group with
-    fewer than two left is True. RewardError for a reward that is not finite: nothing is equal to it.
+    Such a group has no two rewards that differ in float32, so every group estimator would give it advantage 0. The
+    reward of a sample is its score plus the sum of its token scores. Failed samples do not count; a group with fewer
+    than two others is True. RewardError for a reward that is not finite, because it equals no other.
     """
     return [_num_distinct(group) < 2 for group in groups]
 

@@ -1,4 +1,4 @@
-"""From the statistics of a batch to its advantages, and to the weights of a mini-batch."""
+"""Computes the advantages of a batch and the weights of a mini-batch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,10 +31,10 @@ def with_advantages(
 ) -> tuple[Batch, Metrics]:
     """The batch with advantages, one per token for a `per_token` estimator and one per row for others, and metrics.
 
-    The reward of a sample is its score, its token scores, the soft length penalty if `algo.overlong` is 'penalty', and
-    minus the KL penalty if `algo.kl.placement` is 'reward': of pi_old against the reference, with `old_logprobs` where
-    the batch has them, else with those that were recorded in sampling. Estimators that give one advantage per row see
-    the sum. PluginError for advantages of another shape, or that are not finite.
+    The reward of a sample is the sum of its score, its token scores, the soft length penalty if `algo.overlong` is
+    'penalty', and minus the KL penalty if `algo.kl.placement` is 'reward'. The KL penalty compares pi_old with the
+    reference; pi_old is `old_logprobs` if the batch has them, else the log-probs recorded in sampling. Estimators that
+    give one advantage per row see the sum. PluginError for advantages of another shape, or that are not finite.
     """
     rewards_B, metrics = torch.from_numpy(_shaped_rewards(batch, algo, max_tokens)), Metrics()
     sample_B, loss_mask_BT = _tensor(batch.sample_B), _tensor(batch.tokens.loss_mask_BT)
@@ -59,7 +59,7 @@ def with_advantages(
         pass_k=algo.pass_k,
     )
     who = f"algo.advantage={algo.advantage}"
-    with boundary(who, PluginError, CALLED), unchanged_torch(who, beside_workers=True):
+    with boundary(who, PluginError, CALLED), unchanged_torch(who, this_thread_only=True):
         advantages = checked_advantages(who, estimator(inputs), per_token, loss_mask_BT.shape)
     if not per_token:
         return replace(batch, advantages_B=advantages.numpy()), metrics
@@ -72,9 +72,9 @@ def with_advantages(
 
 
 def weigh(minibatch: Batch, algo: AlgoConfig, selection: Selection | None = None) -> Batch:
-    """The mini-batch with what one token's loss of each row counts; truncated samples count 0 under overlong 'mask'.
+    """The mini-batch with the weight of each row's token losses; that of truncated samples is 0 under overlong 'mask'.
 
-    With the policy loss's selection also with the tokens it picks, among those of rows that count.
+    With the policy loss's selection, also the tokens that it picks among rows with a weight.
     """
     num_loss_tokens_B = minibatch.num_sampled_B
     if algo.overlong == "mask" and minibatch.truncated_B is not None:
@@ -85,7 +85,7 @@ def weigh(minibatch: Batch, algo: AlgoConfig, selection: Selection | None = None
 
 
 def _select(minibatch: Batch, weights_B: Float32s, selection: Selection, algo: AlgoConfig) -> Bools:
-    """(B, T) the tokens that the selection picks out of the whole mini-batch."""
+    """(B, T) True at the tokens that the selection picks from the whole mini-batch."""
     tokens = minibatch.tokens
     logprobs_BT = _old_logprobs(minibatch)
     if minibatch.advantages_BT is not None:
@@ -93,7 +93,7 @@ def _select(minibatch: Batch, weights_B: Float32s, selection: Selection, algo: A
     elif minibatch.advantages_B is not None:
         advantages_BT = np.broadcast_to(minibatch.advantages_B[:, None], logprobs_BT.shape)
     else:
-        raise ValueError("a selection looks at advantages, and the mini-batch has none yet")
+        raise ValueError("a selection uses advantages, and the mini-batch has none yet")
     inputs = SelectionInputs(
         logprobs_BT=_tensor(logprobs_BT),
         advantages_BT=_tensor(advantages_BT),
@@ -102,7 +102,7 @@ def _select(minibatch: Batch, weights_B: Float32s, selection: Selection, algo: A
         config=algo,
     )
     who = f"algo.policy_loss={algo.policy_loss}: its selection"
-    with boundary(who, PluginError, CALLED), unchanged_torch(who, beside_workers=True):
+    with boundary(who, PluginError, CALLED), unchanged_torch(who, this_thread_only=True):
         selected_BT: Bools = checked_selection(who, selection(inputs), inputs.mask_BT).numpy()
     return selected_BT
 
@@ -118,17 +118,17 @@ def _shaped_rewards(batch: Batch, algo: AlgoConfig, max_tokens: int) -> Float32s
 
 def _kl(batch: Batch, algo: AlgoConfig) -> Tensor:
     if batch.reference_logprobs_BT is None:
-        raise RuntimeError("a KL penalty in the reward needs the reference's log-probs; the plan asks for its role")
+        raise RuntimeError("a KL penalty in the reward needs the log-probs of the reference role")
     return kl_penalty(_tensor(_old_logprobs(batch)), _tensor(batch.reference_logprobs_BT), algo.kl.estimator)
 
 
 def _old_logprobs(batch: Batch) -> Float32s:
-    """(B, T) of pi_old where the batch has them, else those of the sampler."""
+    """(B, T) log-probs of pi_old if the batch has them, else those of the sampler."""
     return batch.tokens.rollout_logprobs_BT if batch.old_logprobs_BT is None else batch.old_logprobs_BT
 
 
 def _kl_metrics(kl_BT: Tensor, batch: Batch, kl: FixedKl) -> Metrics:
-    """Mean KL a token and a sample, and the coefficient that was used; the controller then takes note."""
+    """Mean KL per token and per sample, and the coefficient in use, which the controller updates afterwards."""
     num_samples = len(np.unique(batch.sample_B))
     total, coef = float(kl_BT.sum(dtype=torch.float64)), kl.coef
     kl.update(total / max(1, num_samples), num_samples)
@@ -140,5 +140,5 @@ def _kl_metrics(kl_BT: Tensor, batch: Batch, kl: FixedKl) -> Metrics:
 
 
 def _tensor(array: npt.NDArray[Any]) -> Tensor:
-    """A copied tensor, because the arrays of a batch are read-only."""
+    """A copy as a tensor, because the arrays of a batch are read-only."""
     return torch.from_numpy(array.copy())

@@ -1,8 +1,8 @@
-"""Rewards as the estimators want them: one per sample or per token, less the KL penalty if there is one.
+"""Rewards for estimators: one per sample or per token, less the KL penalty if there is one.
 
 With `algo.kl.placement=reward` the reward of a token is r_t - coef * kl_t (arXiv 2203.02155, section 3.5), where kl_t
-is `rlcore.algo.kl.kl_penalty` of pi_old against the reference. Masked everywhere: tokens that the policy did not
-sample carry no reward and no KL.
+is `rlcore.algo.kl.kl_penalty` of pi_old and the reference. Everything is masked: tokens that the policy did not sample
+carry neither reward nor KL.
 """
 
 import torch
@@ -21,12 +21,12 @@ def token_rewards(
 ) -> Tensor:
     """(B, T) token rewards: the sample's reward on its last sampled token, scores and KL penalty on their tokens.
 
-    Of a sample in several parts the last token of the last part that has one gets the reward, once. A sample of which
-    nothing was sampled has no token, hence no reward here.
+    In a sample of several segments, the last sampled token of all segments gets the reward, once. A sample without
+    sampled tokens has no reward here.
     """
     rewards_BT = _scores(rewards_B, loss_mask_BT, token_scores_BT, kl_BT, kl_coef)
     rows_S, columns_S = episodes(loss_mask_BT.cpu().numpy(), sample_B.cpu().numpy()).last_tokens()
-    on_cpu_BT = rewards_BT.cpu().numpy()  # where tensors are on the CPU, the same memory
+    on_cpu_BT = rewards_BT.cpu().numpy()  # shares the memory of tensors on the CPU
     on_cpu_BT[rows_S, columns_S] += rewards_B.cpu().numpy()[rows_S]
     return torch.from_numpy(on_cpu_BT).to(rewards_BT.device)
 
@@ -41,11 +41,11 @@ def sample_rewards(
 ) -> Tensor:
     """(B,) the reward of each row's sample plus the sum of its token scores, less kl_coef times the sum of its KL.
 
-    For estimators that give one advantage per sample. The sums run over the sampled tokens of all parts, so the parts
-    of a sample have equal rewards; a sample of which nothing was sampled keeps its reward.
+    For estimators that give one advantage per sample. The sums run over the sampled tokens of all segments, so the
+    segments of a sample have equal rewards. A sample without sampled tokens keeps its reward.
     """
     if token_scores_BT is None and kl_BT is None:
-        return rewards_B + 0.0  # as the sum does: a new tensor, without negative zeros
+        return rewards_B + 0.0  # like the sum below: a new tensor, without negative zeros
     scores_BT = _scores(rewards_B, loss_mask_BT, token_scores_BT, kl_BT, kl_coef)
     samples, sample_index_B = torch.unique(sample_B, return_inverse=True)
     total_S = scores_BT.new_zeros(len(samples), dtype=torch.float64)
@@ -63,5 +63,5 @@ def _scores(
         scores_BT = scores_BT + token_scores_BT
     if kl_BT is not None:
         scores_BT = scores_BT - kl_coef * kl_BT
-    # Not a product with the mask: what is at tokens that were not sampled may be inf, and inf * 0 is NaN.
+    # Not a product with the mask: values at tokens that were not sampled may be inf, and inf * 0 is NaN.
     return torch.where(loss_mask_BT, scores_BT, 0.0)

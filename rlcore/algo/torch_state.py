@@ -1,4 +1,4 @@
-"""Holds algorithms to leaving torch's global state as they find it: later steps compute with it."""
+"""Refuses changes of torch's global state by algorithms, because later steps compute with it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from rlcore.errors import PluginError
 
 @dataclass(frozen=True)
 class _Setting:
-    """One part of the state: how to read it, to set it, and what to do instead of changing it."""
+    """One setting: functions that read and restore it, and advice for code that changed it."""
 
     read: Callable[[], Any]
     restore: Callable[[Any], object]
@@ -28,7 +28,7 @@ _SETTINGS = {
     "the default device": _Setting(
         torch.get_default_device, lambda device: torch.set_default_device(None), "give each tensor its device", True
     ),
-    "the random state": _Setting(torch.get_rng_state, torch.set_rng_state, "draw from a torch.Generator of your own"),
+    "the random state": _Setting(torch.get_rng_state, torch.set_rng_state, "draw from a new torch.Generator"),
     "the number of threads": _Setting(torch.get_num_threads, torch.set_num_threads, _FLAG),
     "deterministic algorithms": _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, _FLAG),
     "float32 matmul precision": _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, _FLAG),
@@ -37,13 +37,13 @@ _SETTINGS = {
 
 
 @contextmanager
-def unchanged_torch(who: str, beside_workers: bool = False) -> Iterator[None]:
-    """PluginError that begins with `who` when the block changes torch's global state, which is restored in any case.
+def unchanged_torch(who: str, this_thread_only: bool = False) -> Iterator[None]:
+    """Raises a PluginError that begins with `who` if the block changes torch's global state; always restores it.
 
-    `beside_workers`: only the state of this thread is compared. Workers in other threads of the process share the
-    rest: a concurrent update draws random numbers. Takes about 20 microseconds.
+    `this_thread_only`: compares only the state of this thread. Workers in other threads of the process share the rest:
+    a concurrent update draws random numbers. Takes about 20 microseconds.
     """
-    settings = {name: setting for name, setting in _SETTINGS.items() if setting.per_thread or not beside_workers}
+    settings = {name: setting for name, setting in _SETTINGS.items() if setting.per_thread or not this_thread_only}
     before = {name: setting.read() for name, setting in settings.items()}
     try:
         yield

@@ -114,7 +114,7 @@ def find_checkpoint(path: Path) -> Path:
     if found.newest is None:
         problems = f": {'; '.join(found.passed_over)}" if found.passed_over else ""
         raise CheckpointError(
-            f"'{path}': no checkpoint is there{problems}; needed is a run directory or its checkpoints/step_N"
+            f"'{path}': no checkpoint is there{problems}; needs a run directory or its checkpoints/step_N"
         )
     if found.passed_over:
         raise CheckpointError(

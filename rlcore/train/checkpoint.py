@@ -333,7 +333,7 @@ def _read_object(path: Path, root: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as cause:
         raise CheckpointError(f"checkpoint '{root}': {path.name} is not JSON: {describe(cause)}") from cause
     if not isinstance(value, dict):
-        raise CheckpointError(f"checkpoint '{root}': {path.name} is a {type(value).__name__}, needed is an object")
+        raise CheckpointError(f"checkpoint '{root}': {path.name} is a {type(value).__name__}; needs an object")
     return value
 
 
@@ -342,7 +342,7 @@ def _refuse_pickle(path: Path, root: Path) -> None:
     if path.suffix.lower() in PICKLE_SUFFIXES or _looks_pickled(path):
         name = path.relative_to(root).as_posix()
         raise CheckpointError(
-            f"checkpoint '{root}': '{name}' is a pickle, which can run any code when it is read; needed is "
+            f"checkpoint '{root}': '{name}' is a pickle, which can run any code when it is read; needs "
             "safetensors, JSON or plain arrays"
         )
 

@@ -145,7 +145,7 @@ def test_a_head_that_is_not_one_linear_layer_is_refused(tmp_path: Path) -> None:
         ModelKind.CAUSAL_LM, ModelConfig(path=str(write_tiny_model(tmp_path))), dtype="float32", device="cpu"
     )
     model.transformer.lm_head = nn.Sequential(nn.Linear(32, 264))
-    with pytest.raises(ConfigError, match=r"output layer is a Sequential, needed is a plain Linear"):
+    with pytest.raises(ConfigError, match=r"output layer is a Sequential; needs a plain Linear"):
         find_head(model.transformer)
 
 

@@ -253,7 +253,7 @@ def test_a_state_that_json_would_not_give_back_is_refused(
     ("text", "message"),
     [
         ("", "not JSON"),
-        ("[]", "needed is an object"),
+        ("[]", "is a list; needs an object"),
         ('{"format": 2, "step": 1, "files": {}}', "its format is 2, this rlcore reads 1"),
         ('{"format": 1, "step": 1, "files": []}', "damaged"),
         ('{"format": 1, "step": 1, "files": {"state.json": {"size": 1}}}', "damaged"),

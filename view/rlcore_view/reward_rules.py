@@ -55,7 +55,7 @@ def truncated(history: History) -> Finding | None:
     if 0 < now.budget < history.number("rollout.max_tokens", 0):
         advice = f"raise {history.named('rollout.max_tokens')} or what else ends a conversation (agent/ended/*)"
     if differ := now.groups - now.equal_groups:
-        evidence += f"; rewards differ in {differ} of {now.groups} groups all the same"
+        evidence += f"; rewards still differ in {differ} of {now.groups} groups"
         advice += ", if the reward needs the end of a response"
     elif now.groups:
         evidence += f"; no rewards differ within the {now.groups} groups, so nothing is learned"

@@ -135,13 +135,13 @@ def check_has_head(directory: Path) -> None:
     if not directory.is_dir():
         raise CheckpointError(
             f"checkpoint '{directory.parent}': it has no '{directory.name}/', so it is of a run without a critic; "
-            "nothing was loaded; go on from a checkpoint of a run with one, or leave the critic out here, too"
+            "nothing was loaded; continue from a checkpoint of a run with one, or leave the critic out here, too"
         )
     file = directory / MODEL_DIR / VALUE_HEAD_FILE
     if not file.is_file():
         raise CheckpointError(
             f"checkpoint '{directory}': it has no {MODEL_DIR}/{VALUE_HEAD_FILE}, so the critic was saved without "
-            "its head; nothing was loaded; go on from another checkpoint"
+            "its head; nothing was loaded; continue from another checkpoint"
         )
 
 

@@ -49,7 +49,7 @@ class Connection(asyncio.Protocol):
         self.known = False
         """True once it has presented the token of a running sample."""
         self.num_requests = 0
-        """Requests under way."""
+        """Unfinished requests."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Open: the deadline for its token starts."""
@@ -133,7 +133,7 @@ class Bodies:
     def request(self, sample: str) -> Iterator[None]:
         """Count a request of the sample while it is in flight; TooBusy when there are too many."""
         if self._num_requests[sample] >= MAX_AT_ONCE:
-            raise TooBusy(f"this sample has {MAX_AT_ONCE} requests under way; wait for one of them")
+            raise TooBusy(f"this sample has {MAX_AT_ONCE} unfinished requests; wait for one of them")
         self._num_requests[sample] += 1
         try:
             yield

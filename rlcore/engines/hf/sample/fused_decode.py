@@ -73,7 +73,7 @@ class FusedDecode:
         turn_R1D = torch.cat([-sin_R1D[..., :half], sin_R1D[..., half:]], dim=-1)
         for layer, kept in zip(self._layers, cache.layers, strict=True):
             if not isinstance(kept, SlotLayer):
-                raise TypeError(f"rollout: a cache of rows holds a {type(kept).__name__}, needed is a SlotLayer")
+                raise TypeError(f"rollout: a cache of rows holds a {type(kept).__name__}; needs a SlotLayer")
             query_RAD, key_RhD, value_RhD = layer.heads(states_RH, cos_R1D, turn_R1D)
             kept.update(key_RhD[:, :, None], value_RhD[:, :, None])
             query_RhMD = query_RAD.reshape(len(query_RAD), key_RhD.shape[1], -1, query_RAD.shape[-1])

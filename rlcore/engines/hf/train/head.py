@@ -76,7 +76,7 @@ def find_head(model: Any) -> Head:
     linear = model.get_output_embeddings()
     if type(linear) is not nn.Linear:
         raise ConfigError(
-            f"model {type(model).__name__}: its output layer is a {type(linear).__name__}, needed is a plain Linear; "
+            f"model {type(model).__name__}: its output layer is a {type(linear).__name__}; needs a plain Linear; "
             "choose another architecture, or leave the output layer out of actor.lora.target_modules"
         )
     config = model.config.get_text_config()

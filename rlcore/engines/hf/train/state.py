@@ -269,11 +269,11 @@ def _load_adapter(adapter: Any, source: Path) -> None:
     trained = {name: parameter for name, parameter in adapter.named_parameters() if parameter.requires_grad}
     named = {name.replace(f".{adapter.active_adapter}.", "."): tensor for name, tensor in trained.items()}
     for name in sorted(named.keys() | saved.keys()):
-        found, needed = (list(tensors[name].shape) if name in tensors else "nothing" for tensors in (saved, named))
+        found, needed = (list(tensors[name].shape) if name in tensors else "absent" for tensors in (saved, named))
         if found != needed:
             raise CheckpointError(
-                f"'{source}' holds another adapter than the one of this run: of '{name}' it has {found}, needed is "
-                f"{needed}; resume with the lora settings of the run"
+                f"'{source}' holds an adapter of other settings: '{name}' is {found} there and {needed} in this run; "
+                "needs the actor.lora settings with which it was saved"
             )
     for name, pair in named.items():
         put(pair, saved[name])
