@@ -144,7 +144,7 @@ def head_chunks(check: Check) -> dict[str, Any]:
     return check.part("head_chunks", check.spec(rows=rows, length=16 if check.own.tiny else 1024))
 
 
-def beside_peer(check: Check) -> dict[str, Any]:
+def compared_with_peer(check: Check) -> dict[str, Any]:
     """Steps of ours, then of the peer, because a device does not have room for both."""
     found = {}
     for shape in check.shapes:
@@ -177,7 +177,7 @@ PARTS: dict[str, Callable[[Check], dict[str, Any]]] = {
     "attention": attention,
     "runs": runs,
     "head_chunks": head_chunks,
-    "beside_peer": beside_peer,
+    "beside_peer": compared_with_peer,
 }
 """The parts, in an order for a short hour."""
 

@@ -45,7 +45,7 @@ TITLES = {
 }
 MUST_PASS = ("ppo", "one_late")
 MUST_FAIL = ("ppo_frozen",)
-NOT_TOLD_APART = (
+INDISTINGUISHABLE = (
     "Forcing the ratio to 1 was meant to be a control, and it passes: on this task samples of up to four versions "
     "before differ too little from those of the moment for the correction to matter. That its numbers are right is "
     "shown by the tests of `algo.importance`."
@@ -105,7 +105,7 @@ def report(result: dict[str, Any], task: Task, commit: str) -> str:
             f"{phrase}{role}.",
         ]
     if result["against_grpo"].get("four_late_ratio_1", {}).get("within_noise"):
-        lines += ["", NOT_TOLD_APART]
+        lines += ["", INDISTINGUISHABLE]
     return "\n".join(lines) + "\n"
 
 

@@ -175,7 +175,7 @@ async def bare_rounds(service_s: float, number: int) -> float:
             return await bare_seconds(session, url, number)
 
 
-async def beside_bare(run_dir: Path, number: int, repeats: int) -> tuple[list[float], list[float]]:
+async def compared_with_bare(run_dir: Path, number: int, repeats: int) -> tuple[list[float], list[float]]:
     """Seconds of `number` training samples with a service that takes no time, and of aiohttp alone, in turns."""
     ours, bare = [], []
     with serving(0.0, 0.0) as url:
@@ -195,7 +195,7 @@ async def beside_bare(run_dir: Path, number: int, repeats: int) -> tuple[list[fl
 
 async def lanes(run_dir: Path, pending: int, repeats: int) -> tuple[list[float], list[float]]:
     """Seconds of an evaluation of 64 samples: alone, and while training samples are pending."""
-    alone, beside = [], []
+    alone, busy = [], []
     with serving(0.05, 0.15) as url:
         manager = manager_of(url, run_dir, concurrency=EVAL_SLOTS, eval_slots=EVAL_SLOTS)
         await manager.start()
@@ -205,14 +205,14 @@ async def lanes(run_dir: Path, pending: int, repeats: int) -> tuple[list[float],
             training = asyncio.create_task(seconds_of(manager, samples(pending), Lane.TRAIN))
             await asyncio.sleep(0.2)
             for _ in range(repeats):
-                beside.append(await seconds_of(manager, samples(EVAL_SLOTS), Lane.EVAL))
+                busy.append(await seconds_of(manager, samples(EVAL_SLOTS), Lane.EVAL))
             if training.done():
                 raise RuntimeError("the training samples were scored before the evaluations: too few were pending")
             training.cancel()
             await asyncio.gather(training, return_exceptions=True)
         finally:
             await manager.close()
-    return alone, beside
+    return alone, busy
 
 
 @contextmanager
@@ -238,12 +238,12 @@ def main(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as directory, collector_of_a_run():
         run_dir = Path(directory)
         say("a service that takes no time")
-        fast, bare = asyncio.run(beside_bare(run_dir, number, repeats))
+        fast, bare = asyncio.run(compared_with_bare(run_dir, number, repeats))
         say("a service that takes 250 ms")
         slow = asyncio.run(rounds(run_dir, SERVICE_S, IN_FLIGHT * num_rounds, min(repeats, 3)))
         bare_slow = asyncio.run(bare_rounds(SERVICE_S, IN_FLIGHT * num_rounds))
         say("an evaluation during training")
-        alone, beside = asyncio.run(lanes(run_dir, pending, repeats))
+        alone, busy = asyncio.run(lanes(run_dir, pending, repeats))
     result = {
         "requests_per_s": summary([number / duration for duration in fast]),
         "bare_requests_per_s": summary([number / duration for duration in bare]),
@@ -251,8 +251,8 @@ def main(arguments: argparse.Namespace) -> None:
         "efficiency": summary([num_rounds * SERVICE_S / duration for duration in slow]),
         "bare_efficiency": num_rounds * SERVICE_S / bare_slow,
         "eval_alone_s": summary(alone),
-        "eval_beside_training_s": summary(beside),
-        "eval_slowdown": summary(beside)["median"] / summary(alone)["median"],
+        "eval_beside_training_s": summary(busy),
+        "eval_slowdown": summary(busy)["median"] / summary(alone)["median"],
         "in_flight": IN_FLIGHT,
         "rounds": num_rounds,
         "eval_slots": EVAL_SLOTS,

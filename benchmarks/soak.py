@@ -95,7 +95,7 @@ class Soak:
         for fault in itertools.islice(planned, PRINTED):
             say(f"planned: step {fault.step}: {fault.kind}")
         following = next(faults)
-        while self._goes_on():
+        while self._has_time():
             following = self._live(following, faults)
         steps = last_step(self.work / "runs" / NAME) + 2
         last = self._begin(f"train.max_steps={steps}")
@@ -120,7 +120,7 @@ class Soak:
         options = self.options
         return plan(options.seed, options.faults == "all", options.calm, options.gap, options.engine)
 
-    def _goes_on(self) -> bool:
+    def _has_time(self) -> bool:
         enough = self.options.num_faults and sum(self.injected.values()) >= self.options.num_faults
         return time.monotonic() < self.ends_at and not enough
 
@@ -139,7 +139,7 @@ class Soak:
         begun = False
         stage = Stage(self.work, controller, self.weather, self.mounted, self.bounds.end_s)
         moved = time.monotonic()
-        while self._goes_on():
+        while self._has_time():
             if (code := controller.ended()) is not None:
                 if not last_step(controller.run):
                     raise Broken(f"it ended with {code} before its first step: {controller.text()[-500:]}")

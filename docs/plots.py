@@ -41,7 +41,7 @@ Curves = Mapping[str, Sequence[Mapping[int, float]]]
 def main(check: bool) -> int:
     """Write every picture, or compare it with the file; 1 if one differs."""
     pictures = {
-        "vs_trl_learning": drawn("Held-out reward, five seeds", _learning_beside_trl()),
+        "vs_trl_learning": drawn("Held-out reward, five seeds", _learning_of_both()),
         "precision": drawn("Training reward of the demo's task", _precision()),
         "ppo_critic": drawn("Held-out accuracy, three seeds", _ppo_critic()),
         "tool_agent": drawn("Held-out accuracy of a tool agent", _tool_agent()),
@@ -80,7 +80,7 @@ def _read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
 
 
-def _learning_beside_trl() -> Curves:
+def _learning_of_both() -> Curves:
     result = _read("vs_trl_learning")
     every = result["task"]["every"]
     titles = {"ours": "rlcore", "trl": "TRL 1.16", "control": "rewards permuted"}

@@ -336,7 +336,7 @@ def broad_handlers(path: Path) -> Iterator[int]:
                 yield node.lineno
 
 
-def test_somebody_elses_exceptions_are_caught_in_one_place() -> None:
+def test_exceptions_of_foreign_code_are_caught_in_one_place() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sources()

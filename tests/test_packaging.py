@@ -122,7 +122,7 @@ def test_everything_that_is_needed_is_pinned_to_a_version_that_will_do() -> None
         assert version in requirement.specifier, requirement
 
 
-def test_what_the_agent_loop_needs_for_verifiers_is_pinned_in_a_file_of_its_own() -> None:
+def test_what_the_agent_loop_needs_for_verifiers_is_pinned_in_a_separate_file() -> None:
     pins = pinned("verifiers.txt")
     needed = project(ROOT / "plugins" / "agent_loop")["project"]["optional-dependencies"]["verifiers"]
     for requirement in map(Requirement, needed):

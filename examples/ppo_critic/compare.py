@@ -27,7 +27,7 @@ RUNS_DIR = Path("runs") / "ppo_critic"
 SATURATED = 0.95
 """A task that both solve at the end tells little: then the verdict says so."""
 
-NOT_TOLD_APART = (
+INDISTINGUISHABLE = (
     "PPO with its critic frozen at 0 was meant to be a negative control, and it passes: this task does not tell a "
     "critic that learns from one that does nothing, so what is shown here is that PPO trains as well as GRPO does, and "
     "not that its critic helps. That the critic's values and gradients are right is shown by the plugin's tests."
@@ -73,7 +73,7 @@ def report(runs: dict[str, list[Run]], judgement: dict[str, Any], made: dict[str
     for name, verdict in judgement["verdicts"].items():
         lines += ["", sentence(f"{TITLES[name]} - GRPO", verdict)]
     if judgement["verdicts"]["frozen"]["within_noise"]:
-        lines += ["", NOT_TOLD_APART]
+        lines += ["", INDISTINGUISHABLE]
     lines += ["", ELSEWHERE]
     if judgement["saturated"]:
         lines += ["", f"Both end above {SATURATED}: the task is saturated, and the end of the curves tells little."]

@@ -24,7 +24,7 @@ from rlcore.cli.console import (
     open_closed_streams,
 )
 from rlcore.cli.endings import refuse_early_ends
-from rlcore.cli.inherited_signals import mend_inherited_signals
+from rlcore.cli.inherited_signals import reset_inherited_signals
 from rlcore.errors import ConfigError, RlcoreError, boundary, describe, nearest
 
 COMMANDS = {
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is not None:
         return _answered(arguments)
-    mend_inherited_signals()
+    reset_inherited_signals()
     open_closed_streams()
     escape_unknown_characters()
     drop_impossible_sizes()

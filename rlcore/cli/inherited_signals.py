@@ -4,7 +4,7 @@ import signal
 from types import FrameType
 
 
-def mend_inherited_signals() -> None:
+def reset_inherited_signals() -> None:
     """Stop ignoring SIGCHLD, which would lose the exit codes of children, and let SIGUSR1 end no process without a run.
 
     No signal stays blocked: children inherit the mask, and then neither they nor a run can be ended.

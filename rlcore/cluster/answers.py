@@ -77,7 +77,7 @@ class _Pickler(pickle.Pickler):
         if dataclasses.is_dataclass(cls):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
             return "dataclass", (cls.__module__, cls.__qualname__, fields)
-        return _told_by_numpy(value) or _as_base(value)
+        return _as_array(value) or _as_base(value)
 
     def reducer_override(self, value: Any) -> Any:
         cls = value if isinstance(value, type) else type(value)
@@ -87,7 +87,7 @@ class _Pickler(pickle.Pickler):
 NEEDED = "needs built-in values, numpy arrays of numbers, or frozen dataclasses of rlcore or of the package served"
 
 
-def _told_by_numpy(value: Any) -> tuple[str, Any] | None:
+def _as_array(value: Any) -> tuple[str, Any] | None:
     np = sys.modules.get("numpy")
     if np is None or not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "biufc":
         return None

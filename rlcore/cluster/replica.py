@@ -46,7 +46,7 @@ class ReplicaSupervisor:
         self._served_since = 0.0
         """`time.monotonic()` of the last start or restart."""
         self._watching: asyncio.Task[None] | None = None
-        self._given_up, self._why_given_up = asyncio.Event(), ""
+        self._abandoned, self._abandoned_because = asyncio.Event(), ""
 
     @property
     def alive(self) -> bool:
@@ -90,24 +90,24 @@ class ReplicaSupervisor:
     def restart(self, reason: str) -> None:
         """Give up a serving replica: its processes are ended, and it is restarted if that is allowed."""
         if self._ready:
-            self._ready, self._why_given_up = False, reason
-            self._given_up.set()
+            self._ready, self._abandoned_because = False, reason
+            self._abandoned.set()
 
     async def _end_of(self, body: ReplicaBody) -> str:
         """The reason why a body has ended or has to end."""
-        ended, given_up = asyncio.ensure_future(body.ended()), asyncio.ensure_future(self._given_up.wait())
+        ended, abandoned = asyncio.ensure_future(body.ended()), asyncio.ensure_future(self._abandoned.wait())
         try:
-            await asyncio.wait({ended, given_up}, return_when=asyncio.FIRST_COMPLETED)
-            return ended.result() if ended.done() else self._why_given_up
+            await asyncio.wait({ended, abandoned}, return_when=asyncio.FIRST_COMPLETED)
+            return ended.result() if ended.done() else self._abandoned_because
         finally:
             ended.cancel()
-            given_up.cancel()
-            self._given_up.clear()
+            abandoned.cancel()
+            self._abandoned.clear()
 
     async def _watch(self, body: ReplicaBody) -> None:
         while True:
             reason = self._failure or await self._end_of(body)
-            if (self._ready or self._why_given_up) and time.monotonic() - self._served_since >= STEADY_S:
+            if (self._ready or self._abandoned_because) and time.monotonic() - self._served_since >= STEADY_S:
                 self._num_deaths = 0
             self._reachable = self._ready = False
             before, self._num_deaths = self._num_deaths, self._num_deaths + 1
@@ -133,7 +133,7 @@ class ReplicaSupervisor:
                 for prepare in self.before_return:
                     async with asyncio.timeout(self._deadlines.setup_s):
                         await prepare()
-            self._ready, self._why_given_up = True, ""
+            self._ready, self._abandoned_because = True, ""
             self._served_since = time.monotonic()
         except RlcoreError as error:
             self._reachable = False

@@ -26,9 +26,9 @@ def marked(variable: str, mark: str) -> Iterator[Path]:
 class Strays:
     """Ends processes that a child leaves behind, which may keep open the pipes whose end signals the child's."""
 
-    def __init__(self, pid: int, mark: str, serving: "asyncio.Task[None]", let_go: Callable[[], None]) -> None:
-        """`serving` reads from the child until its pipes end; `let_go` ends that where a stray cannot be found."""
-        self._mark, self._serving, self._let_go = mark, serving, let_go
+    def __init__(self, pid: int, mark: str, serving: "asyncio.Task[None]", release: Callable[[], None]) -> None:
+        """`serving` reads from the child until its pipes end; `release` ends that where a stray cannot be found."""
+        self._mark, self._serving, self._release = mark, serving, release
         self._ending: asyncio.Task[None] | None = None
         pidfd, loop = os.pidfd_open(pid), asyncio.get_running_loop()
 
@@ -56,7 +56,7 @@ class Strays:
         await asyncio.to_thread(end_strays, self._mark)
         done, _ = await asyncio.wait([self._serving], timeout=PATIENCE_S)
         if not done:
-            self._let_go()
+            self._release()
 
 
 def end_strays(mark: str) -> None:

@@ -207,10 +207,10 @@ class Handover:
             room, self._room = self._room, None
         if room is not None:
             with contextlib.suppress(RuntimeError):  # the worker's loop was closed meanwhile
-                room.get_loop().call_soon_threadsafe(_let_go, room)
+                room.get_loop().call_soon_threadsafe(_release, room)
         return items
 
 
-def _let_go(room: "asyncio.Future[None]") -> None:
+def _release(room: "asyncio.Future[None]") -> None:
     if not room.done():
         room.set_result(None)

@@ -179,7 +179,7 @@ class Activity:
             self.counts = before
             self.enter(phase_before)
 
-    def under_way(self) -> list[BegunWork]:
+    def open_work(self) -> list[BegunWork]:
         """The work that has begun and not ended, here and elsewhere."""
         here = [BegunWork(*work) for work in list(self._open.values())]
         return [*here, *itertools.chain.from_iterable(list(self._elsewhere.values()))]

@@ -71,7 +71,7 @@ def number(value: Any) -> float | str:
     return converted if abs(converted) <= LARGEST else f"returned {converted}, which no float32 can hold"
 
 
-def beside_score(value: Any) -> str | None:
+def extra_value_problem(value: Any) -> str | None:
     """The problem of a value that is returned with a score: it is too deep or too large; None: none."""
     level = [value]
     num_bytes = 0

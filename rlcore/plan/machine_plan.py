@@ -255,8 +255,8 @@ def _candidates(plan: RunPlan, machine: Machine) -> Iterator[list[tuple[str, ...
         yield [("actor.offload=false",)]
     yield [(f"rollout.weight_sync={way}",) for way in ("tcp", "nccl") if way != config.rollout.weight_sync]
     if not config.schedule.max_staleness:
-        beside = [overrides for overrides in layouts if _num_devices(overrides) <= gpus]
-        yield [(*overrides, "schedule.max_staleness=1") for overrides in ((), *beside)]
+        fitting = [overrides for overrides in layouts if _num_devices(overrides) <= gpus]
+        yield [(*overrides, "schedule.max_staleness=1") for overrides in ((), *fitting)]
 
 
 def _num_devices(overrides: Sequence[str]) -> int:

@@ -135,8 +135,8 @@ def _trains(config: RunConfig, facts: Facts, *, offload: bool) -> bool:
         at_work = int(at_work_bytes_per_parameter(engine) * parameters)
         held, work = (1 + _critics(config)) * at_work, max(work, trained_bytes(config, facts) - at_work)
     reference, processes = _reference_bytes(config, facts)
-    beside = reference + ASLEEP_BYTES + (2 + _critics(config) + processes) * CONTEXT_BYTES
-    return held + work + beside <= (facts.usable_gpu_bytes or 0)
+    others = reference + ASLEEP_BYTES + (2 + _critics(config) + processes) * CONTEXT_BYTES
+    return held + work + others <= (facts.usable_gpu_bytes or 0)
 
 
 def _may_offload(config: RunConfig, facts: Facts) -> bool:

@@ -54,10 +54,10 @@ def limited(whose: str, limit: float | None = None, setting: str = LIMIT) -> Ite
         yield
         return
     lines: list[str] = []
-    under_way = True
+    running = True
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        if not under_way:
+        if not running:
             return
         lines.append(f"{whose}: not done after {limit:g} s, {_where(frame)}; if it is only slow, set {setting} to more")
         if len(lines) > _TRIES:
@@ -69,7 +69,7 @@ def limited(whose: str, limit: float | None = None, setting: str = LIMIT) -> Ite
     try:
         yield
     finally:
-        under_way = False
+        running = False
         left = max(was_left - (time.monotonic() - began), 1e-3) if was_left else 0.0
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
         signal.setitimer(signal.ITIMER_REAL, left, was_interval)

@@ -116,7 +116,7 @@ def foreign_output() -> Iterator[None]:
 
 
 @contextmanager
-def beside(console: "Console") -> Iterator[None]:
+def above_progress_bar(console: "Console") -> Iterator[None]:
     """Show prints inside above the progress bar of this console."""
     outputs = [output for output in (sys.stdout, sys.stderr) if isinstance(output, ForeignOutput)]
     for output in outputs:

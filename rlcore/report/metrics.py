@@ -35,12 +35,12 @@ class MetricsLog:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / METRICS
-        self._mended = False
+        self._repaired = False
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one record: 'step', the metrics, and the time of writing as 'time/unix_s'."""
         with writing_records(self._path):
-            self._mend()
+            self._repair()
         numbers = {name: float(value) for name, value in metrics.items()}
         record = {"step": step, **numbers, "time/unix_s": round(time.time(), 3)}
         with writing_records(self._path), self._path.open("ab") as file:
@@ -54,13 +54,13 @@ class MetricsLog:
             with writing_records(self._path):
                 write_atomically(self._path, b"".join(kept))
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Remove an incomplete last line, once, because a record that is appended would become part of it."""
-        if not self._mended and self._path.exists():
+        if not self._repaired and self._path.exists():
             whole = sum(map(len, _whole_lines(self._path, MAX_RECORD)))
             with self._path.open("r+b") as file:
                 file.truncate(whole)
-        self._mended = True
+        self._repaired = True
 
 
 class TrajectoryLog:

@@ -101,7 +101,7 @@ class Status:
 
 def status_of(activity: Activity, began: float, state: str = RUNNING, problem: str = "") -> Status:
     """The status of this process's run; any thread may call it. `began`: time of its start, in seconds since 1970."""
-    offset, works, counts = activity.unix_offset, activity.under_way(), activity.counts()
+    offset, works, counts = activity.unix_offset, activity.open_work(), activity.counts()
     return Status(
         state=state,
         pid=os.getpid(),

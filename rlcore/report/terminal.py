@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcore.errors.redaction import bounded, displayable
-from rlcore.report.foreign_output import UNWRITABLE, beside, discard
+from rlcore.report.foreign_output import UNWRITABLE, above_progress_bar, discard
 from rlcore.report.standing import duration, progress, sentence
 from rlcore.report.status import Status
 from rlcore.types import Metrics, ScoredTrajectory, Trajectory
@@ -61,7 +61,7 @@ class Terminal:
     @contextmanager
     def showing(self) -> Iterator[None]:
         """Show the bar inside the block; until `begin` it shows the progress of the start."""
-        with self._bar, beside(self._console):
+        with self._bar, above_progress_bar(self._console):
             yield
 
     def begin(self, total_steps: int, done_steps: int) -> None:

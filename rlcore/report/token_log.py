@@ -57,7 +57,7 @@ class TokenLog:
         """True for each token id whose piece is known."""
         self._written: set[int] = set()
         """Ids that the vocabulary on disk has."""
-        self._mended = False
+        self._repaired = False
 
     def learn(self, rows: Sequence[Trajectory]) -> None:
         """Look up the texts of tokens not seen before. Call it from the thread that uses the tokenizer."""
@@ -119,9 +119,9 @@ class TokenLog:
 
     def _write_vocabulary(self, ids: Int32s) -> None:
         path = self._directory / VOCABULARY
-        if not self._mended:
+        if not self._repaired:
             self._written = set(_vocabulary_ids(path))
-            self._mended = True
+            self._repaired = True
         new = [id_ for id_ in np.unique(ids).tolist() if id_ != WITHHELD and id_ not in self._written]
         if new:
             lines = [json.dumps({"id": id_, **_entry(self._pieces[id_])}, ensure_ascii=False) + "\n" for id_ in new]

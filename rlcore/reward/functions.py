@@ -55,7 +55,7 @@ class FunctionRewards(RewardManager):
         self._watch = LoopWatch()
         self._queued = {function.name: Stopwatch() for function in self._functions}
         self._call_time = Stopwatch()
-        self._restarts_told = 0
+        self._restarts_reported = 0
 
     @property
     def scope(self) -> Scope:
@@ -117,7 +117,7 @@ class FunctionRewards(RewardManager):
         self._log.flush()
         waits = {_places(function): self._queued[function.name].take() for function in self._functions}
         total = sum(function.num_restarts for function in self._functions)
-        restarts, self._restarts_told = total - self._restarts_told, total
+        restarts, self._restarts_reported = total - self._restarts_reported, total
         metrics = {**bound_by(waits, self._call_time.take()), "reward/num_restarts": float(restarts)}
         if any(function.is_async for function in self._functions):
             metrics["time/loop_blocked_s"] = self._watch.take_longest_s()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlcore.contracts.scorer import Outcome, as_plain, beside_score, exact_text, number
+from rlcore.contracts.scorer import Outcome, as_plain, exact_text, extra_value_problem, number
 from rlcore.errors import RewardError
 
 
@@ -25,7 +25,7 @@ class CallNotes:
                 f"log_extra('{column}', ...): {found} for {self._num_samples} samples; needs a list of as many"
             )
         for value in values:
-            if (wrong := beside_score(value)) is not None:
+            if (wrong := extra_value_problem(value)) is not None:
                 raise RewardError(f"log_extra('{column}', ...): found {wrong}")
         self._extra[exact_text(column)] = [as_plain(value) for value in values]
 

@@ -6,7 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.contracts.scorer import LARGEST, SKIPPED, Outcome, as_plain, beside_score, exact_text, failed, number, shown
+from rlcore.contracts.scorer import (
+    LARGEST,
+    SKIPPED,
+    Outcome,
+    as_plain,
+    exact_text,
+    extra_value_problem,
+    failed,
+    number,
+    shown,
+)
 from rlcore.errors import CALLED, describe
 from rlcore.types import Reward, RewardStatus
 
@@ -52,7 +62,7 @@ def outcome_of_score(value: Any, num_tokens: int) -> Outcome:
     outcome = outcome_of_one(value[0], num_tokens, may_skip=False)
     if outcome.status is RewardStatus.FAILED:
         return failed(f"the first of the tuple: {outcome.error}")
-    if (wrong := beside_score(value)) is not None:
+    if (wrong := extra_value_problem(value)) is not None:
         return failed(f"returned {wrong}")
     extra = {key: member for more in value[1:] if isinstance(more, Mapping) for key, member in more.items()}
     details = [as_plain(part) for part in value[1:] if not isinstance(part, Mapping)]
@@ -79,7 +89,7 @@ def _wrong_list(value: Any, wanted: int) -> str:
 def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
     if value.status is RewardStatus.SKIPPED:
         return SKIPPED
-    if (wrong := beside_score(value.info) or beside_score(value.components)) is not None:
+    if (wrong := extra_value_problem(value.info) or extra_value_problem(value.components)) is not None:
         return failed(f"returned {wrong}")
     info = {exact_text(key): as_plain(member) for key, member in value.info.items()}
     if value.status is RewardStatus.FAILED:
@@ -109,7 +119,7 @@ def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
     score = number(value["score"])
     if isinstance(score, str):
         return failed(f"'score': {score}")
-    if (wrong := beside_score(value)) is not None:
+    if (wrong := extra_value_problem(value)) is not None:
         return failed(f"returned {wrong}")
     info = {exact_text(key): as_plain(part) for key, part in value.items() if key != "score"}
     parts = {key: float(value) for key, value in info.items() if key not in ANSWERS and _is_measure(value)}

@@ -65,24 +65,24 @@ class Runtime(Sampler):
     selection: Callable[..., Any] | None = None
     """The selection that the policy loss names (`rlcore.algo.covariance`); None if it names none."""
 
-    def take_metrics(self, beside: Collection[str] = ()) -> Metrics:
+    def take_metrics(self, core_metrics: Collection[str] = ()) -> Metrics:
         """Metrics that components recorded or counted since the last call.
 
-        PluginError for a name that is 'step' or in `beside`, the core's metrics of the step.
+        PluginError for a name that is 'step' or in `core_metrics`, the core's metrics of the step.
         """
         taken = self.sink.take() | self.utilization.take()
-        _check_free("BuildContext.metrics()", taken, beside)
+        _check_free("BuildContext.metrics()", taken, core_metrics)
         for slot, component in (("agent", self.agent), ("reward", self.reward), ("critic", self.critic)):
             found = component.metrics()
-            _check_free(f"{owner_of(self.plan.components[slot])}: metrics()", found, beside)
+            _check_free(f"{owner_of(self.plan.components[slot])}: metrics()", found, core_metrics)
             taken |= found
         return taken
 
 
-def _check_free(who: str, found: Metrics, beside: Collection[str]) -> None:
+def _check_free(who: str, found: Metrics, core_metrics: Collection[str]) -> None:
     """PluginError for a metric that would hide one of the core's."""
     for name in found:
-        if name == "step" or name in beside:
+        if name == "step" or name in core_metrics:
             raise PluginError(f"{who}: found '{name}', a metric of the core; needs another name")
 
 

@@ -41,8 +41,8 @@ def _imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield statement.lineno, statement.module.partition(".")[0]
 
 
-def _is_there(name: str, beside: Path) -> bool:
-    if name in sys.modules or (beside / f"{name}.py").exists() or (beside / name).is_dir():
+def _is_there(name: str, directory: Path) -> bool:
+    if name in sys.modules or (directory / f"{name}.py").exists() or (directory / name).is_dir():
         return True
     try:
         return find_spec(name) is not None

@@ -61,7 +61,7 @@ class MeteredReplica:
 
     def __init__(self, replica: ReplicaHandle[Any], role: str, meter: BusyMeter, offered_by: str = "") -> None:
         self.replica = replica
-        self._role, self._meter, self._under_way, self._offered_by = role, meter, 0, offered_by
+        self._role, self._meter, self._num_calls, self._offered_by = role, meter, 0, offered_by
 
     @property
     def name(self) -> str:
@@ -120,8 +120,8 @@ class MeteredReplica:
         self._meter.activity.end(key)
 
     def _add(self, by: int) -> None:
-        before, self._under_way = self._under_way, self._under_way + by
-        if bool(before) != bool(self._under_way):
+        before, self._num_calls = self._num_calls, self._num_calls + by
+        if bool(before) != bool(self._num_calls):
             self._meter.change(self._role, by)
 
 

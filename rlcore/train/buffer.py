@@ -72,7 +72,7 @@ class RolloutBuffer:
         """Version of the weights that sample from now on."""
         self.num_retired = 0
         """Prompts that were trained on, left out or discarded."""
-        self.num_given_up = 0
+        self.num_discarded = 0
         self._numbers = itertools.count()
         self._issued: dict[Key, PendingGroup] = {}
         self._ready: dict[int, deque[PendingGroup]] = defaultdict(deque)
@@ -149,7 +149,7 @@ class RolloutBuffer:
         used = sorted(taken, key=lambda member: member.number)
         self.order.record((member.group(), member.version) for member in used)
         self.retire(used)
-        self.num_given_up += self._give_up_stale()
+        self.num_discarded += self._discard_stale()
 
     def retire(self, members: Iterable[PendingGroup]) -> None:
         """Remove them from the buffer."""
@@ -161,7 +161,7 @@ class RolloutBuffer:
                 if not member.sampled:
                     self._note_sampled(member)
 
-    def _give_up_stale(self) -> int:
+    def _discard_stale(self) -> int:
         """Retire prompts that are too old to train on, if steps do not wait for them; returns their number."""
         if not self._issuing.drop:
             return 0

@@ -159,8 +159,8 @@ def removed_without_results(directory: Path, made: bool) -> Iterator[None]:
     finally:
         error = sys.exception()
         says_more = isinstance(error, RlcoreError) and _log_has_causes(directory)
-        is_told = error is None or (isinstance(error, RlcoreError | Stopped) and not isinstance(error, WorkerError))
-        if made and is_told and not has_results(directory) and not says_more:
+        is_reported = error is None or (isinstance(error, RlcoreError | Stopped) and not isinstance(error, WorkerError))
+        if made and is_reported and not has_results(directory) and not says_more:
             shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -48,8 +48,8 @@ class Saver:
     def __init__(self, trainer: Trainer, run_dir: Path) -> None:
         self._trainer, self._run_dir = trainer, run_dir
         self._config: CheckpointConfig = trainer.config.checkpoint
-        self._under_way: asyncio.Task[None] | None = None
-        self._step_under_way = 0
+        self._saving: asyncio.Task[None] | None = None
+        self._step_saving = 0
         self._activity = current_activity()
         self._save_s: float | None = None
         self._num_kept = 0
@@ -74,8 +74,8 @@ class Saver:
     @property
     def saved_step(self) -> int | None:
         """The step of the newest checkpoint, also of one that is being written."""
-        if self._under_way is not None:
-            return self._step_under_way
+        if self._saving is not None:
+            return self._step_saving
         return None if self.last is None else checkpoint.step_of(self.last)
 
     async def save(self) -> None:
@@ -88,9 +88,9 @@ class Saver:
         self._activity.enter("saving a checkpoint")
         await self.finish()
         copied = asyncio.Event()
-        self._step_under_way = self._trainer.progress.step
-        self._under_way = asyncio.create_task(self._save(copied), name="save checkpoint")
-        self._under_way.add_done_callback(lambda _: copied.set())
+        self._step_saving = self._trainer.progress.step
+        self._saving = asyncio.create_task(self._save(copied), name="save checkpoint")
+        self._saving.add_done_callback(lambda _: copied.set())
         await copied.wait()
         self.check()
         self._trainer.run.sink.record("time/save_blocked_s", time.monotonic() - began)
@@ -98,14 +98,14 @@ class Saver:
 
     def check(self) -> None:
         """Raise the error of a save that has failed, once."""
-        if self._under_way is not None and self._under_way.done():
-            ended, self._under_way = self._under_way, None
+        if self._saving is not None and self._saving.done():
+            ended, self._saving = self._saving, None
             ended.result()
 
     async def finish(self) -> None:
         """Return when no checkpoint is being written; the error of one that failed is raised, once."""
-        if self._under_way is not None:
-            await asyncio.wait({self._under_way})
+        if self._saving is not None:
+            await asyncio.wait({self._saving})
             self.check()
 
     async def saved(self) -> Path | None:
@@ -187,7 +187,7 @@ class Saver:
         limit = self._config.shutdown_s
         if not self.ready:
             return self._stands("before the first step")
-        was_saving = self._under_way is not None
+        was_saving = self._saving is not None
         try:
             async with asyncio.timeout(limit):
                 await self.finish()

@@ -169,7 +169,7 @@ class Trainer:
         step, train = self.progress.step, self.config.train
         metrics["reward/equal_steps"] = float(self.progress.equal_steps)
         if self.run.plan.schedule.drop:
-            metrics["data/given_up"] = float(self.flight.num_given_up)
+            metrics["data/given_up"] = float(self.flight.num_discarded)
         self.history.append(metrics)
         rows = [scored.trajectory for scored in work.everything]
         self.sinks.tokens.learn(rows)

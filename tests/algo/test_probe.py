@@ -233,14 +233,14 @@ def test_an_algorithm_that_changes_torch_in_a_later_call_is_refused(tmp_path: Pa
 
 
 def test_the_random_numbers_of_another_worker_are_not_blamed_on_an_algorithm() -> None:
-    def beside_an_update(inputs: AdvantageInputs) -> Tensor:
+    def during_an_update(inputs: AdvantageInputs) -> Tensor:
         worker = Thread(target=torch.rand, args=(1,))
         worker.start()
         worker.join()
         return inputs.rewards_B * 1.0
 
     before = torch.get_rng_state()
-    with_advantages(random_batch(), beside_an_update, False, replace(AlgoConfig(), advantage="rloo"), 8, FixedKl(0.0))
+    with_advantages(random_batch(), during_an_update, False, replace(AlgoConfig(), advantage="rloo"), 8, FixedKl(0.0))
     assert not torch.equal(torch.get_rng_state(), before), "what the worker drew stays drawn"
 
 

@@ -243,7 +243,7 @@ def test_run_all_continues_after_a_benchmark_that_fails(
     assert printed == '{"said": "small"}\n{"said": "--smoke"}\n' == (tmp_path / "lines.jsonl").read_text()
 
 
-def test_the_run_of_everything_leaves_out_only_what_has_a_command_of_its_own(bench: Modules) -> None:
+def test_the_run_of_everything_leaves_out_only_what_has_a_separate_command(bench: Modules) -> None:
     prints = re.compile(r"^\s+(emit|conclude)\((\"|$)", re.M)
     printing = {path.name for path in BENCHMARKS.glob("*.py") if prints.search(path.read_text())}
     text = (BENCHMARKS / "run_all.py").read_text()

@@ -10,9 +10,9 @@ import pytest
 
 SCRIPT = """
 import os, signal, subprocess, sys
-from rlcore.cli.inherited_signals import mend_inherited_signals
+from rlcore.cli.inherited_signals import reset_inherited_signals
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-mend_inherited_signals()
+reset_inherited_signals()
 os.kill(os.getpid(), signal.SIGUSR1)
 code = "import signal; print(signal.getsignal(signal.SIGUSR1)); raise SystemExit(7)"
 print(subprocess.call([sys.executable, "-c", code]))
@@ -26,9 +26,9 @@ def test_children_keep_their_exit_codes_and_a_question_without_a_run_ends_nothin
 
 BLOCKED = """
 import signal, subprocess, sys
-from rlcore.cli.inherited_signals import mend_inherited_signals
+from rlcore.cli.inherited_signals import reset_inherited_signals
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-mend_inherited_signals()
+reset_inherited_signals()
 code = "import signal; print(len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
 print(subprocess.call([sys.executable, "-c", code]))
 """
@@ -39,7 +39,7 @@ def test_no_signal_stays_blocked_here_and_in_children() -> None:
     assert (done.returncode, done.stdout.split()) == (0, [b"0", b"0"])
 
 
-def test_the_command_mends_them_first() -> None:
+def test_the_command_resets_them_first() -> None:
     """`rlcore --version`, started by a parent that ignores SIGCHLD, leaves both signals as a run needs them."""
     script = (
         "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); sys.argv[1:] = ['--version']\n"

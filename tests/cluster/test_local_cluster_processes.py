@@ -230,7 +230,7 @@ def test_errors_in_a_process_name_worker_method_and_cause(plugin: ModuleType, tm
     asyncio.run(story())
 
 
-def test_a_replica_that_is_killed_is_named_started_anew_and_prepared_before_it_serves(
+def test_a_replica_that_is_killed_is_named_restarted_and_prepared_before_it_serves(
     plugin: ModuleType, tmp_path: Path
 ) -> None:
     Probe = plugin.Probe

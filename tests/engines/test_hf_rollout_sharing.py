@@ -98,7 +98,7 @@ def test_calls_that_overlap_are_decoded_together_and_get_what_they_would_alone(m
     assert (len(sampler.rows), sampler.num_waiting) == (0, 0)
 
 
-def test_whoever_stops_early_frees_the_rows_and_disturbs_nobody(model: PolicyModel) -> None:
+def test_a_stream_that_stops_early_frees_its_rows_and_disturbs_no_other(model: PolicyModel) -> None:
     expected = ids_of(asyncio.run(all_of(sampler_of(model), requests_of(2))))
     sampler = sampler_of(model)
 
@@ -302,7 +302,7 @@ def test_a_model_whose_activation_is_changed_goes_through_its_own_modules(path: 
     assert len(found["r0", 0]) <= 3
 
 
-def test_the_plan_reckons_with_the_sizes_that_are_computed_with() -> None:
+def test_the_plan_uses_the_sizes_that_are_computed_with() -> None:
     assert PREFILL_TOKENS == PASS_TOKENS
 
 

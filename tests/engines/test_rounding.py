@@ -181,7 +181,7 @@ def followed(engine: TrainEngine) -> float:
 
 
 @pytest.mark.fault
-def test_weights_follow_their_masters_in_the_mean_and_lag_when_rounded_to_nearest(stored_half: Path) -> None:
+def test_weights_follow_their_masters_on_average_and_lag_when_rounded_to_nearest(stored_half: Path) -> None:
     assert followed(engine_of(stored_half)) == pytest.approx(1.0, abs=0.15)
     assert followed(engine_of(stored_half, rounding="nearest")) < 0.3
 

@@ -73,9 +73,9 @@ def test_the_difference_counts_only_tokens_of_the_same_weights_and_is_absent_wit
         chosen = [(rows, select(of, rows)) for rows in halves]
         return [(row, logprobs_BT[rows, : int(row.lengths_B.max())]) for rows, row in chosen]
 
-    all_the_same = summed(parts(batch))
+    all_equal = summed(parts(batch))
     num_same, num = int(same_BT.sum()), int(mask_BT.sum())
-    assert all_the_same[NAME] == pytest.approx((0.25 * num_same + 10.0 * (num - num_same)) / num, rel=1e-5)
+    assert all_equal[NAME] == pytest.approx((0.25 * num_same + 10.0 * (num - num_same)) / num, rel=1e-5)
     marked = summed(parts(replace(batch, same_weights_BT=same_BT)))
     assert marked[NAME] == pytest.approx(0.25, abs=1e-5)
     none = summed(parts(replace(batch, same_weights_BT=np.zeros_like(same_BT))))

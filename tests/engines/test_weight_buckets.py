@@ -157,7 +157,7 @@ def test_one_that_dies_in_the_middle_delays_no_other_and_comes_back_to_the_right
 
 
 @pytest.mark.slow
-def test_one_that_stops_halfway_or_says_nothing_is_let_go(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_stops_halfway_or_is_silent_is_disconnected(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_server, "EXCHANGE_S", 0.3)
     address = server.offer(tensors := some_tensors())
     slow = received_in_buckets(address)

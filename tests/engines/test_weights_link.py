@@ -45,7 +45,7 @@ def server() -> Iterator[Any]:
     assert not [thread for thread in threading.enumerate() if thread.name == "weights"]
 
 
-def test_whoever_has_the_address_gets_every_tensor_as_it_was_offered_at_any_time(server: Any) -> None:
+def test_a_client_with_the_address_gets_every_tensor_as_it_was_offered_at_any_time(server: Any) -> None:
     tensors = some_tensors()
     before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     address = server.offer(link.host_copies(tensors))
@@ -74,7 +74,7 @@ def test_an_address_is_good_for_one_version_and_for_those_who_know_the_secret(se
 
 
 @pytest.mark.slow
-def test_one_who_goes_halfway_and_one_who_says_nothing_harm_nobody(
+def test_a_client_that_leaves_halfway_and_a_silent_one_harm_no_other(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "EXCHANGE_S", 0.5)

@@ -124,7 +124,7 @@ def test_a_list_of_the_wrong_length_or_kind_is_never_spread_over_a_group(
     assert all(row["answer"] == "3" for row in failed)
 
 
-def test_what_a_function_does_to_its_inputs_reaches_nobody(config: dict[str, Any], tmp_path: Path) -> None:
+def test_changes_of_a_function_to_its_inputs_reach_no_other(config: dict[str, Any], tmp_path: Path) -> None:
     """Scorecard case 17."""
     result = run(config, tmp_path, "mutates", children=1)
     rows = metrics.read_trajectories(result.run_dir, 1)

@@ -131,7 +131,7 @@ def _a_server_prints_no_tracebacks(caplog: pytest.LogCaptureFixture) -> Iterator
     assert not [record for record in caplog.get_records("call") if record.exc_info]
 
 
-async def goes_on(ask: Ask) -> None:
+async def continues(ask: Ask) -> None:
     """A request in order is answered, whatever was sent before."""
     status, found = await ask(HELLO)
     assert status == 200 or found["error"]["code"] in ("max_turns", "context_length_exceeded"), found
@@ -144,7 +144,7 @@ def test_an_agent_may_request_anything_and_learns_what_is_wrong(body: Any) -> No
     async def work(ask: Ask) -> None:
         status, found = await ask(body)
         assert status in (200, 400), (status, found)
-        await goes_on(ask)
+        await continues(ask)
 
     recording = served(ScriptedPolicy(lambda sample, turn, ids: b"ok"), work)
     for trajectory in recording.episode.trajectories():

@@ -84,7 +84,7 @@ def test_an_earlier_deadline_does_not_wait_for_the_timer_of_a_later_one() -> Non
     assert asyncio.run(rang())
 
 
-def test_the_timer_of_a_deadline_that_was_kept_rings_for_nobody_else() -> None:
+def test_the_timer_of_a_deadline_that_was_kept_rings_for_no_other() -> None:
     rung: list[str] = []
 
     async def ring() -> None:
@@ -111,7 +111,7 @@ def test_nothing_comes_due_that_another_took_back_as_it_was_called() -> None:
     assert rung == []
 
 
-def test_what_is_set_as_another_comes_due_delays_nobody_and_an_error_of_one_stops_no_other() -> None:
+def test_what_is_set_as_another_comes_due_delays_no_other_and_an_error_of_one_stops_no_other() -> None:
     rung: list[str] = []
 
     def fail() -> None:
@@ -157,7 +157,7 @@ def test_a_block_ends_at_its_own_time_and_no_other_cancellation_is_taken_for_tha
     assert asyncio.run(use()) == ["late", "late", "late", "CancelledError", "True"]
 
 
-def test_who_is_cancelled_by_somebody_else_as_its_time_is_up_is_cancelled() -> None:
+def test_a_task_that_another_cancels_as_its_time_is_up_is_cancelled() -> None:
     async def use() -> BaseException | None:
         timers = Timers()
         limit = timers.within(0.0)

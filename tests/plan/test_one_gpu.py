@@ -121,8 +121,8 @@ def test_the_users_share_and_offload_stand_and_offload_is_for_what_does_not_fit_
     assert (kept.config.rollout.backend, kept.config.actor.offload) == ("hf", False)
     poor = replace(large, memory_bytes=32 * GIB)
     assert loaded("rollout.max_tokens=8192", facts=poor).config.rollout.backend == "hf", "the host has no room for it"
-    beside = loaded("rollout.max_tokens=8192", "rollout.backend=vllm", "plugins.vllm={}", facts=large)
-    assert chosen(beside)["actor.offload"] is True, "also where the user names the backend"
+    with_vllm = loaded("rollout.max_tokens=8192", "rollout.backend=vllm", "plugins.vllm={}", facts=large)
+    assert chosen(with_vllm)["actor.offload"] is True, "also where the user names the backend"
     assert SHARE_KEY not in chosen(loaded(facts=machine(2))), "a separate device"
     two = loaded("actor.data_parallel=2", "rollout.replicas=2", facts=machine(2, memory_bytes=256 * GIB))
     assert chosen(two)[SHARE_KEY] == 0.65

@@ -230,7 +230,7 @@ def test_what_cannot_take_turns_is_refused(overrides: list[str]) -> None:
     assert "while serving" in refused("cluster.device=cuda", "actor.data_parallel=2", facts=small)
 
 
-def test_memory_is_reckoned_for_each_device_and_phase(overrides: list[str]) -> None:
+def test_memory_is_estimated_for_each_device_and_phase(overrides: list[str]) -> None:
     plugins = [str(Path(overrides[-1].partition("=")[2]).parent / "turns.py")]
     hooks, loaded = configure([], [*overrides, *FLOAT32, "actor.data_parallel=2"], plugins)
     facts = Facts(cpus=2, gpus=2, gpu_memory_bytes=100 * 2**30, parameters=100_000_000)

@@ -232,7 +232,7 @@ def assert_trained_to_its_end(run_dir: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("also_errors", [False, pytest.param(True, marks=pytest.mark.fault)])
-def test_training_outlives_whoever_reads_its_output(tmp_path: Path, also_errors: bool) -> None:
+def test_training_outlives_the_reader_of_its_output(tmp_path: Path, also_errors: bool) -> None:
     errors = subprocess.STDOUT if also_errors else subprocess.PIPE
     process = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=errors, cwd=tmp_path)
     assert process.stdout is not None

@@ -70,7 +70,7 @@ def test_the_sentence_says_what_samples_wait_for_since_when_and_who_is_idle() ->
     )
 
 
-def test_work_that_has_ended_is_not_told_of_and_the_oldest_counts() -> None:
+def test_work_that_has_ended_is_not_shown_and_the_oldest_counts() -> None:
     activity = Activity()
     first = activity.begin(TOOL, "search", sample=FIRST)
     activity.begin(TOOL, "search", sample=FIRST, num=4)

@@ -24,7 +24,7 @@ def trajectory(columns: FrozenDict[str, object], content: object = "Hello") -> T
     )
 
 
-def test_what_nobody_can_write_to_is_shared() -> None:
+def test_values_that_cannot_be_written_to_are_shared() -> None:
     row = trajectory(FrozenDict({"level": 3, "pair": ("a", 1.5), "none": None}))
     assert private_copy(row) is row
     with pytest.raises(ValueError, match="read-only"):

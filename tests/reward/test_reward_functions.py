@@ -230,7 +230,7 @@ def test_a_skipping_function_leaves_the_sum_and_all_skipping_is_a_failure(reward
 
 
 @pytest.mark.parametrize("name", ["mutates", "mutates_async"])
-def test_what_a_function_does_to_its_inputs_reaches_nobody(rewards: str, name: str) -> None:
+def test_changes_of_a_function_to_its_inputs_reach_no_other(rewards: str, name: str) -> None:
     tags: list[str] = []
     prompt = make_prompt(0, tags=tags)
     functions = {letter: RewardFunctionConfig(f"{rewards}:{name}") for letter in "ab"}

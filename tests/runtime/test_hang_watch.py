@@ -181,7 +181,7 @@ def test_a_reward_manager_whose_stream_never_returns_is_reported(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pause_s", "hold_s"), [(0.3, 0.0), (0.0, 0.3)])
-def test_time_in_which_a_stream_waits_for_its_caller_is_not_told_of(
+def test_time_in_which_a_stream_waits_for_its_caller_is_not_reported(
     caplog: pytest.LogCaptureFixture, pause_s: float, hold_s: float
 ) -> None:
     watch = HangWatch(0.15)

@@ -300,7 +300,7 @@ def test_the_null_actor_restores_every_bit(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_parameters_are_counted_in_safetensors_headers_or_reckoned_from_the_config(tmp_path: Path) -> None:
+def test_parameters_are_counted_in_safetensors_headers_or_estimated_from_the_config(tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 

@@ -82,7 +82,7 @@ def test_a_directory_of_that_name_comes_before_the_cache(
     assert model_directory("someone/llama") == Path("someone/llama")
 
 
-def test_parameters_are_counted_in_the_files_of_the_weights_and_reckoned_while_one_of_them_is_missing(
+def test_parameters_are_counted_in_the_files_of_the_weights_and_estimated_while_one_of_them_is_missing(
     snapshot: Path,
 ) -> None:
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]

@@ -30,7 +30,7 @@ class Replica:
         """The requests of each call."""
         self.inside: list[list[str]] = []
         """Requests in flight, and for each death by poison, the other requests being served."""
-        self.beside: list[str] = []
+        self.companions: list[str] = []
         self.group: Group
 
     def excuse(self) -> None:
@@ -52,7 +52,7 @@ class Replica:
             self.check(life)
             if self.left or any(name[0] in self.poisons for name in names):
                 self.left = max(0, self.left - 1)
-                self.beside += [other for call in self.inside if call is not names for other in call]
+                self.companions += [other for call in self.inside if call is not names for other in call]
                 self.die()
             self.check(life)
             for request in requests:
@@ -185,7 +185,7 @@ def test_a_suspect_is_served_alone_even_during_other_calls() -> None:
     assert found.error
     assert not any(completion.error for completion in others)
     assert all(len(replica.served[-1]) == 1 for _ in others)
-    assert len([name for name in replica.beside if name != "a"]) <= suspects.TOGETHER, "with its first deaths only"
+    assert len([name for name in replica.companions if name != "a"]) <= suspects.TOGETHER, "with its first deaths only"
 
 
 def test_a_replica_that_dies_whatever_it_is_asked_uses_up_its_restarts() -> None:
@@ -206,7 +206,7 @@ def test_deaths_without_a_request_at_fault_fail_nothing(deaths: int) -> None:
         assert replica.num_excused == 0, "they count as ever"
 
 
-def test_a_call_that_is_given_up_while_it_waits_to_be_alone_leaves_the_replica_to_others() -> None:
+def test_a_call_that_is_cancelled_while_it_waits_to_be_alone_leaves_the_replica_to_others() -> None:
     replica = Replica(0, "a", restarts=99)
     service = RolloutService(Group([replica]), deadline_s=20.0)
 

@@ -152,8 +152,8 @@ def test_weights_of_a_lora_model_are_handed_over_merged_or_alone_and_the_model_s
         merged = whole(ids_BT).logits
     np.testing.assert_allclose(merged, adapted, atol=1e-4)
     original = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    beside: Any = peft.PeftModel.from_pretrained(original, tmp_path / "adapter")
+    adapter: Any = peft.PeftModel.from_pretrained(original, tmp_path / "adapter")
     with torch.no_grad():
-        beside = beside(ids_BT).logits
-    np.testing.assert_allclose(beside, adapted, atol=1e-5)
+        adapter = adapter(ids_BT).logits
+    np.testing.assert_allclose(adapter, adapted, atol=1e-5)
     assert (adapted - plain).abs().max() > 0.01, "the adapter has to matter for this to mean something"

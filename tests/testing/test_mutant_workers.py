@@ -306,7 +306,7 @@ ROLLOUT = [
 ]
 REPLICA = [
     (IgnoresWeights, "test_it_samples_with_the_weights_it_was_handed"),
-    (NeverSleeps, "test_it_serves_nobody_while_it_sleeps"),
+    (NeverSleeps, "test_it_serves_no_request_while_it_sleeps"),
 ]
 CLAIMS: dict[type, dict[str, Any]] = {
     ActorWorkerSuite: {"hands_out_weights": True},

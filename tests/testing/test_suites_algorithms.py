@@ -47,7 +47,7 @@ def test_a_loss_of_the_core_is_green(offer: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("advantage", ["kl_cov", "clip_cov"])
-def test_a_loss_with_a_selection_is_held_against_finite_differences_where_tokens_are_selected(advantage: str) -> None:
+def test_a_loss_with_a_selection_is_compared_with_finite_differences_where_tokens_are_selected(advantage: str) -> None:
     [offer] = [offer for offer in OFFERS if offer.name == advantage]
     algo = {"kl_cov_frac": 0.3, "clip_cov_frac": 0.3, "clip_cov_low": -5.0}
     tested = type("Tested", (PolicyLossSuite,), {"target": offer, "algo": algo})

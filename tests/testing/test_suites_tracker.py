@@ -149,10 +149,10 @@ class Fresh(Table):
         self.rows = csv.writer(self.file)
 
 
-class Beside(Table):
+class Elsewhere(Table):
     def start(self, configuration):
         super().start(configuration)
-        Path("beside.txt").write_text("here")
+        Path("elsewhere.txt").write_text("here")
 
 
 class Rounded(Table):
@@ -172,8 +172,8 @@ MUTANTS = {
     Finite: "test_it_takes_numbers_that_are_not_finite",
     Fixed: "test_it_takes_every_name_of_a_metric",
     Plain: "test_it_takes_every_text_of_a_sample",
-    Fresh: "test_it_goes_on_in_the_directory_of_a_run_that_is_resumed",
-    Beside: "test_it_writes_in_the_run_directory_only",
+    Fresh: "test_it_continues_in_the_directory_of_a_resumed_run",
+    Elsewhere: "test_it_writes_in_the_run_directory_only",
     Rounded: "test_what_was_logged_is_there_at_the_end",
 }
 
@@ -197,7 +197,9 @@ def test_a_broken_promise_is_noticed_by_its_check(mutant: type[Tracker]) -> None
     assert mutant.__qualname__ in found[due]
 
 
-@pytest.mark.parametrize("mutant", [Late, Finite, Fixed, Plain, Fresh, Beside, Rounded], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "mutant", [Late, Finite, Fixed, Plain, Fresh, Elsewhere, Rounded], ids=lambda cls: cls.__name__
+)
 def test_no_other_check_notices_it(mutant: type[Tracker]) -> None:
     suite = type("Tested", (TrackerSuite,), {"target": mutant, "reads": staticmethod(table)})
     assert list(failures(suite)) == [MUTANTS[mutant]]
@@ -211,7 +213,7 @@ def test_claims_that_are_taken_back_are_not_checked() -> None:
     suite = type("Tested", (TrackerSuite,), {"target": Table, "stays_in_run_dir": False, "repeats": False})
     gone = set(checks(TestTable)) - set(checks(suite))
     assert gone == {
-        "test_it_goes_on_in_the_directory_of_a_run_that_is_resumed",
+        "test_it_continues_in_the_directory_of_a_resumed_run",
         "test_it_writes_in_the_run_directory_only",
         "test_what_was_logged_is_there_at_the_end",
     }

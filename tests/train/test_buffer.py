@@ -45,9 +45,9 @@ def flight(reward: RewardManager) -> RolloutBuffer:
     return RolloutBuffer(AtOnce(), reward, order, issuing)
 
 
-@pytest.mark.parametrize(("version", "given_up"), [(2, 1), (3, 0)])
-def test_rows_of_a_checkpoint_are_as_old_as_they_were_when_the_rest_of_their_group_is_sampled_anew(
-    version: int, given_up: int
+@pytest.mark.parametrize(("version", "discarded"), [(2, 1), (3, 0)])
+def test_rows_of_a_checkpoint_are_as_old_as_they_were_when_the_rest_of_their_group_is_sampled_again(
+    version: int, discarded: int
 ) -> None:
     async def resumed() -> tuple[int, list[int]]:
         ledger = flight(Ones())
@@ -61,9 +61,9 @@ def test_rows_of_a_checkpoint_are_as_old_as_they_were_when_the_rest_of_their_gro
         ledger.published(4, [])
         left = [entry["version"] for entry in ledger.state()]
         await ledger.close()
-        return ledger.num_given_up, left
+        return ledger.num_discarded, left
 
-    assert asyncio.run(resumed()) == (given_up, [3] * (1 - given_up))
+    assert asyncio.run(resumed()) == (discarded, [3] * (1 - discarded))
 
 
 def test_what_ends_forward_passes_is_raised_while_rewards_are_pending() -> None:
@@ -112,7 +112,7 @@ def test_a_prompt_of_a_checkpoint_that_is_sampled_again_as_a_whole_is_as_old_as_
         ledger.published(4, [])
         left = [entry["version"] for entry in ledger.state()]
         await ledger.close()
-        return ledger.num_given_up, left
+        return ledger.num_discarded, left
 
     assert asyncio.run(resumed()) == (0, [3])
 

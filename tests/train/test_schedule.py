@@ -156,18 +156,18 @@ def test_later_epochs_use_every_minibatch_again(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_ready_late_is_given_up_and_counted(config: dict[str, Any]) -> None:
+def test_late_samples_are_discarded_and_counted(config: dict[str, Any]) -> None:
     drop = ("schedule.max_staleness=1", "schedule.on_stale=drop", "schedule.stream_minibatches=true")
     config["reward"]["functions"]["score"]["fn"] = config["reward"]["functions"]["score"]["fn"].replace("slow", "late")
     result = run(config, *drop, "schedule.old_logprobs=behaviour", "train.max_steps=12")
     rows = step_rows(result)
     assert max(row["schedule/staleness_max"] for row in rows) <= 1
-    given_up = rows[-1]["data/given_up"]
+    discarded = rows[-1]["data/given_up"]
     groups = trained(result.run_dir, 12)
     assert len(set(groups)) == len(groups) == 48
     state = checkpoint.load(result.checkpoint).state if result.checkpoint else {}
-    assert given_up > 0
-    assert state["retired"] == 48 + given_up
+    assert discarded > 0
+    assert state["retired"] == 48 + discarded
     assert state["retired"] + len(state["in_flight"]) == state["order"]["position"]["issued"]["train"]
 
 

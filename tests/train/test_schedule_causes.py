@@ -103,7 +103,7 @@ def test_no_prompt_is_issued_that_no_step_will_train_on(settings: tuple[dict[str
 
 def test_no_prompt_is_issued_in_the_last_step_where_steps_take_what_is_ready_first(tmp_path: Path) -> None:
     events = played(tmp_path, Script(), 3, ONE_OFF, {"schedule.on_stale": "drop"})
-    assert events.trainer.flight.num_given_up + 3 * PROMPTS == events.trainer.flight.num_retired
+    assert events.trainer.flight.num_discarded + 3 * PROMPTS == events.trainer.flight.num_retired
     assert events.count("sampled") == events.trainer.flight.num_retired * SAMPLES
 
 
@@ -295,7 +295,7 @@ def test_under_dynamic_sampling_forward_passes_are_made_of_what_is_trained_on_al
     assert max(events.places("scored", 1)) < min(events.places("reference", 1))
 
 
-def test_where_late_prompts_are_dropped_a_step_trains_on_those_that_are_ready_and_the_late_one_is_given_up(
+def test_where_late_prompts_are_dropped_a_step_trains_on_those_that_are_ready_and_the_late_one_is_discarded(
     tmp_path: Path,
 ) -> None:
     async def hold(events: Events, event: Event) -> None:
@@ -304,7 +304,7 @@ def test_where_late_prompts_are_dropped_a_step_trains_on_those_that_are_ready_an
 
     settings = {"schedule.on_stale": "drop"}
     events = played(tmp_path, Script(reward=hold), 4, ONE_OFF, settings)
-    assert events.trainer.flight.num_given_up == 1
+    assert events.trainer.flight.num_discarded == 1
     rows = [row for step in range(1, 5) for row in metrics.read_trajectories(tmp_path, step)]
     trained = {events.where[row["id"]["prompt"], row["id"]["epoch"]] for row in rows}
     assert len(trained) == 4 * PROMPTS
@@ -320,7 +320,7 @@ def test_where_steps_wait_a_late_prompt_is_trained_on_in_its_own_step(tmp_path: 
 
     events = played(tmp_path, Script(reward=hold), 2, ONE_OFF)
     assert max(events.places("scored", 2)) < min(events.places("updating", 1))
-    assert events.trainer.flight.num_given_up == 0
+    assert events.trainer.flight.num_discarded == 0
 
 
 def test_an_evaluation_ends_while_rewards_of_training_are_pending(tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ _RUN = "a run, of rlcore or of another trainer"
 
 def main(arguments: Sequence[str] | None = None, prog: str = "rlcore-view") -> int:
     """Run the command. Returns 2, with one line on stderr, if it fails. `PATH...` alone means `page PATH...`."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] not in COMMANDS and not given[0].startswith("-"):
-        given.insert(0, "page")
-    parsed = _parser(prog).parse_args(given)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
+        words.insert(0, "page")
+    parsed = _parser(prog).parse_args(words)
     try:
         return int(parsed.command(parsed))
     except ViewError as error:
@@ -71,10 +71,10 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     find.add_argument("--json", action="store_true", help="a JSON object per line, with the whole text")
     find.add_argument("--limit", type=int, default=0, help="at most this many; 0: all")
     find.set_defaults(command=_find)
-    told = commands.add_parser("diagnose", help="say why nothing is learned, if the data shows it")
-    told.add_argument("path", type=Path, metavar="PATH", help=_RUN)
-    told.add_argument("--json", action="store_true", help="print JSON")
-    told.set_defaults(command=_diagnose)
+    reasons = commands.add_parser("diagnose", help="say why nothing is learned, if the data shows it")
+    reasons.add_argument("path", type=Path, metavar="PATH", help=_RUN)
+    reasons.add_argument("--json", action="store_true", help="print JSON")
+    reasons.set_defaults(command=_diagnose)
     differ = commands.add_parser("diff", help="compare two runs: settings, metrics, prompts; or one prompt's samples")
     differ.add_argument("a", type=Path, metavar="A", help=_RUN)
     differ.add_argument("b", type=Path, metavar="B", help="the run that is compared with it")

@@ -7,7 +7,7 @@ configuration; its findings are about the last step.
 from collections.abc import Callable, Sequence
 
 from rlcore_view.history import Finding, History
-from rlcore_view.reward_rules import dropped, equal_rewards, failed, given_up, truncated, unread, zero_advantages
+from rlcore_view.reward_rules import dropped, equal_rewards, failed, too_old, truncated, unread, zero_advantages
 from rlcore_view.update_rules import (
     clipped_gradient,
     clipped_loss,
@@ -27,7 +27,7 @@ Rule = Callable[[History], Finding | None]
 REASONS: Sequence[Rule] = (failed, dropped, truncated, unread)
 """Reasons for rewards that are missing or that a response without an answer gets; the first match is reported."""
 OTHERS: Sequence[Rule] = (
-    given_up,
+    too_old,
     zero_advantages,
     no_gradient,
     clipped_gradient,

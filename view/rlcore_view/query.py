@@ -14,15 +14,15 @@ from rlcore_view.model import Sample, ViewError
 
 def texts_of(sample: Sample) -> str:
     """The contents and tool calls of all messages of the prompt and the response."""
-    given = sample.completion
-    response = [given] if isinstance(given, str) else _contents(given, "content", "tool_calls")
+    completion = sample.completion
+    response = [completion] if isinstance(completion, str) else _contents(completion, "content", "tool_calls")
     return "\n".join([*_contents(sample.prompt, "content", "tool_calls"), *response])
 
 
 def response_of(sample: Sample) -> str:
     """The contents of the assistant's messages in the response."""
-    given = sample.completion
-    return given if isinstance(given, str) else "\n".join(_contents(_spoken(given), "content"))
+    completion = sample.completion
+    return completion if isinstance(completion, str) else "\n".join(_contents(_spoken(completion), "content"))
 
 
 def _spoken(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -129,7 +129,7 @@ class _Parser:
 
         def test(sample: Sample) -> bool:
             found = [value(sample) for value in values]
-            if any(item is None for item in found):
+            if any(value is None for value in found):
                 return False
             return all(map(self._compared, names, found, found[1:]))
 

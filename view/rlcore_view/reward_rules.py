@@ -25,7 +25,7 @@ def dropped(history: History) -> Finding | None:
     )
 
 
-def given_up(history: History) -> Finding | None:
+def too_old(history: History) -> Finding | None:
     per_step = history.number("train.prompts_per_step", 0.0)
     if not per_step or len(history.recent) <= STEADY:
         return None

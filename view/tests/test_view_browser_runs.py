@@ -195,8 +195,8 @@ def test_texts_that_the_page_leaves_out_are_not_found_and_it_says_so(browser: An
     write_page(run_of(rows), page, max_mb=0.1)
     browser.get(f"file://{page}#/search?q=word")
     until(browser, "document.querySelector('.search')?.getAttribute('aria-busy') === 'false'")
-    told = text_of(browser, ".search [role=status]")
-    assert told == "2 samples with “word”; texts of 38 samples were left out of this page"
+    status = text_of(browser, ".search [role=status]")
+    assert status == "2 samples with “word”; texts of 38 samples were left out of this page"
 
 
 @pytest.mark.parametrize(

@@ -191,14 +191,14 @@ def facts(step: int, **more: Any) -> StepFacts:
 
 
 def test_a_watch_says_a_finding_once_and_counts_it() -> None:
-    told_once = Watch(CONFIG)
+    reported_once = Watch(CONFIG)
     cut = {"responses": 4, "cut": 4, "budget": 16}
-    assert [[finding.name for finding in told_once.step(facts(step, **cut))] for step in STEPS] == [
+    assert [[finding.name for finding in reported_once.step(facts(step, **cut))] for step in STEPS] == [
         ["responses are cut off"],
         [],
         [],
     ]
-    assert [finding.times for finding in told_once.findings()] == [3]
+    assert [finding.times for finding in reported_once.findings()] == [3]
 
 
 def test_the_last_words_say_whether_the_reward_moved() -> None:
@@ -239,10 +239,10 @@ def test_a_state_that_is_not_whole_is_refused(state: dict[str, Any]) -> None:
 
 def restored_with(part: str, name: str, value: Any) -> None:
     """Restore a state of two steps in which one value of a step or of a finding is another."""
-    told_once = Watch(CONFIG)
+    reported_once = Watch(CONFIG)
     for step in (1, 2):
-        told_once.step(facts(step, responses=4, cut=4, budget=16, metrics={"reward/mean": 0.5}))
-    state = json.loads(json.dumps(told_once.state()))
+        reported_once.step(facts(step, responses=4, cut=4, budget=16, metrics={"reward/mean": 0.5}))
+    state = json.loads(json.dumps(reported_once.state()))
     if part == "state":
         state[name] = value
     else:

@@ -108,7 +108,7 @@ def grow(run: Path) -> None:
         file.write('{"step": 99, "reward/mean": 1.0}\n{"step": 100, "rew')
 
 
-def cut_back_and_go_on(run: Path) -> None:
+def cut_back_and_continue(run: Path) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     with (run / "metrics.jsonl").open("r+") as file:
         file.truncate(sum(map(len, lines[:10])))
@@ -150,7 +150,16 @@ def new_settings(run: Path) -> None:
     (run / "plan.json").write_text('{"workers": {}')
 
 
-CHANGES = (grow, cut_back_and_go_on, cut_back, cut_back_trace, replace_file, remove_tokens, other_layout, new_settings)
+CHANGES = (
+    grow,
+    cut_back_and_continue,
+    cut_back,
+    cut_back_trace,
+    replace_file,
+    remove_tokens,
+    other_layout,
+    new_settings,
+)
 
 
 @pytest.mark.slow

@@ -200,7 +200,7 @@ def summary(group: int, number: int, reward: float, **step: Any) -> dict[str, An
 
 
 def test_rollout_summaries_of_tinker_cookbook(tmp_path: Path) -> None:
-    told = {
+    trace = {
         "prompt": {"type": "conversation", "messages": [{"role": "user", "content": "1+1?"}]},
         "policy_response": {"type": "conversation", "messages": [{"role": "assistant", "content": "2"}]},
     }
@@ -210,7 +210,7 @@ def test_rollout_summaries_of_tinker_cookbook(tmp_path: Path) -> None:
     }
     file = tmp_path / "iteration_000010" / "train_rollout_summaries.jsonl"
     silent = {**summary(2, 0, 1.0, stop_reason="length"), "split": "eval/gsm8k"}
-    write_lines(file, summary(0, 0, 1.0, trace=told), summary(0, 1, 0.0, trace=told), whole, silent)
+    write_lines(file, summary(0, 0, 1.0, trace=trace), summary(0, 1, 0.0, trace=trace), whole, silent)
     write_lines(tmp_path / "metrics.jsonl", {"progress/batch": 10, "env/all/reward/total": 0.5})
     run = read(tmp_path)
     assert run.format == "tinker-cookbook rollout summaries"

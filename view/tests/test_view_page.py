@@ -163,6 +163,6 @@ def test_tokens_that_spell_a_secret_together_are_withheld() -> None:
 
 def test_numbers_of_tokens_keep_four_digits_from_lists_and_from_packed_arrays() -> None:
     values = [-0.123456, 3.14159e-7, -12345.6, 0.0]
-    for given in (values, array.array("f", values)):
-        body = unpacked(page(run_of([sample(tokens=Tokens(list("abcd"), {"entropy": given}))])))["chunk-0-0"][0]
+    for entropies in (values, array.array("f", values)):
+        body = unpacked(page(run_of([sample(tokens=Tokens(list("abcd"), {"entropy": entropies}))])))["chunk-0-0"][0]
         assert numbers_of(body)["entropy"] == pytest.approx(values, rel=1e-4)

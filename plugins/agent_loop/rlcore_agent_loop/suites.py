@@ -94,7 +94,7 @@ class ToolSuite(ReferenceSuite):
         return text
 
     @extra("described")
-    def test_the_policy_can_be_told_of_it(self) -> None:
+    def test_the_policy_can_be_shown_it(self) -> None:
         """Its schema is JSON, and describes every argument of `calls`."""
 
         async def main(tools: Tools) -> None:
@@ -113,7 +113,7 @@ class ToolSuite(ReferenceSuite):
         """In one sample, one after another."""
         self._have_results(processes=False)
 
-    def test_it_runs_in_a_process_of_its_own(self) -> None:
+    def test_it_runs_in_a_separate_process(self) -> None:
         """Loaded there by its target."""
         self._have_results(processes=True)
 
@@ -221,7 +221,7 @@ class EnvironmentSuite(ReferenceSuite):
         """Messages, steps, finite rewards; nothing fails at the end."""
         self._plays(processes=False)
 
-    def test_it_runs_in_a_process_of_its_own(self) -> None:
+    def test_it_runs_in_a_separate_process(self) -> None:
         """Loaded there by its target; its answers pickle."""
         self._plays(processes=True)
 

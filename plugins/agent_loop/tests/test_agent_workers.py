@@ -202,7 +202,7 @@ def test_a_run_knows_what_its_workers_samples_wait_for(what: str, tmp_path: Path
     assert f"{waiting.kind} {waiting.who}" == what
     assert 1 <= waiting.samples <= len(found)
     assert began - 0.1 < waiting.oldest < time.time()
-    assert activity.under_way() == []
+    assert activity.open_work() == []
     spans = [span for span in activity.take().spans() if f"{span.work.kind} {span.work.who}" == what]
     assert {span.work.sample for span in spans} == {trajectory.id.unit() for trajectory in found}
 

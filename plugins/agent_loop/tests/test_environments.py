@@ -151,7 +151,7 @@ def test_an_environment_that_fails_ends_the_sample_without_a_reward(name: str, w
         environment(found)
 
 
-def test_the_turns_of_a_conversation_that_nobody_ends_are_bounded(file: Path) -> None:
+def test_the_turns_of_a_conversation_without_an_end_are_bounded(file: Path) -> None:
     found = talk(ScriptedPolicy(lambda sample, turn, ids: [*b"0", END]), settings_of(file, "Guess")).only
     assert (found.turns, found.info["ended_by"]) == (4, "max_turns")
     assert environment(found) == -4 * 0.125

@@ -85,12 +85,12 @@ def _what_is_left_behind_is_found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TOOLS = [
-    ("untyped", SUMS, "test_the_policy_can_be_told_of_it"),
-    ("other_name", SUMS, "test_the_policy_can_be_told_of_it"),
+    ("untyped", SUMS, "test_the_policy_can_be_shown_it"),
+    ("other_name", SUMS, "test_the_policy_can_be_shown_it"),
     ("wrong", SUMS, "test_calls_have_their_results"),
     ("no_text", SUMS, "test_calls_have_their_results"),
     ("RaisesAtTheEnd", COUNTED, "test_calls_have_their_results"),
-    ("gone", SUMS, "test_it_runs_in_a_process_of_its_own"),
+    ("gone", SUMS, "test_it_runs_in_a_separate_process"),
     ("takes_anything", SUMS, "test_a_wrong_call_is_a_text_and_disturbs_no_other"),
     ("Breaks", COUNTED, "test_a_wrong_call_is_a_text_and_disturbs_no_other"),
     ("Shared", COUNTED, "test_samples_do_not_share_state"),
@@ -99,7 +99,7 @@ ENVIRONMENTS = [
     ("Silent", "test_it_opens_answers_and_closes"),
     ("NoStep", "test_it_opens_answers_and_closes"),
     ("Infinite", "test_it_opens_answers_and_closes"),
-    ("Unpicklable", "test_it_runs_in_a_process_of_its_own"),
+    ("Unpicklable", "test_it_runs_in_a_separate_process"),
     ("NeedsAStep", "test_it_closes_without_a_step"),
     ("Numbers", "test_odd_turns_are_answered"),
     ("Shared", "test_samples_do_not_share_state"),

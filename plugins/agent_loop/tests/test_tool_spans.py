@@ -22,10 +22,10 @@ class Source:
 
     def __init__(self, activity: Activity) -> None:
         self.activity = activity
-        self.under_way: list[tuple[str, str]] = []
+        self.open_work: list[tuple[str, str]] = []
 
     async def call(self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-        self.under_way += [(work.kind, work.who) for work in self.activity.under_way()]
+        self.open_work += [(work.kind, work.who) for work in self.activity.open_work()]
         if name == "broken":
             raise ChildError("it broke")
         return "found"
@@ -39,8 +39,8 @@ def test_a_tool_call_is_work_in_progress_until_it_ends_also_by_an_error() -> Non
         calls = [ToolCall("search", {}), ToolCall("broken", {})]
         results = [asyncio.run(tools.results([call], 1, 100)) for call in calls]
     assert results == [["found"], ["error: it broke"]]
-    assert source.under_way == [(TOOL, "search"), (TOOL, "broken")]
-    assert activity.under_way() == []
+    assert source.open_work == [(TOOL, "search"), (TOOL, "broken")]
+    assert activity.open_work() == []
     assert [(span.work.who, span.work.what, span.work.sample) for span in activity.take().spans()] == [
         ("search", "", ROW),
         ("broken", "", ROW),
@@ -63,7 +63,7 @@ class Counting(Environment):
         return Step([{"role": "user", "content": "go on"}], done=self.turns == 2)
 
     def look(self) -> None:
-        self.seen.extend(tuple(work[:5]) for work in current_activity().under_way())
+        self.seen.extend(tuple(work[:5]) for work in current_activity().open_work())
 
 
 def test_an_environment_is_work_in_progress_while_it_resets_and_steps() -> None:
@@ -73,5 +73,5 @@ def test_an_environment_is_work_in_progress_while_it_resets_and_steps() -> None:
         [trajectory] = talk(ScriptedPolicy(lambda sample, turn, ids: [*b"yes", END]), settings).trajectories
     row = trajectory.id
     found = [("environment", "Counting", method, row) for method in ("reset", "step", "step")]
-    assert activity.under_way() == []
+    assert activity.open_work() == []
     assert [tuple(span.work[:4]) for span in activity.take().spans()] == found

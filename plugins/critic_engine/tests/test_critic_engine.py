@@ -192,9 +192,9 @@ def test_on_the_actors_trunk_the_actor_says_whether_activations_are_computed_aga
     [inside] = requests(config, CriticSettings(trunk="actor"))
     assert inside.engine is not None
     assert (inside.engine.gradient_checkpointing, inside.engine.dtype) == (True, "bfloat16")
-    [beside] = requests(config, CriticSettings())
-    assert beside.engine is not None
-    assert (beside.engine.gradient_checkpointing, beside.engine.dtype) == (False, "float32")
+    [separate] = requests(config, CriticSettings())
+    assert separate.engine is not None
+    assert (separate.engine.gradient_checkpointing, separate.engine.dtype) == (False, "float32")
     with pytest.raises(ConfigError, match=r"shared_prefix=cache: .* actor\.gradient_checkpointing=true"):
         requests(config, CriticSettings(trunk="actor", shared_prefix="cache"))
 

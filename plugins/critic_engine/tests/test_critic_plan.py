@@ -87,7 +87,7 @@ def test_ranks_of_a_critic_that_get_no_group_are_refused_also_of_another_model(m
     assert planned(models, *settings, "plugins.critic_engine.shared_prefix=none")[1].request.ranks == 3
 
 
-def test_the_memory_of_a_critic_is_that_of_its_own_model(sizes: dict[str, Any], models: Path) -> None:
+def test_the_memory_of_a_critic_follows_the_critics_model(sizes: dict[str, Any], models: Path) -> None:
     def bytes_of(**others: Any) -> int:
         (models / "qwen3" / "config.json").write_text(json.dumps({**sizes, **others, "model_type": "qwen3"}))
         return planned(models, path(models, "qwen3"))[0].memory_bytes["critic"]

@@ -87,7 +87,7 @@ def test_another_model_with_the_policys_tokens_can_be_the_critic(models: Path, n
     assert worker.values(ready()).any()
 
 
-def test_a_saved_critic_is_taken_up_with_its_head(models: Path, tmp_path: Path) -> None:
+def test_a_saved_critic_is_restored_with_its_head(models: Path, tmp_path: Path) -> None:
     worker = saved(models, tmp_path)
     other = critic(models, path=str(tmp_path / "model"), head="saved")
     assert np.array_equal(other.values(ready()), worker.values(ready()))

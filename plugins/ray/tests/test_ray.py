@@ -202,7 +202,7 @@ def test_an_address_where_nothing_answers_is_named_at_once(tmp_path: Path) -> No
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_isolated_replicas_on_ray_stream_fail_by_name_and_are_started_anew(head: str, tmp_path: Path) -> None:
+def test_isolated_replicas_on_ray_stream_fail_by_name_and_are_restarted(head: str, tmp_path: Path) -> None:
     script = tmp_path / "story.py"
     script.write_text(textwrap.dedent(STORY))
     (tmp_path / "probing.py").write_text(textwrap.dedent(PROBING))

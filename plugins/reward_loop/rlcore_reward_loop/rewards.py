@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlcore import FrozenDict, GroupFunction, Lane, RewardStatus, Scope, ScoreRequest, Trajectory
-from rlcore.contracts.scorer import Outcome, Scorer, beside_score, failed, number
+from rlcore.contracts.scorer import Outcome, Scorer, extra_value_problem, failed, number
 from rlcore.errors.redaction import clipped
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.client.service import Call, Service
@@ -219,7 +219,7 @@ def judgement(answer: Any, request_id: str) -> Outcome:
     components, info = answer.get("components") or {}, answer.get("info") or {}
     if not isinstance(components, dict) or not isinstance(info, dict):
         raise NoAnswer("answered with 'components' or 'info' that is not an object")
-    if (wrong := beside_score(info) or beside_score(components)) is not None:
+    if (wrong := extra_value_problem(info) or extra_value_problem(components)) is not None:
         raise NoAnswer(f"answered with {wrong}")
     checked = {str(name): finite(str(name), component) for name, component in components.items()}
     return Outcome(RewardStatus.OK, finite("score", answer["score"]), components=checked, info=info)

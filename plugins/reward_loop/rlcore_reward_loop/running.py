@@ -37,7 +37,7 @@ class RunningStatistics:
     def __init__(self) -> None:
         self.count, self.mean, self._squares = 0, 0.0, 0.0
         self._seen: dict[tuple[str, int], float] = {}
-        self._under_way: dict[str, _Group] = {}
+        self._incomplete: dict[str, _Group] = {}
 
     @property
     def deviation(self) -> float:
@@ -51,15 +51,15 @@ class RunningStatistics:
 
     def begin(self, group: str, num_samples: int, scale: Scale) -> None:
         """Announce a group of `num_samples`; does nothing for one that has begun."""
-        self._under_way.setdefault(group, _Group(scale, num_samples))
+        self._incomplete.setdefault(group, _Group(scale, num_samples))
 
     def answered(self, group: str, sample: int, score: float | None) -> float:
         """A training sample's normalised score, to be counted; a failed sample (None) only completes its group."""
-        found = self._under_way.get(group)
+        found = self._incomplete.get(group)
         if found is not None:
             found.num_left -= 1
             if found.num_left <= 0:
-                del self._under_way[group]
+                del self._incomplete[group]
         if score is None:
             return 0.0
         self._seen[group, sample] = score
@@ -67,13 +67,13 @@ class RunningStatistics:
 
     def end(self, groups: set[str]) -> None:
         """No further samples of these groups will come. Groups left incomplete by a stop never count."""
-        incomplete = {group for group in groups if self._under_way.pop(group, None) is not None}
+        incomplete = {group for group in groups if self._incomplete.pop(group, None) is not None}
         for key in [key for key in self._seen if key[0] in incomplete]:
             del self._seen[key]
 
     def step(self) -> None:
         """End a step: add the complete groups to the statistics, in the order of their names."""
-        complete = sorted(key for key in self._seen if key[0] not in self._under_way)
+        complete = sorted(key for key in self._seen if key[0] not in self._incomplete)
         for key in complete:
             score = self._seen.pop(key)
             self.count += 1
@@ -85,7 +85,7 @@ class RunningStatistics:
         """The state as JSON, as if the step were over."""
         copy = RunningStatistics()
         copy.restore({"count": self.count, "mean": self.mean, "squares": self._squares})
-        copy._seen = {key: score for key, score in self._seen.items() if key[0] not in self._under_way}
+        copy._seen = {key: score for key, score in self._seen.items() if key[0] not in self._incomplete}
         copy.step()
         return {"count": copy.count, "mean": copy.mean, "squares": copy._squares}
 
@@ -93,4 +93,4 @@ class RunningStatistics:
         """Continue from what `state` returned."""
         self.count, self.mean, self._squares = int(state["count"]), float(state["mean"]), float(state["squares"])
         self._seen.clear()
-        self._under_way.clear()
+        self._incomplete.clear()

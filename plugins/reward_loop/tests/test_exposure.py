@@ -187,7 +187,7 @@ def test_an_evaluations_own_calls_go_ahead_of_training(tmp_path: Path) -> None:
     assert [row["lane"] for row in rows] == ["eval", "train"]
 
 
-def test_two_exposures_have_ports_of_their_own() -> None:
+def test_two_exposures_have_separate_ports() -> None:
     async def both() -> list[str]:
         exposures = [Exposure({}, {}), Exposure({}, {})]
         try:

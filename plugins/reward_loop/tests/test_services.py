@@ -196,9 +196,7 @@ def test_the_words_of_a_refusal_are_quoted(score: Score, one_service: Settings) 
     assert error.endswith("answered 500, 'CUDA out of memory' in the last of 1 tries")
 
 
-def test_nobody_listening_and_a_connection_closed_at_once_are_named_failures(
-    score: Score, one_service: Settings
-) -> None:
+def test_no_listener_and_a_connection_closed_at_once_are_named_failures(score: Score, one_service: Settings) -> None:
     with serving(lambda call: ServiceAnswer(cut_at=-1)) as service:
         assert "could not be reached (ServerDisconnectedError" in error_of(score, one_service(service.url, tries=2))
         assert len(service.calls) == 2

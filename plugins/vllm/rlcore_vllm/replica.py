@@ -45,7 +45,7 @@ class VllmReplica(RewardReplica):
         self._awake, self._idle = asyncio.Event(), asyncio.Event()
         self._awake.set()
         self._idle.set()
-        self._num_under_way = 0
+        self._num_calls = 0
         self._numbers = itertools.count()
 
     def _open_reader(self) -> Any:
@@ -67,14 +67,14 @@ class VllmReplica(RewardReplica):
         """The answer to each conversation; one that cannot be read or has a wrong option has an error instead."""
         while not self._awake.is_set():  # it may have gone back to sleep before this call resumes
             await self._awake.wait()
-        self._num_under_way += 1
+        self._num_calls += 1
         self._idle.clear()
         try:
             with self._ending(), boundary(f"{self.context}: its engine", WorkerError):
                 return list(await asyncio.gather(*(self._answer(request) for request in requests)))
         finally:
-            self._num_under_way -= 1
-            if not self._num_under_way:
+            self._num_calls -= 1
+            if not self._num_calls:
                 self._idle.set()
 
     async def _answer(self, request: ScoreRequest) -> RawScore:

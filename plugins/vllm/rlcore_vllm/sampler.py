@@ -63,7 +63,7 @@ class VllmSampler:
         self._numbers = itertools.count()
         self._adapter: Any = None
         """The adapter of a LoRA actor, once one was loaded."""
-        self._under_way: set[str] = set()
+        self._in_flight: set[str] = set()
         """Ids of the engine's requests."""
         self._idle = asyncio.Event()
         self._idle.set()
@@ -183,7 +183,7 @@ class VllmSampler:
 
         Kept requests are aborted if the block fails: the version of their next tokens would be unknown.
         """
-        if not self._keeps_cache or self._asleep or not self._under_way:
+        if not self._keeps_cache or self._asleep or not self._in_flight:
             await self._call_off()
             yield
             return
@@ -200,8 +200,8 @@ class VllmSampler:
 
     async def _call_off(self) -> None:
         """Abort the engine's requests; one that the engine does not know yet is aborted when it does."""
-        while self._under_way:
-            await self._engine.abort(list(self._under_way))
+        while self._in_flight:
+            await self._engine.abort(list(self._in_flight))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ABORT_AGAIN_S):
                     await self._idle.wait()
@@ -216,7 +216,7 @@ class VllmSampler:
                 await self._unless_dead(self._engine.update_weights(WeightTransferUpdateRequest(asdict(handle))))
                 await self._unless_dead(self._engine.finish_weight_update(weight_version=label_of(handle.version)))
             # Entries of kept requests cannot be dropped; no later request uses them, because its salt differs.
-            if not self._under_way and not await self._unless_dead(self._engine.reset_prefix_cache()):
+            if not self._in_flight and not await self._unless_dead(self._engine.reset_prefix_cache()):
                 raise WorkerError("vLLM did not empty its prefix cache")
 
     async def _unless_dead(self, call: Coroutine[Any, Any, Any]) -> Any:
@@ -278,7 +278,7 @@ class VllmSampler:
         prompt = TokensPrompt(
             prompt_token_ids=[*row.request.token_ids, *row.token_ids], cache_salt=f"version {version}"
         )
-        self._under_way.add(number)
+        self._in_flight.add(number)
         self._idle.clear()
         try:
             generated = self._engine.generate(prompt, row.settings(), number, lora_request=self._adapter)
@@ -292,8 +292,8 @@ class VllmSampler:
                     elif row.finish is not None:
                         break
         finally:
-            self._under_way.discard(number)
-            if not self._under_way:
+            self._in_flight.discard(number)
+            if not self._in_flight:
                 self._idle.set()
         if row.finish is None and self._open.is_set() and len(row.token_ids) == start:
             raise WorkerError("vLLM ended the request without a token and without a reason")

@@ -263,11 +263,11 @@ def test_kept_requests_are_paused_and_then_resumed_or_aborted(fault: str, handle
 
     async def main() -> str:
         sampler = sampler_of(engine, keeps_cache=True)
-        sampler._under_way.add("r#0.0")
+        sampler._in_flight.add("r#0.0")
         sampler._idle.clear()
 
         def ended() -> None:
-            sampler._under_way.clear()
+            sampler._in_flight.clear()
             sampler._idle.set()
 
         engine.on_abort = ended  # type: ignore[method-assign]

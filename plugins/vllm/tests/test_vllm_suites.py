@@ -146,7 +146,7 @@ class TestRollout(OnOneEngine, RolloutWorkerSuite):
         "cluster.in_process": True,
     }
     mutants = (
-        (NeverSleeps, "test_it_serves_nobody_while_it_sleeps", "it answered while it slept"),
+        (NeverSleeps, "test_it_serves_no_request_while_it_sleeps", "it answered while it slept"),
         (NeverGreedy, "test_greedy_samples_are_equal", "greedy samples of"),
     )
 

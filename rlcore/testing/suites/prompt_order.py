@@ -75,7 +75,7 @@ class PromptOrderSuite(Suite):
         one, other = self.rows(self.issued(seed=3), 12), self.rows(self.issued(seed=3), 12)
         self.need(one == other, f"two runs of one seed issue different rows: {first_difference(one, other)}")
 
-    def test_another_that_is_restored_goes_on_alike(self) -> None:
+    def test_another_that_is_restored_continues_alike(self) -> None:
         """This holds at any moment. The state passes through JSON, as in a checkpoint."""
         for calls in (0, 1, 5, 9):
             one, other = self.issued(), self.issued()

@@ -176,7 +176,7 @@ class RolloutWorkerSuite(WorkerSuite):
         self.use(main)
 
     @extra("sleeps")
-    def test_it_serves_nobody_while_it_sleeps(self) -> None:
+    def test_it_serves_no_request_while_it_sleeps(self) -> None:
         """Requests wait until it wakes. Waking twice changes nothing."""
 
         async def main(work: Work) -> None:

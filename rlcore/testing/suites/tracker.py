@@ -164,7 +164,7 @@ class TrackerSuite(Suite):
         self.use(work)
 
     @extra("repeats")
-    def test_it_goes_on_in_the_directory_of_a_run_that_is_resumed(self) -> None:
+    def test_it_continues_in_the_directory_of_a_resumed_run(self) -> None:
         """A second tracker gets the same directory, and one step a second time."""
 
         def work(run_dir: Path) -> None:

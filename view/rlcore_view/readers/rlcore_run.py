@@ -37,11 +37,11 @@ def read(path: Path, memory: FileMemory | None = None) -> Run:
     for file in sorted((path / "trajectories").glob("step_*.jsonl")):
         if named := _STEP.fullmatch(file.name):
             tokens = [path / "tokens" / f"{file.stem}.{lane}.safetensors" for lane in LANES]
-            found, told = memory.whole([file, *tokens], partial(_step, file, tokens, int(named[1]), known))
+            found, step_notes = memory.whole([file, *tokens], partial(_step, file, tokens, int(named[1]), known))
             samples += found
-            notes += told
+            notes += step_notes
     metrics, plan, config = path / "metrics.jsonl", path / "plan.json", path / "config.yaml"
-    plan_object, told = memory.whole([plan], lambda: _object(plan))
+    plan_object, plan_notes = memory.whole([plan], lambda: _object(plan))
     return Run(
         name=path.resolve().name,
         format="rlcore",
@@ -51,7 +51,7 @@ def read(path: Path, memory: FileMemory | None = None) -> Run:
         plan=plan_object,
         events=trace.events_of(path, notes, memory),
         alerts=_alerts(path / "log.txt", memory),
-        notes=[*notes, *told],
+        notes=[*notes, *plan_notes],
     )
 
 

@@ -67,7 +67,7 @@ def test_a_run_tells_its_start_its_steps_its_evaluations_and_its_end(service: Sc
     assert not any("step 1:" in text or "step 3:" in text for text in messages if "eval/" not in text)
 
 
-def test_an_evaluation_is_told_at_any_step(service: ScriptedService, tmp_path: Path) -> None:
+def test_an_evaluation_is_reported_at_any_step(service: ScriptedService, tmp_path: Path) -> None:
     service.calls.clear()
     chat = tracker(tmp_path, url=service.url, field="content")
     chat.start({})

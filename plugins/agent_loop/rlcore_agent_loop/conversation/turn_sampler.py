@@ -97,7 +97,7 @@ class LaterTurns:
         if call is None:
             self._gathering.pop(name, None)
         elif call.questions.pop(name, None) is not None:
-            call.num_given_up += 1
+            call.num_cancelled += 1
             if not call.questions:
                 await call.stop()
 
@@ -119,7 +119,7 @@ class _Call:
     questions: dict[str, _Question]
     """Unanswered turns by the name of their request."""
     task: "asyncio.Task[None] | None" = None
-    num_given_up: int = 0
+    num_cancelled: int = 0
     """Turns whose callers have left."""
 
     def begin(self, generator: "Generator", lane: Lane) -> None:
@@ -142,7 +142,7 @@ class _Call:
                 question = self.questions.pop(completion.request_id, None)
                 if question is not None and not question.answer.done():
                     question.answer.set_result(completion)
-                if self.num_given_up and not self.questions:
+                if self.num_cancelled and not self.questions:
                     break
 
     def _ended(self, task: "asyncio.Task[None]") -> None:

@@ -136,13 +136,13 @@ class DistributedToolLoop(AgentLoop):
                     elif isinstance(message, PolicyRequest):
                         tasks[message.number] = conversations.spawn(self._ask(message, share.lane, answers))
                     elif isinstance(message, Withdrawn) and message.number in tasks:
-                        conversations.give_up(tasks.pop(message.number))
+                        conversations.abandon(tasks.pop(message.number))
                     elif isinstance(message, UnderWay):
                         activity.show_elsewhere(shown_as, message.since(activity.unix_offset))
         finally:
             activity.show_elsewhere(shown_as, ())
             self._dispatcher.finish(place, sum(1 for _ in share.missing()))
-            conversations.give_up(sending, *tasks.values())
+            conversations.abandon(sending, *tasks.values())
             await asyncio.gather(sending, *tasks.values(), return_exceptions=True)
         if missing := sum(1 for _ in share.missing()):
             raise WorkerError(f"{worker.name}: it says it is done, but {missing} samples are missing")

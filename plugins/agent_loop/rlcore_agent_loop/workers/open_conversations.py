@@ -25,7 +25,7 @@ class OpenConversations:
         """Places taken and not yet returned."""
         self._admission = admission
         self._tasks: set[asyncio.Task[None]] = set()
-        self._given_up: set[asyncio.Task[None]] = set()
+        self._abandoned: set[asyncio.Task[None]] = set()
         """Tasks cancelled because they are not needed any more."""
 
     async def samples(
@@ -96,25 +96,25 @@ class OpenConversations:
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        if task in self._given_up:
-            self._given_up.discard(task)
+        if task in self._abandoned:
+            self._abandoned.discard(task)
         elif task.cancelled():
             self._ended.fail(WorkerError("agent loop: a conversation was cancelled by something that it awaited"))
             return
         if not task.cancelled() and (error := task.exception()) is not None:
             self._ended.fail(error)
 
-    def give_up(self, *tasks: "asyncio.Task[None]") -> None:
+    def abandon(self, *tasks: "asyncio.Task[None]") -> None:
         """Cancel spawned tasks that are not needed any more."""
         for task in tasks:
             if not task.done():
-                self._given_up.add(task)
+                self._abandoned.add(task)
                 task.cancel()
 
     async def _close(self) -> None:
         """Cancel and await what still runs, and return its places."""
         tasks = [task for task in self._tasks if not task.done()]  # few are left after a normal step
-        self.give_up(*tasks)
+        self.abandon(*tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
         num_pending, self._num_pending = self._num_pending, 0
         if num_pending:

@@ -156,7 +156,7 @@ async def _tell(proxy: PolicyProxy, activity: Activity) -> None:
     before = UnderWay(())
     while True:
         await asyncio.sleep(LOOK_S)
-        works = [work._replace(began=work.began + activity.unix_offset) for work in summed(activity.under_way())]
+        works = [work._replace(began=work.began + activity.unix_offset) for work in summed(activity.open_work())]
         if (now := UnderWay(tuple(works))) != before:
             proxy.out.put_nowait(now)
             before = now

@@ -100,9 +100,9 @@ class ConcurrencyLimiter:
 
     def _begin(self, lane: Lane) -> None:
         self.num_in_flight[lane] += 1
-        under_way = self.num_in_flight[Lane.TRAIN] + self.num_in_flight[Lane.EVAL]
-        if under_way > self.most_in_flight:
-            self.most_in_flight = under_way
+        in_flight = self.num_in_flight[Lane.TRAIN] + self.num_in_flight[Lane.EVAL]
+        if in_flight > self.most_in_flight:
+            self.most_in_flight = in_flight
 
     def _admit(self) -> None:
         for lane in LANES:

@@ -67,7 +67,7 @@ class Service:
         self.queue = FairQueue(RateLimiter(settings.requests_per_minute), RateLimiter(settings.tokens_per_minute))
         self.router = Router(settings.urls, settings.eject_after, settings.eject_s)
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
-        self._under_way: dict[tuple[bytes, Lane], _Asking] = {}
+        self._in_flight: dict[tuple[bytes, Lane], _Asking] = {}
         self.counts: dict[str, float] = defaultdict(float)
 
     async def start(self) -> None:
@@ -136,12 +136,12 @@ class Service:
             # The first caller has left or failed. Failures are not shared, so the next caller asks.
         asking = _Asking()
         mine = asking.answer = asyncio.ensure_future(self._ask(call, lane, asking))
-        self._under_way.setdefault((key, lane), asking)
+        self._in_flight.setdefault((key, lane), asking)
         try:
             answer = self._cache[key] = await mine
         finally:
-            if self._under_way.get((key, lane)) is asking:
-                del self._under_way[key, lane]
+            if self._in_flight.get((key, lane)) is asking:
+                del self._in_flight[key, lane]
         while len(self._cache) > self.settings.cache:
             self._cache.popitem(last=False)
         return answer
@@ -149,7 +149,7 @@ class Service:
     def _identical(self, key: bytes, lane: Lane) -> "asyncio.Future[Any] | None":
         """The answer of an identical call worth waiting for; an evaluation does not wait for a queued training call."""
         for of in Lane:
-            found = self._under_way.get((key, of))
+            found = self._in_flight.get((key, of))
             if found is not None and found.answer is not None and (found.begun or lane in (of, Lane.TRAIN)):
                 return found.answer
         return None

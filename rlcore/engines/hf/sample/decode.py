@@ -65,7 +65,7 @@ class Decoder:
         self._drop_cache()
 
     def _drop_cache(self) -> None:
-        self._cache.let_go()
+        self._cache.release()
         self._cache = SlotCache(joins=self.joins)
         self._hidden_RH = None
         self._is_stale = bool(self.groups)

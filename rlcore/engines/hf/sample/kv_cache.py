@@ -212,7 +212,7 @@ class SlotCache(Cache):
         """Make room, at the next update, for `num` rows of `positions` tokens; never more than `most` rows."""
         self.row_slots = _grown(self.row_slots, num, positions, most)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free the tables now: cache and layers refer to each other, so garbage collection might come late."""
         for layer in self.layers:
             if isinstance(layer, SlotLayer):

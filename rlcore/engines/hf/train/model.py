@@ -402,7 +402,7 @@ def load_value_head(model: ValueModel, directory: Path) -> None:
 def _type_of_head(metadata: dict[str, str], directory: Path) -> str:
     """The model type of a saved head: from its file, else from the model in the same directory; empty if neither
     says."""
-    beside = directory / "config.json"
-    if "model_type" in metadata or not beside.is_file():
+    config_file = directory / "config.json"
+    if "model_type" in metadata or not config_file.is_file():
         return metadata.get("model_type", "")
-    return str(json.loads(beside.read_text("utf-8")).get("model_type", ""))
+    return str(json.loads(config_file.read_text("utf-8")).get("model_type", ""))
