@@ -181,6 +181,8 @@ def report(result: dict[str, Any], task: Task) -> str:
         f"Made by `benchmarks/learning_vs_trl.py`, {task.seeds} seeds. Mean reward of held-out prompts, which is the",
         "share of lower-case letters in a sampled completion:",
         "",
+        "![Held-out reward by step](vs_trl_learning.svg)",
+        "",
         "| step | ours | TRL | rewards permuted |",
         "|---|---|---|---|",
     ]

@@ -170,6 +170,7 @@ def report(curves: Curves, made: str) -> str:
     for task in TASKS:
         kinds = {kind: dict(sorted(seeds.items())) for kind, seeds in curves.get(task, {}).items() if seeds}
         lines += [f"## {task}", "", ABOUT[task], ""]
+        lines += ["![Training reward by step](precision.svg)", ""] if task == "sums" else []
         lines += _tables(kinds) if kinds else []
         missing = [kind for kind in (ALL_KINDS if task == "sums" else KINDS) if kind not in kinds]
         lines += [f"Not run: {', '.join(missing)}.", ""] if missing else []

@@ -81,6 +81,7 @@ def page(entries: tuple[CatalogueEntry, ...]) -> str:
         "",
         "For users who look for a plugin. `rlcore plugins search WORD` searches the same list. The tests are the",
         "plugin's conformance [suites](testing-a-plugin.md), run with the version of rlcore next to them.",
+        "The packages are not on PyPI yet: [install](how-to.md#install-it-in-your-environment) them from a clone.",
         "This page is made by `python docs/catalogue.py`.",
         "",
         "| plugin | | offers | needs rlcore | tests |",

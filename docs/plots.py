@@ -34,6 +34,9 @@ from matplotlib import pyplot as plt  # noqa: E402 - the backend comes first
 RESULTS = Path(__file__).resolve().parent / "results"
 COLOURS = ("#3f51b5", "#e07b39", "#7a7a7a", "#2e8b57")
 
+PPO = {"grpo": "GRPO", "ppo": "PPO", "permuted": "rewards permuted"}
+LATE = {"synchronous": "synchronous", "one_step_off": "one step off-policy"}
+
 Curves = Mapping[str, Sequence[Mapping[int, float]]]
 """By label, the curve of each seed: step to value."""
 
@@ -43,8 +46,14 @@ def main(check: bool) -> int:
     pictures = {
         "vs_trl_learning": drawn("Held-out reward, five seeds", _learning_of_both()),
         "precision": drawn("Training reward of the demo's task", _precision()),
-        "ppo_critic": drawn("Held-out accuracy, three seeds", _ppo_critic()),
-        "tool_agent": drawn("Held-out accuracy of a tool agent", _tool_agent()),
+        "ppo_critic": drawn("Held-out accuracy, three seeds", _runs("ppo_critic", PPO)),
+        "tool_agent": drawn("Held-out success of a tool agent", _agent("tool_agent")),
+        "openai_agent": drawn("Held-out success of an agent with the openai client", _agent("openai_agent")),
+        "char_count": drawn(
+            "Held-out accuracy, words of 3 to 5 letters", _runs("char_count", {"grpo": "GRPO", "ppo": "PPO"})
+        ),
+        "slow_reward": drawn("Held-out accuracy, three seeds", _runs("slow_reward", LATE)),
+        "learning_controls": drawn("Held-out reward, five seeds", _learning_controls()),
     }
     files = {RESULTS / f"{name}.svg": picture for name, picture in pictures.items()}
     if not check:
@@ -97,18 +106,28 @@ def _precision() -> Curves:
     }
 
 
-def _ppo_critic() -> Curves:
-    runs = _read("ppo_critic")["runs"]
-    titles = {"grpo": "GRPO", "ppo": "PPO", "permuted": "rewards permuted"}
+def _runs(name: str, titles: Mapping[str, str]) -> Curves:
+    """The curves of the runs that `titles` names; results of `examples/curves.py` have them by step."""
+    runs = _read(name)["runs"]
     return {
         title: [{int(step): value for step, value in run["curve"].items()} for run in runs[key]]
         for key, title in titles.items()
     }
 
 
-def _tool_agent() -> Curves:
-    rows = _read("tool_agent")["steps"]
-    return {"tool agent": [{row["step"]: row["heldout"] for row in rows if "heldout" in row}]}
+def _learning_controls() -> Curves:
+    result = _read("learning_controls")
+    every = result["task"]["every"]
+    titles = {"grpo": "GRPO", "ppo": "PPO", "ppo_frozen": "PPO, critic frozen", "four_late": "GRPO, at most 4 late"}
+    return {
+        title: [{every * place: value for place, value in enumerate(seed)} for seed in result["curves"][key]]
+        for key, title in titles.items()
+    }
+
+
+def _agent(name: str) -> Curves:
+    rows = _read(name)["steps"]
+    return {"held out": [{row["step"]: row["heldout"] for row in rows if "heldout" in row}]}
 
 
 if __name__ == "__main__":

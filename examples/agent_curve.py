@@ -79,17 +79,19 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[str]:
     return lines
 
 
-def lines_of(title: str, lines: Sequence[str], found: Mapping[str, Any], excerpt: Sequence[str]) -> list[str]:
-    """The result as Markdown: `lines` is the table, `excerpt` a conversation."""
+def lines_of(name: str, lines: Sequence[str], found: Mapping[str, Any], excerpt: Sequence[str]) -> list[str]:
+    """The result of an example as Markdown: `lines` is the table, `excerpt` a conversation."""
     shown = ["", "A conversation near the end of training:", "", "```", *excerpt, "```"] if excerpt else []
     return [
-        f"# {title}",
+        f"# {EXAMPLES[name][0]}",
         "",
         f"Made by `examples/agent_curve.py`, commit {found['commit']}, {found['machine']}, one run"
         f"{''.join(f', {override}' for override in found['overrides'])}.",
         "",
         f"Held-out success: **{found['first']:.3f} before, {found['last']:.3f} after**, {found['rise']:+.3f} in "
-        f"{found['minutes']:.1f} minutes, evaluations between included. Asked for: +{RISE} in {MINUTES:g} minutes.",
+        f"{found['minutes']:.1f} minutes, evaluations between included. Required: +{RISE} in {MINUTES:g} minutes.",
+        "",
+        f"![Held-out success by step]({name}.svg)",
         "",
         *lines,
         *shown,
@@ -116,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps({"name": options.example, **found}))
     if options.out:
         record = {"steps": rows, **found}
-        write(options.out, record, lines_of(title, table(rows, list(columns)), found, conversation(run)))
+        write(options.out, record, lines_of(options.example, table(rows, list(columns)), found, conversation(run)))
 
 
 if __name__ == "__main__":

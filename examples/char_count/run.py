@@ -107,9 +107,11 @@ def report(recipe: Recipe, record: dict[str, Any]) -> list[str]:
     lines = [f"# char_count, {recipe.title}", ""]
     lines.append(
         f"Made by `examples/char_count/run.py`, commit {record['commit']}, {record['machine']}, {num} "
-        f"seed{'s' if num > 1 else ''}. {len(losses)} updates of warm-up ({record['sft']['seconds']} s): the loss a "
+        f"seed{'s' if num > 1 else ''}. {len(losses)} updates of warm-up ({record['sft']['seconds']} s): the loss per "
         f"token fell from {losses[0]:.2f} to {losses[-1]:.2f}."
     )
+    if recipe is SMALL:
+        lines += ["", "![Held-out accuracy by step](char_count.svg)", ""]
     lines += ["Held-out accuracy (greedy), mean over seeds; step 0 is the model after the warm-up:", ""]
     lines += [*table(runs, TITLES), ""]
     lines += [f"The most frequent answer is right {record['constant_guess']:.3f} of the time.", ""]

@@ -69,6 +69,7 @@ def report(runs: dict[str, list[Run]], judgement: dict[str, Any], made: dict[str
         f"Made by `examples/ppo_critic/compare.py`, commit {made['commit']}, {made['machine']}, "
         f"{len(runs['grpo'])} seeds."
     )
+    lines += ["", "![Held-out accuracy by step](ppo_critic.svg)", ""]
     lines += ["Held-out accuracy (greedy), mean over seeds:", "", *table(runs, TITLES)]
     for name, verdict in judgement["verdicts"].items():
         lines += ["", sentence(f"{TITLES[name]} - GRPO", verdict)]

@@ -82,7 +82,8 @@ def report(
         numbers = f"{time['step_s']:.2f} | {time['ideal_s']:.2f} | {time['ratio']:.3f} | {time['hidden_frac']:.2f}"
         lines.append(f"| {TITLES[name]} | {numbers} |")
     curves = {name: runs[name] for name in CURVES}
-    lines += ["", "Held-out accuracy (greedy), mean over seeds:", "", *table(curves, TITLES), ""]
+    lines += ["", "![Held-out accuracy by step](slow_reward.svg)", ""]
+    lines += ["Held-out accuracy (greedy), mean over seeds:", "", *table(curves, TITLES), ""]
     return [*lines, sentence("one step off-policy - synchronous", judgement["staleness"])]
 
 

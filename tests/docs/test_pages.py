@@ -47,6 +47,15 @@ def exists(key: str) -> bool:
     return True
 
 
+def test_the_comparison_of_the_readme_is_part_of_the_page() -> None:
+    part = (ROOT / "README.md").read_text("utf-8").split("## Compared with other trainers")[1].split("## ")[0]
+    rows = [line for line in part.splitlines() if line.startswith("|")]
+    page = (ROOT / "docs" / "comparison.md").read_text("utf-8").splitlines()
+    assert len(rows) > 12
+    assert [row for row in rows if row not in page] == []
+    assert [row for row in rows if row.split("|")[2].strip().startswith("N")], "what rlcore lacks is in it"
+
+
 @pytest.mark.parametrize("page", PEERS, ids=lambda page: page.stem)
 def test_a_translation_names_keys_that_exist(page: Path) -> None:
     named = [key for cell in cells(page) for key in keys(cell)]

@@ -1,4 +1,4 @@
-"""Thirty questions of readers: the page of questions leads to the section that answers each, and it has the words."""
+"""Fifty questions of readers: the page of questions leads to the section that answers each, and it has the words."""
 
 import re
 from pathlib import Path
@@ -39,13 +39,33 @@ WORDS = {
     "How do I use a reward model?": "**A reward model**",
     "How do I debug my reward function?": "`log.txt`",
     "How do I turn thinking off?": "enable_thinking=false",
+    "How do I install it in my environment?": "pip install ./view",
+    "What may I change when I resume?": "Other prompts, another order of them, or another model are refused",
+    "How do I keep the run directory small?": "`train.record_tokens=none`",
+    "How do I stop early and keep the best checkpoint?": "train.stop.metric",
+    "How do I use an API key?": "${oc.env:NAME}",
+    "Where do I set the learning-rate schedule?": "`actor.lr_schedule`",
+    "How do I mix several data sets?": "Sources are mixed by `weight`",
+    "How do I write a curriculum?": "such as a curriculum",
+    "How do I limit the calls to a judge?": "`requests_per_minute`",
+    "Where does a failed reward say why?": "log.txt has its traceback",
+    "How do I write an environment of several turns?": "class Guess(Environment)",
+    "How do I train an agent that exists already?": "using the `openai` client or any framework",
+    "Which schedule suits slow rewards?": "first `stream_minibatches=true`",
+    "How many GPUs do I need, and how long does a step take?": "seconds of each phase of a step",
+    "Why is a step slow?": "name what bounds it",
+    "What is in a line of `trajectories/`?": "`num_sampled`",
+    "Can it do SFT or DPO, or train a reward model?": "SFT, DPO, reward model training | N |",
+    "How fast is it?": "ratio of medians",
+    "Is it safe to run code that I do not trust?": "it is not a sandbox",
+    "Does it run on macOS or Windows?": "tested on Linux",
 }
 """Words of the answer to each question, as the section that the page links has them."""
 
 
 def answers(page: Path = PAGE) -> dict[str, str]:
     """The links of the table by question; '' for the page itself in front of '#'."""
-    table = page.read_text("utf-8").split("## Thirty questions")[1].split("\n## ")[0]
+    table = page.read_text("utf-8").split("## Fifty questions")[1].split("\n## ")[0]
     return dict(re.findall(r"^\| (.+?\?) \| .+ \| \[[^\]]+\]\(([^)]+)\) \|$", table, re.MULTILINE))
 
 
@@ -70,9 +90,9 @@ def _blanks(code: re.Match[str]) -> str:
     return " " * len(code[0])
 
 
-def test_the_page_has_the_thirty_questions() -> None:
+def test_the_page_has_the_fifty_questions() -> None:
     assert list(answers()) == list(WORDS)
-    assert len(WORDS) == 30
+    assert len(WORDS) == 50
 
 
 @pytest.mark.parametrize("question", WORDS)
