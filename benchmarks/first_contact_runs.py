@@ -62,8 +62,8 @@ def scored(name: str, words: str, answer: ServiceAnswer | None, *settings: str, 
 
 DEADLINE = "plugins.reward_loop.services.scorer.deadline_s=1"
 RUN_MISTAKES = (
-    RunMistake("reward returns strings", "ok: returned str '1.0'; a number is needed", (reward("strings"),)),
-    RunMistake("reward returns NaN", "ok: returned nan; a finite number is needed", (reward("nan"),)),
+    RunMistake("reward returns strings", "ok: returned str '1.0'; needs a number", (reward("strings"),)),
+    RunMistake("reward returns NaN", "ok: returned nan; needs a finite number", (reward("nan"),)),
     RunMistake("reward raises", "ok: rewards.py:8: KeyError: 'answr' (the row has answer)", (reward("raises"),)),
     RunMistake(
         "TRL's reward on chat prompts",
@@ -87,7 +87,7 @@ RUN_MISTAKES = (
     ),
     scored(
         "HTTP scorer without Content-Type",
-        "Content-Type: application/json is needed",
+        "needs Content-Type: application/json",
         ServiceAnswer({"score": 0.3}, content_type=""),
     ),
     scored("HTTP scorer without a score", "service 'scorer': answered with", ServiceAnswer({"reward": 0.5})),

@@ -30,7 +30,7 @@ def import_function(target: str) -> Callable[..., Any]:
         result: Callable[..., Any] = found
         return result
     if found is not None:
-        raise PluginError(f"target '{target}': '{name}' is {type(found).__name__}, a function is needed")
+        raise PluginError(f"target '{target}': '{name}' is {type(found).__name__}; needs a function")
     choices = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
     raise PluginError(f"target '{target}': '{where}' has no '{name}'; {nearest(name, choices)}")
 

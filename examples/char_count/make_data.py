@@ -46,7 +46,7 @@ def items(num: int, shortest: int, longest: int, seed: int) -> list[dict[str, st
         found.setdefault(row["prompt"], row)
         if len(found) == num:
             return list(found.values())
-    raise SystemExit(f"make_data: found {len(found)} different questions, {num} are needed; use longer words")
+    raise SystemExit(f"make_data: found {len(found)} different questions; needs {num}; use longer words")
 
 
 def main() -> None:

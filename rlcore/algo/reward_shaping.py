@@ -60,5 +60,5 @@ def _num_distinct(group: Sequence[ScoredTrajectory]) -> int:
     rewards = {unit: score + extra.get(unit, 0.0) for unit, score in scores.items()}
     for unit, found in rewards.items():
         if not math.isfinite(found):
-            raise RewardError(f"dynamic sampling: the reward of {unit} is {found}; a finite number is needed")
+            raise RewardError(f"dynamic sampling: the reward of {unit} is {found}; needs a finite number")
     return len({float(np.float32(found)) for found in rewards.values()})

@@ -59,15 +59,15 @@ def failed(error: str) -> Outcome:
 def number(value: Any) -> float | str:
     """The value as a finite float, or its problem in words. bool counts as 0 or 1; numpy and torch scalars pass."""
     if isinstance(value, str) or not hasattr(value, "__float__"):
-        return f"returned {shown(value)}; a number is needed"
+        return f"returned {shown(value)}; needs a number"
     if getattr(value, "ndim", 0):
-        return f"returned an array of shape {tuple(value.shape)}; a number is needed"
+        return f"returned an array of shape {tuple(value.shape)}; needs a number"
     try:
         converted = float(value)
     except (TypeError, ValueError, OverflowError) as cause:
         return f"returned {shown(value)}, which is not a number: {cause}"
     if not math.isfinite(converted):
-        return f"returned {converted}; a finite number is needed"
+        return f"returned {converted}; needs a finite number"
     return converted if abs(converted) <= LARGEST else f"returned {converted}, which no float32 can hold"
 
 
@@ -78,11 +78,11 @@ def extra_value_problem(value: Any) -> str | None:
     for _ in range(MAX_DEPTH + 1):
         num_bytes += sum(map(_size, level))
         if num_bytes > MAX_BYTES:
-            return f"more than {MAX_BYTES >> 20} MiB in addition to a score; less is needed"
+            return f"more than {MAX_BYTES >> 20} MiB in addition to a score; needs less"
         level = [inner for value in level for inner in _inner(value)]
         if not level:
             return None
-    return f"a value nested more than {MAX_DEPTH} levels deep; fewer are needed"
+    return f"a value nested more than {MAX_DEPTH} levels deep; needs fewer"
 
 
 def memory_of(value: Any) -> int:

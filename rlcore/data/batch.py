@@ -230,7 +230,7 @@ def _check_rewards(group: Sequence[ScoredTrajectory]) -> None:
                 f"batch: the reward of {row} is '{reward.status}'; drop the sample or give it a value first"
             )
         if not -LARGEST <= reward.score <= LARGEST:
-            raise RewardError(f"batch: the reward of {row} is {reward.score}; a finite score is needed")
+            raise RewardError(f"batch: the reward of {row} is {reward.score}; needs a finite score")
         if reward.token_scores is not None:
             _check_token_scores(sample, reward.token_scores)
         if before is not None and before.trajectory.id.sample == row.sample and before.reward.score != reward.score:
@@ -245,7 +245,7 @@ def _check_arrays(trajectory: Trajectory) -> None:
     loss_mask_T, shape = trajectory.loss_mask, trajectory.token_ids.shape
     if len(shape) != 1 or loss_mask_T.shape != shape or trajectory.logprobs.shape != shape:
         shapes = shape, loss_mask_T.shape, trajectory.logprobs.shape
-        raise PluginError(f"batch: arrays of trajectory {trajectory.id} have shapes {shapes}; one (T,) is needed")
+        raise PluginError(f"batch: arrays of trajectory {trajectory.id} have shapes {shapes}; needs one (T,)")
 
 
 def _check_token_scores(scored: ScoredTrajectory, scores: Float32s) -> None:

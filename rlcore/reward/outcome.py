@@ -56,9 +56,9 @@ def outcome_of_score(value: Any, num_tokens: int) -> Outcome:
     if not isinstance(value, tuple):
         return outcome_of_one(value, num_tokens, may_skip=False)
     if not value:
-        return failed("returned an empty tuple; a number, or a tuple that begins with one, is needed")
+        return failed("returned an empty tuple; needs a number, or a tuple that begins with one")
     if isinstance(value[0], (Mapping, Reward)):
-        return failed(f"returned a tuple that begins with a {type(value[0]).__name__}; a number is needed there")
+        return failed(f"returned a tuple that begins with a {type(value[0]).__name__}; needs a number there")
     outcome = outcome_of_one(value[0], num_tokens, may_skip=False)
     if outcome.status is RewardStatus.FAILED:
         return failed(f"the first of the tuple: {outcome.error}")
@@ -82,7 +82,7 @@ def outcomes_of_many(value: Any, num_tokens: list[int], may_skip: bool = True) -
 def _wrong_list(value: Any, wanted: int) -> str:
     is_vector = hasattr(value, "tolist") and getattr(value, "ndim", None) == 1
     if not is_vector and not isinstance(value, (list, tuple)):
-        return f"returned {shown(value)}; a list of {wanted} numbers is needed"
+        return f"returned {shown(value)}; needs a list of {wanted} numbers"
     return "" if len(value) == wanted else f"returned a list of {len(value)} for {wanted} samples"
 
 
@@ -107,7 +107,7 @@ def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
     with np.errstate(over="ignore"):  # what no float32 holds is infinite, and refused below
         token_scores = np.asarray(value.token_scores, dtype=np.float32)
     if token_scores.shape != (num_tokens,):
-        return failed(f"token_scores have shape {token_scores.shape}; ({num_tokens},) is needed")
+        return failed(f"token_scores have shape {token_scores.shape}; needs ({num_tokens},)")
     if not np.isfinite(token_scores).all():
         return failed("token_scores hold numbers that are not finite")
     return Outcome(RewardStatus.OK, score, components=checked, info=info, token_scores=token_scores)

@@ -170,8 +170,8 @@ class Session:
         )
         if self.total_steps < 1:
             raise ConfigError(
-                f"train.prompts_per_step: {plan.config.train.prompts_per_step} prompts per step are needed, "
-                f"the sources hold {order.num_prompts} in train.epochs={plan.config.train.epochs}; lower it or set "
+                f"train.prompts_per_step: the sources hold {order.num_prompts} prompts in train.epochs="
+                f"{plan.config.train.epochs}; needs {plan.config.train.prompts_per_step} for one step; lower it or set "
                 "train.max_steps"
             )
         is_exported = plan.config.track.open_telemetry

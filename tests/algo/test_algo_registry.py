@@ -59,7 +59,7 @@ def test_offers_and_registry_import_no_torch() -> None:
         ("grpo", "needs the form 'module:function'"),
         (":grpo", "needs the form 'module:function'"),
         ("rlcore.algo.advantage:gprpo", "has no 'gprpo'; did you mean 'grpo'"),
-        ("rlcore.algo.advantage:STD_EPSILON", "'STD_EPSILON' is float, a function is needed"),
+        ("rlcore.algo.advantage:STD_EPSILON", "'STD_EPSILON' is float; needs a function"),
         ("rlcore.algo.nowhere:f", "importing 'rlcore.algo.nowhere' failed: ModuleNotFoundError"),
         ("plugin.py:f", "needs an absolute path"),
         ("/nowhere/plugin.py:f", "importing '/nowhere/plugin.py' failed: FileNotFoundError"),

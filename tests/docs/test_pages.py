@@ -49,7 +49,7 @@ def exists(key: str) -> bool:
 
 def test_the_comparison_of_the_readme_is_part_of_the_page() -> None:
     part = (ROOT / "README.md").read_text("utf-8").split("## Compared with other trainers")[1].split("## ")[0]
-    rows = [line for line in part.splitlines() if line.startswith("|")]
+    rows = [line.replace("](docs/", "](") for line in part.splitlines() if line.startswith("|")]
     page = (ROOT / "docs" / "comparison.md").read_text("utf-8").splitlines()
     assert len(rows) > 12
     assert [row for row in rows if row not in page] == []
@@ -90,7 +90,9 @@ def test_the_translated_configuration_is_one(page: Path, tmp_path: Path, monkeyp
             source["path"] = source["path"].replace(".parquet", ".jsonl")
     monkeypatch.chdir(tmp_path)
     plan = plan_run([ours], [], ["null"])
-    assert plan.config.train.prompts_per_step in (8, 64)
+    [step] = re.findall(r"```text\n(prompts .*?)```", page.read_text("utf-8"), re.DOTALL)
+    shown = dict(line.rsplit(maxsplit=1) for line in step.splitlines())
+    assert shown == {name.replace("_", " "): str(number) for name, number in plan.batch_sizes.items()}
 
 
 def test_troubleshooting_quotes_messages_of_the_code() -> None:

@@ -120,7 +120,7 @@ def test_a_service_that_is_down_stops_the_run_at_the_error_budget_and_is_named(t
     ("answer", "message"),
     [
         (ServiceAnswer({"score": 1.0}, cut_at=5), "broke off"),
-        (ServiceAnswer(b'{"score": 1'), "JSON is needed"),
+        (ServiceAnswer(b'{"score": 1'), "needs JSON"),
         (ServiceAnswer(b"<html>", content_type="text/html"), "text/html"),
         (ServiceAnswer(b" " * 10_000_000), "more than max_response_bytes"),
     ],

@@ -177,8 +177,8 @@ def with_arrays(scored: ScoredTrajectory, **arrays: Any) -> ScoredTrajectory:
     [
         ([[row("a", 0, [1], status=RewardStatus.FAILED)]], RewardError, "is 'failed'; drop the sample"),
         ([[row("a", 0, [1], status=RewardStatus.SKIPPED)]], RewardError, "is 'skipped'; drop the sample"),
-        ([[row("a", 0, [1], float("nan"))]], RewardError, "is nan; a finite score is needed"),
-        ([[row("a", 0, [1], float("-inf"))]], RewardError, "is -inf; a finite score is needed"),
+        ([[row("a", 0, [1], float("nan"))]], RewardError, "is nan; needs a finite score"),
+        ([[row("a", 0, [1], float("-inf"))]], RewardError, "is -inf; needs a finite score"),
         ([[row("a", 0, [1]), row("a", 0, [1])]], PluginError, "comes twice"),
         ([[row("a", 0, [1]), row("b", 1, [1])]], PluginError, "is in the group of prompt 'a'"),
         ([[row("a", 0, [1])], [row("a", 1, [1])]], PluginError, "two groups of 2 are of one prompt"),

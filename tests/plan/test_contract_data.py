@@ -273,9 +273,9 @@ def rlcore_reward_managers():
         ("data_absent:loss", "there is no module 'data_absent'"),
         ("rlcore.plan.nothing:loss", "there is no module 'rlcore.plan.nothing'"),
         ("rlcore.algo.advantage:absent", "defines no 'absent'"),
-        ("rlcore.errors:ANSWERED", "is tuple; a function is needed"),
+        ("rlcore.errors:ANSWERED", "is tuple; needs a function"),
         ("data_wrong:two", "takes (inputs, more); needs to take 1 argument"),
-        ("data_wrong:later", "is async def; a plain function is needed"),
+        ("data_wrong:later", "is async def; needs a plain function"),
     ],
 )
 def test_an_algorithm_that_is_not_there_is_refused_by_the_plan(site: Path, reference: str, message: str) -> None:

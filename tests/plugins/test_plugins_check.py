@@ -128,8 +128,8 @@ def test_a_scope_that_the_signature_cannot_serve_is_a_problem(site: Path) -> Non
         ("check_absent:f", "there is no module 'check_absent'"),
         ("check_losses:absent", "defines no 'absent'"),
         ("check_losses:two", "takes (inputs, more); needs to take 1 argument by position"),
-        ("check_losses:later", "is async def; a plain function is needed"),
-        ("check_losses:NUMBER", "is 3; a function is needed"),
+        ("check_losses:later", "is async def; needs a plain function"),
+        ("check_losses:NUMBER", "is 3; needs a function"),
         ("check_exits:f", "it called sys.exit(0)"),
     ],
 )

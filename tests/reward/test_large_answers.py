@@ -46,7 +46,7 @@ def test_more_than_a_few_megabytes_next_to_a_score_fail_the_sample(made: Callabl
         outcome_of_score((1.0, {"much": made()}), 3),
     ):
         assert outcome.status is RewardStatus.FAILED
-        assert outcome.error == "returned more than 4 MiB in addition to a score; less is needed"
+        assert outcome.error == "returned more than 4 MiB in addition to a score; needs less"
         assert len(pickle.dumps(outcome)) < 1000
     with pytest.raises(RewardError, match=r"log_extra\('c', \.\.\.\): found more than 4 MiB"):
         CallNotes(1).log_extra("c", [made()])

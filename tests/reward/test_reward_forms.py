@@ -172,7 +172,7 @@ def test_a_sample_that_failed_is_left_out_of_what_the_agent_does_to_its_group() 
     [
         ("length", "f: post_process: returned a list of 3 for 4 samples"),
         ("raises", r"f: post_process: \S*forms\.py:\d+: ValueError: cannot smooth"),
-        ("none", "f: post_process: returned None; a list of 4 numbers is needed"),
+        ("none", "f: post_process: returned None; needs a list of 4 numbers"),
     ],
 )
 def test_post_processing_that_goes_wrong_fails_the_group(wrong: str, error: str) -> None:

@@ -74,7 +74,7 @@ def test_whitening_and_the_counts_of_equal_groups_never_take_bad_numbers_for_equ
         group = [scored(sample, score) for sample, score in enumerate(pair)]
         with np.errstate(invalid="ignore"):
             assert reward_metrics(group)["reward/zero_std_frac"] == 0.0
-        with pytest.raises(RewardError, match=f"the reward of .* is {bad}; a finite number is needed"):
+        with pytest.raises(RewardError, match=f"the reward of .* is {bad}; needs a finite number"):
             rewards_all_equal([group])
 
 

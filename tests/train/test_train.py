@@ -345,7 +345,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_three_in_a_row_stop_the_r
 
 def test_too_few_prompts_for_one_step_are_refused(config: dict[str, Any]) -> None:
     del config["train"]["max_steps"]
-    with pytest.raises(ConfigError, match=r"train.prompts_per_step: 64 prompts per step are needed"):
+    with pytest.raises(ConfigError, match=r"the sources hold 30 prompts .*; needs 64 for one step"):
         run(config, "train.prompts_per_step=64")
 
 

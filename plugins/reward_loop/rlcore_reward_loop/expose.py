@@ -133,7 +133,7 @@ class Exposure:
 async def _object(request: web.Request) -> dict[str, Any]:
     body = await request.json()
     if not isinstance(body, dict):
-        raise ValueError("an object is needed")
+        raise ValueError("needs an object")
     return body
 
 

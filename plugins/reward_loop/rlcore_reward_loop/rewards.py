@@ -53,7 +53,7 @@ class ServiceSource(ScoreSource):
         answers = answer.get("scores") if isinstance(answer, Mapping) else None
         if not isinstance(answers, list) or len(answers) != len(questions):
             found = f"{len(answers)} of them" if isinstance(answers, list) else clipped(repr(answer), 80)
-            raise self._named(f"answered with {found}; 'scores' with {len(questions)} objects is needed")
+            raise self._named(f"answered with {found}; needs 'scores' with {len(questions)} objects")
         return [self._judged(answer, sample["id"]) for answer, sample in zip(answers, questions, strict=True)]
 
     def _judged(self, answer: Any, request_id: str) -> Outcome:
@@ -213,7 +213,7 @@ def question(trajectory: Trajectory) -> dict[str, Any]:
 def judgement(answer: Any, request_id: str) -> Outcome:
     """A service's answer about one sample; NoAnswer if not finite numbers, or about another sample."""
     if not isinstance(answer, dict) or "score" not in answer:
-        raise NoAnswer(f"answered with {clipped(str(answer), 80)!r}; an object with 'score' is needed")
+        raise NoAnswer(f"answered with {clipped(str(answer), 80)!r}; needs an object with 'score'")
     if answer.get("id", request_id) != request_id:
         raise NoAnswer(f"answered about {clipped(str(answer['id']), 80)!r} when it was asked about '{request_id}'")
     components, info = answer.get("components") or {}, answer.get("info") or {}

@@ -100,7 +100,7 @@ def test_a_list_of_the_wrong_length_fails_the_whole_group(score: Score, samples:
         )
         results, _ = score(settings, samples(4))
     assert [result.reward.status for result in results] == [RewardStatus.FAILED] * 4
-    assert "'scores' with 4 objects is needed" in results[0].reward.info["error"]
+    assert "needs 'scores' with 4 objects" in results[0].reward.info["error"]
 
 
 def test_identical_requests_are_asked_once_when_answers_are_kept(score: Score, one_service: Settings) -> None:
@@ -133,24 +133,24 @@ def test_every_call_is_in_the_audit_log_and_no_secret_is(
 
 
 BAD_ANSWERS = {
-    "prose": (ServiceAnswer(b"I would give it a ten."), "JSON is needed"),
+    "prose": (ServiceAnswer(b"I would give it a ten."), "needs JSON"),
     "html": (ServiceAnswer(b"<html>", content_type="text/html"), "answered with text/html"),
     "no kind": (
         ServiceAnswer({"score": 1}, content_type=""),
-        """answered without Content-Type, '{"score": 1}'; Content-Type: application/json is needed""",
+        """answered without Content-Type, '{"score": 1}'; needs Content-Type: application/json""",
     ),
-    "truncated": (ServiceAnswer(b'{"score": 1.0'), "JSON is needed"),
-    "empty": (ServiceAnswer(b""), "JSON is needed"),
-    "nested too deeply": (ServiceAnswer(b"[" * 100_000), "JSON is needed"),
-    "a list": (ServiceAnswer([1.0]), "an object with 'score' is needed"),
+    "truncated": (ServiceAnswer(b'{"score": 1.0'), "needs JSON"),
+    "empty": (ServiceAnswer(b""), "needs JSON"),
+    "nested too deeply": (ServiceAnswer(b"[" * 100_000), "needs JSON"),
+    "a list": (ServiceAnswer([1.0]), "needs an object with 'score'"),
     "no score": (
         ServiceAnswer({"reward": 1.0}),
-        "service 'scorer': answered with \"{'reward': 1.0}\"; an object with 'score' is needed",
+        "service 'scorer': answered with \"{'reward': 1.0}\"; needs an object with 'score'",
     ),
     "null": (ServiceAnswer({"score": None}), "'score' returned None"),
     "text": (ServiceAnswer({"score": "10"}), "'score' returned str '10'"),
-    "not a number": (ServiceAnswer(b'{"score": NaN}'), "a finite number is needed"),
-    "infinite": (ServiceAnswer(b'{"score": -Infinity}'), "a finite number is needed"),
+    "not a number": (ServiceAnswer(b'{"score": NaN}'), "needs a finite number"),
+    "infinite": (ServiceAnswer(b'{"score": -Infinity}'), "needs a finite number"),
     "a component that is none": (ServiceAnswer({"score": 1, "components": {"style": []}}), "'style' returned list []"),
     "components that are none": (
         ServiceAnswer({"score": 1, "components": [1]}),
@@ -164,10 +164,10 @@ BAD_ANSWERS = {
         ServiceAnswer(status=307, headers={"Location": "http://127.0.0.1:9/"}),
         "answered 307, a redirect to 'http://127.0.0.1:9/', which is not followed; name that address in urls",
     ),
-    "no such page": (ServiceAnswer(status=404), "answered 404; 200 is needed: correct the path in urls"),
+    "no such page": (ServiceAnswer(status=404), "answered 404; needs 200: correct the path in urls"),
     "no key": (
         ServiceAnswer(b"no such key", status=401),
-        "answered 401, 'no such key'; 200 is needed: set the token of the service",
+        "answered 401, 'no such key'; needs 200: set the token of the service",
     ),
 }
 

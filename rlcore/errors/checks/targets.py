@@ -128,7 +128,7 @@ def _in_module(module: ModuleType, where: str, names: Sequence[str], num_argumen
         return None
     found = contents[names[0]]
     if not callable(found):
-        return f"'{names[0]}' of module '{where}' is {type(found).__name__}; a function is needed"
+        return f"'{names[0]}' of module '{where}' is {type(found).__name__}; needs a function"
     if num_arguments is None or not isinstance(found, FunctionType):
         return None
     if inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found) or inspect.isgeneratorfunction(found):
@@ -176,7 +176,7 @@ def _defined(path: Path, changed_ns: int, size: int) -> _Definitions:
 
 def _wrong_definition(name: str, nodes: Sequence[ast.AST], where: str, num_arguments: int | None) -> str | None:
     if all(isinstance(node, _LITERALS) for node in nodes):
-        return f"'{name}' of {where} is {ast.unparse(nodes[-1]):.40}; a function is needed"
+        return f"'{name}' of {where} is {ast.unparse(nodes[-1]):.40}; needs a function"
     node = nodes[0]
     if num_arguments is None or len(nodes) > 1 or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return None
@@ -252,7 +252,7 @@ def _missing(name: str, where: str, functions: Sequence[str]) -> str:
 
 
 def _not_plain(name: str, where: str, kind: str) -> str:
-    return f"'{name}' of {where} is {kind}; a plain function is needed, which returns its result"
+    return f"'{name}' of {where} is {kind}; needs a plain function, which returns its result"
 
 
 def _wrong_parameters(name: str, parameters: str, where: str, num_arguments: int) -> str:

@@ -104,7 +104,7 @@ class Endpoint:
         known, recording = self._samples.get(number, ("", None))
         secret_bytes = secret.encode("utf-8", "surrogateescape")  # the bytes that arrived
         if recording is None or not hmac.compare_digest(known.encode(), secret_bytes):
-            raise Unknown("the token of a running sample is needed")
+            raise Unknown("needs the token of a running sample")
         return number, recording
 
     @web.middleware

@@ -113,15 +113,13 @@ class Client:
         except UnicodeError as cause:  # from Python's host name codec, e.g. for a label of 64 characters
             raise NoAnswer(f"could not be reached ({_redacted(cause)}): correct the host in urls") from cause
         if not kind:
-            raise NoAnswer(
-                f"answered without Content-Type, {_quoted(content)}; Content-Type: application/json is needed"
-            )
+            raise NoAnswer(f"answered without Content-Type, {_quoted(content)}; needs Content-Type: application/json")
         if "json" not in kind:
-            raise NoAnswer(f"answered with {kind}, {_quoted(content)}; JSON is needed")
+            raise NoAnswer(f"answered with {kind}, {_quoted(content)}; needs JSON")
         try:
             return json.loads(content), content
         except (ValueError, RecursionError) as cause:  # RecursionError: nested too deeply
-            raise NoAnswer(f"answered with {_quoted(content)}; JSON is needed") from cause
+            raise NoAnswer(f"answered with {_quoted(content)}; needs JSON") from cause
 
 
 def _redacted(cause: Exception) -> str:
@@ -150,7 +148,7 @@ def _refusal(response: aiohttp.ClientResponse, words: str) -> NoAnswer:
     if 300 <= status < 400:
         place = clipped(response.headers.get("Location", ""), LONGEST_ERROR)
         return NoAnswer(f"answered {status}, a redirect to {place!r}, which is not followed; name that address in urls")
-    return NoAnswer(f"answered {status}{words}; 200 is needed{REMEDIES.get(status, '')}")
+    return NoAnswer(f"answered {status}{words}; needs 200{REMEDIES.get(status, '')}")
 
 
 def allow_connections(number: int) -> None:

@@ -101,7 +101,7 @@ def answer_text(answer: Any) -> str:
         choice = answer["choices"][0]
         text = choice["message"]["content"]
     except (KeyError, IndexError, TypeError) as cause:
-        raise NoAnswer(f"answered with {clipped(str(answer), 80)!r}; choices[0].message.content is needed") from cause
+        raise NoAnswer(f"answered with {clipped(str(answer), 80)!r}; needs choices[0].message.content") from cause
     if choice.get("finish_reason") == "length":
         raise NoAnswer("the answer was cut off; raise judge.max_tokens")
     if not isinstance(text, str) or not text.strip():
@@ -127,9 +127,9 @@ def _by_field(text: str, field: str) -> Any:
     try:
         found = json.loads(fenced.group(1) if fenced else text)
     except (ValueError, RecursionError) as cause:
-        raise NoAnswer(f"the judge said {clipped(text, 60)!r}; JSON is needed") from cause
+        raise NoAnswer(f"the judge said {clipped(text, 60)!r}; needs JSON") from cause
     if not isinstance(found, Mapping) or field not in found:
-        raise NoAnswer(f"the judge said {clipped(text, 60)!r}; an object with '{field}' is needed")
+        raise NoAnswer(f"the judge said {clipped(text, 60)!r}; needs an object with '{field}'")
     return found[field]
 
 
