@@ -109,7 +109,7 @@ bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark but the learning 
 
 results: results-trl results-controls results-precision results-ppo results-tool-agent results-openai-agent  ## the learning curves, into docs/results/
 
-results-trl: $(STAMPS)/dev $(TRL)/stamp  ## TRL alone
+results-trl: $(STAMPS)/dev $(TRL)/stamp  ## rlcore and TRL on a tiny model, with a control that must fail
 	$(BIN)/python benchmarks/learning_vs_trl.py --out docs/results/vs_trl_learning $(ARGS)
 
 results-controls: $(STAMPS)/dev  ## PPO and late samples on a tiny model, with controls that must fail
@@ -118,7 +118,7 @@ results-controls: $(STAMPS)/dev  ## PPO and late samples on a tiny model, with c
 results-precision: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## each number format, on the demo's task and on a tiny model
 	$(BIN)/python benchmarks/precision.py --out docs/results/precision $(ARGS)
 
-results-ppo: $(STAMPS)/dev $(MODEL)  ## PPO, GRPO and the control of both: twelve runs of some minutes
+results-ppo: $(STAMPS)/dev $(MODEL)  ## PPO, GRPO and controls: twelve runs of some minutes
 	$(BIN)/python examples/ppo_critic/compare.py --out docs/results/ppo_critic $(ARGS)
 
 results-tool-agent: $(STAMPS)/dev $(MODEL)  ## a policy learns to call a tool: some minutes
