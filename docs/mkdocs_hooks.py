@@ -20,6 +20,9 @@ LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 ANSWERS = ("how-to.md", "troubleshooting.md", "faq.md", "data.md", "rewards.md", "configuration.md")
 RECORDS = ("performance.md", "api.md", "how-rlcore-is-tested.md", "architecture.md")
 IMAGES = (".png", ".svg", ".jpg")
+CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
+CELL_CODE = re.compile(r"<code>[^<]*</code>")
+BREAK_AFTER = re.compile(r"([._/=])(?=\w)")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 
 
@@ -48,6 +51,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     page.meta.setdefault("search", {})["boost"] = _boost(page.file.src_uri)
     source = page.file.abs_src_path
     return _relinked(markdown, Path(source)) if source else markdown
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Let names in tables break at their punctuation, so that narrow columns do not cut them anywhere."""
+    return CELL.sub(lambda cell: CELL_CODE.sub(_breakable, cell[0]), html)
+
+
+def _breakable(code: re.Match[str]) -> str:
+    return BREAK_AFTER.sub(r"\1<wbr>", code[0])
 
 
 def _boost(path: str) -> float:
