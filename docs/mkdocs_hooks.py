@@ -20,8 +20,9 @@ LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 ANSWERS = ("how-to.md", "troubleshooting.md", "faq.md", "data.md", "rewards.md", "configuration.md")
 RECORDS = ("performance.md", "api.md", "how-rlcore-is-tested.md", "architecture.md")
 IMAGES = (".png", ".svg", ".jpg")
-CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
-CELL_CODE = re.compile(r"<code>[^<]*</code>")
+CELL = re.compile(r"(?<!<tr>\n)<td[^>]*>.*?</td>", re.DOTALL)
+"""A cell of a table that is not the first of its row, where names stay whole."""
+CELL_CODE = re.compile(r"(?<=<code>)[^<]*(?=</code>)")
 BREAK_AFTER = re.compile(r"([._/=])(?=\w)")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 

@@ -58,6 +58,13 @@ def test_every_key_of_the_configuration_has_an_anchor() -> None:
     assert [key for key in keys if not any(anchor.endswith(f".{key}") for anchor in anchors)] == []
 
 
+def test_names_in_tables_break_at_punctuation_except_in_the_first_column() -> None:
+    text = (SITE / "metrics.html").read_text("utf-8")
+    assert "<code>algo.<wbr>dynamic_<wbr>sampling</code>" in text
+    assert "<tr>\n<td><code>reward/zero_std_frac</code></td>" in text
+    assert "<wbr>" not in text.split("<table>")[0]
+
+
 def test_no_page_scrolls_sideways_on_a_phone(browser: Any) -> None:
     look(browser, 400, "light")
     wide = []
