@@ -186,7 +186,7 @@ STATE = {
     "set_grad_enabled(False)": "grad mode; needs grad mode left as it is: use `with torch.no_grad",
     "set_default_dtype(torch.float64)": "the default dtype; needs the default dtype left as it is: give each tensor",
     "set_default_device('meta')": "the default device; needs .* give each tensor its device",
-    "manual_seed(0)": "the random state; needs .* draw from a new torch.Generator",
+    "manual_seed(90210)": "the random state; needs .* draw from a new torch.Generator",
     "rand(1)": "the random state; needs .* draw from a new torch.Generator",
     "set_num_threads(torch.get_num_threads() + 1)": "the number of threads; needs .* leave it to the run",
     "use_deterministic_algorithms(True)": "deterministic algorithms; needs .* leave it to the run",
