@@ -103,9 +103,8 @@ def test_an_error_that_is_kept_with_its_sample_is_cut_after_its_secrets(monkeypa
 
 @pytest.mark.slow
 def test_the_manager_keeps_to_the_budget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "reward.py").write_text(
-        "async def judge(trajectory):\n    return {'score': 1.0, 'said': 'x' * 200_000}\n"
-    )
+    source = "async def judge(trajectory):\n    return {'score': 1.0, 'said': 'x' * 200_000}\n"
+    (tmp_path / "reward.py").write_text(source)
     monkeypatch.setattr(held_info, "BUDGET", 500_000)
 
     async def score(manager: FunctionRewards) -> list[ScoredTrajectory]:
