@@ -36,7 +36,7 @@ class Connection(asyncio.Protocol):
         self.known = False
         """True once it has presented a valid token."""
         self.num_requests = 0
-        """Requests under way."""
+        """Requests in progress."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Open: the deadline for its token starts."""

@@ -35,8 +35,6 @@ class Served:
         return seconds
     def divide(self):
         return 1 / 0
-    def raise_much(self, kind):
-        raise {"foreign": ValueError, "ours": ConfigError}[kind]("x" * 30_000_000)
     def leave(self):
         sys.exit(4)
     def die(self):
@@ -128,19 +126,6 @@ async def failure(child: ChildProcess, method: str, *args: Any, deadline_s: floa
     except (ChildError, WorkerError, TimeoutError) as error:
         return error
     raise AssertionError(f"{method} raised nothing")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["foreign", "ours"])
-def test_the_text_of_an_exception_is_cut_before_it_is_sent(served: str, kind: str) -> None:
-    async def use(children: ChildProcesses) -> None:
-        child = await children.start(f"{served}:Served", name="served")
-        error = await failure(child, "raise_much", kind)
-        assert isinstance(error, ChildError)
-        assert 10_000 < len(str(error)) <= 100_000
-        assert len(error.trace) <= 100_000
-
-    run(use, max_message_bytes=1 << 26)
 
 
 def test_a_child_serves_the_methods_of_what_its_reference_makes(served: str) -> None:

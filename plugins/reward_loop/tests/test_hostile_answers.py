@@ -131,7 +131,7 @@ def test_an_echoed_secret_whose_rest_comes_late_is_redacted(secret: str, cut: in
         writer.write(b"" if ends else body[cut:])
         writer.close()
 
-    async def asked() -> str:
+    async def refusal() -> str:
         client = Client()
         await client.start()
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
@@ -140,7 +140,7 @@ def test_an_echoed_secret_whose_rest_comes_late_is_redacted(secret: str, cut: in
             await client.close()
         return str(caught.value)
 
-    error = asyncio.run(asked())
+    error = asyncio.run(refusal())
     assert error.startswith("answered 500")
     assert secret[:4] not in error
     assert ends or "${oc.env:RLCORE_TEST_ECHO_TOKEN} is not" in error
