@@ -49,6 +49,10 @@ CLOSE_GRACE_S = 1.0
 PR_SET_PDEATHSIG = 1
 
 
+MOST_TOLD = 100_000
+"""Characters that are sent of an exception and of its trace; far more than the parent shows."""
+
+
 class Pipe:
     """The child's end of the two pipes."""
 
@@ -97,9 +101,10 @@ def answered(pipe: Pipe, number: int, work: Callable[[], Any]) -> bool:
     except ChildError as error:
         cause = error.__cause__ or error
         text = str(error).removeprefix(": ")  # the exception itself, or the message of a ChildError
-        pipe.answer(number, RAISED, (text, "".join(traceback.format_exception(cause, limit=-20))))
+        trace = "".join(traceback.format_exception(cause, limit=-20))
+        pipe.answer(number, RAISED, (text[:MOST_TOLD], trace[:MOST_TOLD]))
     except RlcoreError as error:
-        pipe.answer(number, OURS, (type(error).__name__, str(error)))
+        pipe.answer(number, OURS, (type(error).__name__, str(error)[:MOST_TOLD]))
     else:
         pipe.answer(number, OK, value)
         return True

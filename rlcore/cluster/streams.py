@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import IO, Any
 
+from rlcore.errors.redaction import redact
+
 MAX_REST = 1 << 16
 """Bytes that are kept of a line without an end."""
 
@@ -59,8 +61,14 @@ async def lines(reader: asyncio.StreamReader) -> AsyncGenerator[str, None]:
     rest = b""
     while chunk := await reader.read(1 << 16):
         *whole, rest = (rest + chunk).split(b"\n")
-        rest = rest[-MAX_REST:]
+        rest = _end_of(rest) if len(rest) > MAX_REST else rest
         for line in whole:
             yield line.decode(errors="replace")
     if rest:
         yield rest.decode(errors="replace")
+
+
+def _end_of(line: bytes) -> bytes:
+    """The last MAX_REST bytes without secrets: a cut within a secret would leave a half that is not recognised."""
+    text = redact(line.decode("utf-8", "surrogateescape"))
+    return text.encode("utf-8", "surrogateescape")[-MAX_REST:]

@@ -33,7 +33,7 @@ def remember_variable(name: str) -> None:
     """Make `redact` replace the value of this environment variable."""
     value = os.environ.get(name, "")
     if value.strip() and (len(value) >= _SHORTEST or _SECRET_NAME.search(name)):
-        for written in _written(value):
+        for written in _written(value) | _lines(value):
             _resolved[written] = f"${{oc.env:{name}}}"
             _in_json[written] = json.dumps(written, ensure_ascii=False)[1:-1].encode("utf-8", "replace")
 
@@ -59,6 +59,12 @@ def _written(value: str) -> set[str]:
     texts |= {quote_plus(raw), _lower_escapes(quote(raw, safe="")), html.escape(value), raw.hex(), raw.hex().upper()}
     texts |= {base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode()}
     return texts | {text for before in range(3) for text in _in_base64(raw, before)}
+
+
+def _lines(value: str) -> set[str]:
+    """The lines of a value of several, such as a private key: output is shown line by line."""
+    lines = {line.strip() for line in value.splitlines()} if "\n" in value.strip() else set()
+    return {written for line in lines if len(line) >= _SHORTEST_UNASKED for written in (line, json.dumps(line)[1:-1])}
 
 
 def _lower_escapes(text: str) -> str:
@@ -102,6 +108,16 @@ def clipped(text: str, characters: int) -> str:
     """The beginning of a text without secrets. Redacts before it cuts, because half a secret is not recognised."""
     text = redact(text)
     return text if len(text) <= characters else text[:characters]
+
+
+def begun_secret(text: str) -> int:
+    """The number of last characters that may be the beginning of a secret whose rest has not come; 0: none."""
+    return max((_overlap(text, value) for value in _resolved), default=0)
+
+
+def _overlap(text: str, value: str) -> int:
+    lengths = range(min(len(text), len(value) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(value[:length])), 0)
 
 
 def displayable(text: str) -> str:

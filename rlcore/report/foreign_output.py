@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rlcore.errors import describe
-from rlcore.errors.redaction import displayable
+from rlcore.errors.redaction import begun_secret, displayable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +56,9 @@ class ForeignOutput:
         for line in lines:
             self._show(line)
         if len(self._line) > LONGEST_LINE:
-            self.finish()
+            shown = len(self._line) - begun_secret(self._line)  # half a secret would not be recognised
+            self._show(self._line[:shown])
+            self._line = self._line[shown:]
         return len(text)
 
     def writelines(self, lines: Any) -> None:

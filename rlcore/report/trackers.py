@@ -17,6 +17,7 @@ from typing import Any
 
 from rlcore.contracts.tracking import Setting, TrackContext, TrackedSample, Tracker
 from rlcore.errors import ConfigError, RlcoreError, boundary
+from rlcore.errors.redaction import redact
 from rlcore.plan import CORE, TrackerPlan
 
 START_S = 60.0
@@ -73,7 +74,7 @@ class Trackers:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand over the metrics; returns immediately."""
         if self._thread is not None and self._has_room(step):
-            values = dict(metrics)
+            values = {redact(name): value for name, value in metrics.items()}  # services name some of them
             self._thread.submit(lambda: self._log(step, values))
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:

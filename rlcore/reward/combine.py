@@ -5,8 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.contracts.scorer import LARGEST, Outcome
+from rlcore.contracts.scorer import Outcome
+from rlcore.errors.redaction import LONGEST_LINE, clipped
 from rlcore.types import Float32s, FrozenDict, Reward, RewardStatus
+
+LARGEST_SUM = 1e30
+"""The largest weighted sum of scores. Advantages are differences and multiples of sums, and float32."""
 
 
 def combine(
@@ -36,16 +40,17 @@ def combine(
             if "answer" in outcome.info:
                 info.setdefault("answer", outcome.info["answer"])
         if outcome.status is RewardStatus.FAILED:
-            errors[name] = outcome.error
+            errors[name] = clipped(outcome.error, LONGEST_LINE)  # the step keeps it, and foreign code wrote it
         elif outcome.status is RewardStatus.SKIPPED:
             skipped.append(name)
         else:
             parts[name] = outcome.score
             for part, value in outcome.components.items():
                 parts[f"{name}/{part}"] = value
-            if not abs(score + weights[name] * outcome.score) <= LARGEST:
+            if not abs(score + weights[name] * outcome.score) <= LARGEST_SUM:
                 errors[name] = (
-                    f"its score {outcome.score:g} times its weight {weights[name]:g} leaves what a float32 holds"
+                    f"its score {outcome.score:g} times its weight {weights[name]:g} lifts the sum beyond "
+                    f"{LARGEST_SUM:g}: advantages would leave what a float32 holds"
                 )
                 continue
             score += weights[name] * outcome.score
@@ -54,8 +59,8 @@ def combine(
             if outcome.token_scores is not None:
                 weighted = np.float32(weights[name]) * outcome.token_scores
                 total = weighted if total is None else total + weighted
-                if not np.isfinite(total).all():
-                    errors[name] = f"its token scores times its weight {weights[name]:g} leave what a float32 holds"
+                if not (np.abs(total) <= LARGEST_SUM).all():
+                    errors[name] = f"its token scores times its weight {weights[name]:g} exceed {LARGEST_SUM:g}"
     if skipped:
         info["skipped"] = skipped
     if not errors and parts:

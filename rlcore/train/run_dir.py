@@ -29,10 +29,12 @@ from rlcore.train.signals import Stopped
 LOG = "log.txt"
 READ_WHOLE = ("config.yaml", "plan.json", "rewards.json", STATUS, TRACE, OLDER_TRACE, f"{TOKENS}/{VOCABULARY}")
 """Files that a run writes and, on resume, reads as a whole."""
-WRITTEN = (LOCK, LOG, METRICS, "reward_calls.jsonl", *READ_WHOLE)
+WRITTEN = (LOCK, LOG, METRICS, "reward_calls.jsonl", "wandb_id.txt", *READ_WHOLE)
 """Files that a run writes, apart from those of its steps; the target of a link would be overwritten."""
 OF_STEPS = (TRAJECTORIES, TOKENS, "rewards")
-"""Directories whose files a run writes."""
+"""Directories whose files a run writes, and cuts back on resume."""
+OF_PARTS = ("weights", "tensorboard", "wandb")
+"""Directories that the weight sync, which also removes versions, and trackers write."""
 MOST_BYTES = 1 << 30
 """Bytes that a file which is read as a whole may have; those of runs have less than 100 MB."""
 ENDED = "the run ended by an error"
@@ -103,7 +105,7 @@ def open_directory(directory: Path, resume: bool) -> Path:
         raise ConfigError(f"--resume: found no run '{directory}'; {remedy} it without --resume")
     with _making(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    for path in (directory / name for name in OF_STEPS):
+    for path in (directory / name for name in (*OF_STEPS, *OF_PARTS)):
         _check_no_link(path)
     for path in (
         *(directory / name for name in WRITTEN),

@@ -9,8 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.algo.advantage import AdvantageInputs, dr_grpo, gae, grpo, reinforce_pp, rloo
+from rlcore.algo.advantage import (
+    AdvantageInputs,
+    dr_grpo,
+    gae,
+    gpg,
+    grpo,
+    opo,
+    pass_at_k,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    rloo,
+)
 from rlcore.algo.token_rewards import sample_rewards, token_rewards
+from rlcore.reward.combine import LARGEST_SUM
 
 Estimator = Callable[[AdvantageInputs], torch.Tensor]
 GROUP_ESTIMATORS = (grpo, dr_grpo, rloo)
@@ -54,6 +66,14 @@ def plain_gae(
     for k, t in enumerate(steps):
         advantages[t] = math.fsum((gamma * lam) ** (j - k) * deltas[j] for j in range(k, len(steps)))
     return advantages
+
+
+@pytest.mark.parametrize("estimator", [*GROUP_ESTIMATORS, opo, gpg, pass_at_k, reinforce_pp_baseline])
+def test_the_largest_sum_of_scores_leaves_no_float32_in_any_advantage(estimator: Estimator) -> None:
+    lowest, highest = [-LARGEST_SUM] * 63, [LARGEST_SUM]
+    inputs = of_groups([*highest, *lowest], [0.0, 1.0], *[[1.0, 1.0]] * 200)
+    assert inputs.rewards_B.dtype == torch.float32
+    assert estimator(inputs).isfinite().all()
 
 
 def test_grpo_of_a_hand_computed_group() -> None:

@@ -171,6 +171,11 @@ def test_a_template_ends_within_its_bounds(attack: str) -> None:
     assert found(tokenizer_with("fine"), CONVERSATIONS[0]) == "fine"
 
 
+def test_a_template_that_needs_more_memory_than_it_may_use_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^it: it used more than 256 MiB of memory; needs a template that only"):
+        render(tokenizer_with("{% set text = 'x' * 400000000 %}{{ text | length }}"), CONVERSATIONS[0], "it")
+
+
 def test_a_text_that_no_window_holds_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^it: it wrote 9000000 bytes of text; at most 8388608 are allowed"):
         render(tokenizer_with("{{ 'x' * 9000000 }}"), CONVERSATIONS[0], "it")

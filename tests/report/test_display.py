@@ -1,6 +1,7 @@
 """Foreign text reaches terminal and log without secrets, escape sequences or markup."""
 
 import ast
+import asyncio
 import base64
 import contextlib
 import html
@@ -23,10 +24,11 @@ import pytest
 from rich.console import Console
 
 from rlcore.cli.console import table
+from rlcore.cluster.streams import MAX_REST, lines
 from rlcore.cluster.worker_output import MAX_LINE, WorkerOutput
 from rlcore.config import load_config
 from rlcore.errors.redaction import DisplayFormatter, displayable, remember_variable
-from rlcore.report import metrics
+from rlcore.report import foreign_output, metrics
 from rlcore.report.terminal import Terminal
 from rlcore.testing import write_prompts
 from rlcore.testing.null import SETTINGS
@@ -113,6 +115,39 @@ def test_a_secret_is_redacted_however_it_is_written(
     for encoded in ("czNjcjN0", in_base64("s3cr3t", "u:")[4:-4], in_base64("s3cr3t", "user:")[8:-4], b"s3cr3t".hex()):
         assert encoded.lower() not in shown.lower()
     assert "${oc.env:RLCORE_TEST_TOKEN}" in shown
+
+
+def test_each_line_of_a_secret_of_several_is_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = '-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhki/9w0B\nAQEFAASCBKcwggSjAgEA"\n-----END PRIVATE KEY-----\n'
+    monkeypatch.setenv("RLCORE_TEST_PEM", key)
+    remember_variable("RLCORE_TEST_PEM")
+    for line in key.splitlines():
+        for written in (line, f"  {line}\r", json.dumps(line)):
+            assert "${oc.env:RLCORE_TEST_PEM}" in displayable(written)
+            assert line not in displayable(written)
+
+
+@pytest.mark.parametrize("cut", range(1, 20))
+def test_a_secret_across_the_end_of_an_unfinished_line_is_redacted(secret: str, cut: int) -> None:
+    shown = io.StringIO()
+    output = foreign_output.ForeignOutput(shown)
+    output.write("x" * foreign_output.LONGEST_LINE + secret[:cut])
+    output.write(secret[cut:] + "y\n")
+    assert shown.getvalue().replace("x", "") == "\n${oc.env:RLCORE_TEST_TOKEN}y\n"
+
+
+@pytest.mark.parametrize("cut", [1, 10, 19])
+def test_a_line_that_is_cut_at_its_beginning_holds_no_half_of_a_secret(secret: str, cut: int) -> None:
+    async def found() -> list[str]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"x" * (MAX_REST - cut) + f"{secret}é".encode() + b"y" * (MAX_REST - 22 + cut))
+        reader.feed_data(b"z\n")
+        reader.feed_eof()
+        return [line async for line in lines(reader)]
+
+    [line] = asyncio.run(found())
+    assert line.endswith("yz")
+    assert secret[-1] not in line.replace("${oc.env:RLCORE_TEST_TOKEN}", "").strip("é\ufffd")
 
 
 def test_variables_that_are_named_like_secrets_are_redacted_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

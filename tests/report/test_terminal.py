@@ -51,6 +51,13 @@ def test_completions_are_shown_as_text_with_their_parts_reward_and_advantage() -
     assert text.count("x") < 500, "long completions are cut"
 
 
+def test_names_of_components_are_shown_as_text() -> None:
+    out = io.StringIO()
+    foreign = replace(scored("7"), reward=Reward(1.0, FrozenDict({"[/bold] \x1b[31mred\x07": 0.5})))
+    Terminal(Console(file=out, width=200)).completions(1, [(foreign, 0.0)])
+    assert "[/bold] \ufffd[31mred\ufffd" in out.getvalue()
+
+
 def test_a_conversation_is_shown_message_by_message() -> None:
     out = io.StringIO()
     lines = [("assistant", "add(a=1, b=2)"), ("tool", "[bold]3\x1b[2J"), ("assistant", "It is 3.")]

@@ -14,6 +14,7 @@ import pytest
 
 from rlcore.contracts.tracking import Setting, TrackContext, TrackedSample, Tracker, TrackerOffer
 from rlcore.errors import ConfigError
+from rlcore.errors.redaction import remember_variable
 from rlcore.plan import TrackerPlan
 from rlcore.report import core_trackers
 from rlcore.report.core_trackers import MLflow
@@ -140,6 +141,18 @@ def test_every_tracker_gets_configuration_metrics_and_samples_in_one_thread(tmp_
     assert (context.name, context.project, context.run_name) == ("first", "project", tmp_path.name)
     assert (context.run_dir, context.section) == (tmp_path, "section")
     assert warnings == []
+
+
+def test_a_metric_that_a_service_named_after_a_secret_is_redacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLCORE_TEST_TOKEN", "tok-0123456789")
+    remember_variable("RLCORE_TEST_TOKEN")
+    trackers = trackers_of(tmp_path, [], only=fake())
+    trackers.log(1, {"reward/judge/tok-0123456789/mean": 1.0})
+    trackers.close()
+    [(_, logged)] = [call for call in made["only"].calls if call[0] == "log"]
+    assert logged == (1, {"reward/judge/${oc.env:RLCORE_TEST_TOKEN}/mean": 1.0})
 
 
 def test_a_tracker_that_changes_its_metrics_changes_no_other(tmp_path: Path) -> None:

@@ -5,20 +5,26 @@ import os
 import pickle
 import resource
 import sys
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rlcore.contracts.scorer import Outcome
+from rlcore.config import RewardFunctionConfig
+from rlcore.contracts.scorer import Outcome, failed
 from rlcore.errors import RewardError
+from rlcore.errors.redaction import LONGEST_LINE, remember_variable
 from rlcore.reward import held_info
 from rlcore.reward.combine import combine
+from rlcore.reward.functions import FunctionRewards
 from rlcore.reward.held_info import within_budget
 from rlcore.reward.notes import CallNotes
 from rlcore.reward.outcome import outcome_of_one, outcome_of_score
-from rlcore.types import FrozenDict, Reward, RewardStatus
+from rlcore.testing.rewards import make_trajectory, score_all, use_rewards
+from rlcore.types import FrozenDict, Reward, RewardStatus, ScoredTrajectory
 
 LARGE = 5 << 20
 
@@ -82,6 +88,30 @@ def test_rewards_beyond_the_budget_of_a_step_fail_and_memory_stays_bounded(monke
     del held, ok, failed
     gc.collect()
     assert all(reward.status is RewardStatus.OK for reward in rewards(10, 2 << 20))
+
+
+def test_an_error_that_is_kept_with_its_sample_is_cut_after_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLCORE_TEST_TOKEN", "tok-0123456789")
+    remember_variable("RLCORE_TEST_TOKEN")
+    error = "x" * (LONGEST_LINE - 8) + "tok-0123456789" + "x" * LARGE
+    reward = combine({"judge": failed(error)}, {"judge": 1.0}, 0.0)
+    assert reward.info["error"].startswith("judge: xxx")
+    assert len(reward.info["error"]) <= LONGEST_LINE + 10
+    assert len(reward.info["failed"]["judge"]) <= LONGEST_LINE
+    assert "tok-" not in reward.info["error"]
+
+
+@pytest.mark.slow
+def test_the_manager_keeps_to_the_budget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = "async def judge(trajectory):\n    return {'score': 1.0, 'said': 'x' * 200_000}\n"
+    (tmp_path / "reward.py").write_text(source)
+    monkeypatch.setattr(held_info, "BUDGET", 500_000)
+
+    async def score(manager: FunctionRewards) -> list[ScoredTrajectory]:
+        return await score_all(manager, [make_trajectory(0, sample) for sample in range(4)])
+
+    found = use_rewards({"judge": RewardFunctionConfig(fn=f"{tmp_path / 'reward.py'}:judge")}, score)
+    assert Counter(scored.reward.status for scored in found) == {RewardStatus.OK: 2, RewardStatus.FAILED: 2}
 
 
 def test_small_infos_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

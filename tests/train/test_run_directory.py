@@ -115,9 +115,9 @@ def test_a_link_in_the_place_of_a_file_is_refused_and_its_target_left_alone(
     assert (tmp_path / "precious").read_text() == "kept"
 
 
-@pytest.mark.parametrize("name", ["trajectories", "tokens", "rewards"])
-def test_a_link_in_the_place_of_a_directory_of_steps_is_refused(tmp_path: Path, name: str) -> None:
-    """A resume would cut back the steps of the run that it leads to."""
+@pytest.mark.parametrize("name", ["trajectories", "tokens", "rewards", "weights", "tensorboard", "wandb"])
+def test_a_link_in_the_place_of_a_directory_that_a_run_writes_is_refused(tmp_path: Path, name: str) -> None:
+    """A resume would cut back the steps of the run that it leads to; a weight sync would remove its versions."""
     (tmp_path / "other").mkdir()
     directory = tmp_path / "run"
     directory.mkdir()

@@ -12,13 +12,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from rlcore_agent_loop.agents import connections
-from rlcore_agent_loop.agents.connections import MAX_BODY_BYTES, Bodies, TooBusy, descriptor_budget
+from rlcore_agent_loop.agents import bodies
+from rlcore_agent_loop.agents.bodies import MAX_BODY_BYTES, Bodies, TooBusy
 from rlcore_agent_loop.agents.endpoint import Endpoint
 from rlcore_agent_loop.agents.messages import BadRequest
 from rlcore_agent_loop.agents.recording import PolicyAnswer
 from rlcore_agent_loop.testing import HELLO, Ask, says, served
 
+from rlcore.contracts import connections
+from rlcore.contracts.connections import descriptor_budget
 from rlcore.testing.leaks import leaks
 
 
@@ -213,7 +215,7 @@ def test_a_body_without_a_token_is_not_read(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.fault
 def test_a_body_that_comes_too_slowly_or_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "BODY_S", 1.0)
+    monkeypatch.setattr(bodies, "BODY_S", 1.0)
 
     async def work(server: Server) -> None:
         reader, writer = await server.connect()
@@ -241,7 +243,7 @@ async def _chunks(num: int, size: int) -> AsyncIterator[bytes]:
 
 def test_bodies_of_one_sample_and_of_all_have_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in (("MAX_BODY_BYTES", 100), ("MAX_SAMPLE_BYTES", 150), ("MAX_BYTES", 250)):
-        monkeypatch.setattr(connections, name, size)
+        monkeypatch.setattr(bodies, name, size)
 
     async def read(*samples: str) -> list[Any]:
         bodies = Bodies()
@@ -260,7 +262,7 @@ def test_bodies_of_one_sample_and_of_all_have_a_budget(monkeypatch: pytest.Monke
 
 
 def test_requests_of_one_sample_at_once_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MAX_AT_ONCE", 3)
+    monkeypatch.setattr(bodies, "MAX_AT_ONCE", 3)
 
     async def work(server: Server) -> None:
         server.sample.go.clear()

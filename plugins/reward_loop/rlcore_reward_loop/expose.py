@@ -4,17 +4,20 @@ Exposed services and models keep their slots, rates, retries and audit log. Chil
 their environment.
 """
 
+import asyncio
 import hmac
 import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rlcore import FrozenDict, Lane, ScoreRequest
+from rlcore.contracts.connections import Connections, descriptor_budget
 from rlcore.errors.redaction import remember_variable
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.client.service import Call, Service
@@ -48,6 +51,8 @@ class Exposure:
         self.token = secrets.token_urlsafe(32)
         self.url = self.eval_url = ""
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._connections: Connections | None = None
         self._before: dict[str, str | None] = {}
 
     async def start(self) -> None:
@@ -61,8 +66,11 @@ class Exposure:
             application, access_log=None, logger=server_logger, handler_cancellation=True, shutdown_timeout=1.0
         )
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        root = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        if self._runner.server is None:
+            raise RuntimeError("the runner was set up without a server")
+        self._connections = Connections(descriptor_budget(), self._runner.server)
+        self._server = await asyncio.get_running_loop().create_server(self._connections.accept, "127.0.0.1", 0)
+        root = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         self.url, self.eval_url = f"{root}/v1", f"{root}{EVAL_PREFIX}/v1"
         variables = {URL_VARIABLE: self.url, EVAL_URL_VARIABLE: self.eval_url, TOKEN_VARIABLE: self.token}
         for name, value in variables.items():
@@ -79,6 +87,8 @@ class Exposure:
             else:
                 os.environ[name] = value
         runner, self._runner = self._runner, None
+        if self._server is not None:
+            self._server.close()
         if runner is not None:
             await runner.cleanup()
 
@@ -88,7 +98,8 @@ class Exposure:
         if not hmac.compare_digest(header.encode(errors="surrogatepass"), f"Bearer {self.token}".encode()):
             return _error(401, "the token is missing or wrong")
         try:
-            return await handler(request)
+            with self._connections.in_use(request.transport) if self._connections is not None else nullcontext():
+                return await handler(request)
         except NoAnswer as cause:
             return _error(502, str(cause))
         except (ValueError, KeyError, TypeError, RecursionError) as cause:

@@ -17,9 +17,11 @@ from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings, Servi
 
 from rlcore.aio import Stopwatch
 from rlcore.config import RewardFunctionConfig
+from rlcore.contracts import connections
 from rlcore.contracts.call_log import CallLog
 from rlcore.contracts.reward_replica import RawScore, ScoreRequest
 from rlcore.errors.redaction import redact
+from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import chat_answer, serving
 from rlcore.types import Lane
@@ -35,6 +37,29 @@ def score(trajectory):
     with urllib.request.urlopen(request, timeout=20) as answer:
         return float(json.loads(answer.read())["choices"][0]["message"]["content"])
 """
+
+
+def test_idle_connections_take_a_share_of_the_descriptors_and_the_endpoint_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 10)
+
+    async def talk() -> None:
+        exposure = Exposure({}, {})
+        await exposure.start()
+        port = int(exposure.url.rpartition(":")[2].partition("/")[0])
+        writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(50)]
+        headers = {"Authorization": f"Bearer {exposure.token}"}
+        async with aiohttp.ClientSession() as session, session.get(f"{exposure.url}/models", headers=headers) as answer:
+            assert answer.status == 200
+        assert exposure._connections is not None
+        assert len(exposure._connections._open) <= 10
+        for writer in writers:
+            writer.close()
+        await exposure.close()
+
+    with leaks():
+        asyncio.run(talk())
 
 
 @pytest.mark.slow

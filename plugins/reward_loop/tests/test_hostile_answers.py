@@ -6,7 +6,7 @@ import math
 from typing import Any, cast
 
 import pytest
-from rlcore_reward_loop.client.http import NoAnswer, seconds
+from rlcore_reward_loop.client.http import Client, NoAnswer, seconds
 from rlcore_reward_loop.client.service import Service
 from rlcore_reward_loop.rewards import ServiceSource, judgement
 
@@ -74,11 +74,11 @@ def test_a_score_that_its_weight_lifts_out_of_float32_fails_its_sample() -> None
     assert reward.status is RewardStatus.FAILED
     assert reward.score == 0.0
     assert list(reward.info["failed"]) == ["big"]
-    assert "leaves what a float32 holds" in reward.info["failed"]["big"]
+    assert "would leave what a float32 holds" in reward.info["failed"]["big"]
 
 
-def test_a_sum_that_leaves_float32_fails_its_sample_though_no_part_does() -> None:
-    part = Outcome(RewardStatus.OK, 3e38)
+def test_a_sum_that_is_too_large_fails_its_sample_though_no_part_does() -> None:
+    part = Outcome(RewardStatus.OK, 0.8e30)
     reward = combine({"a": part, "b": part}, {"a": 1.0, "b": 1.0}, 0.0)
     assert reward.status is RewardStatus.FAILED
     assert list(reward.info["failed"]) == ["b"]
@@ -116,6 +116,34 @@ def test_an_echoed_secret_is_redacted_before_the_answer_is_cut(secret: str, befo
     with pytest.raises(NoAnswer) as caught:
         judgement(["x" * before + secret], "")
     assert secret[:5] not in str(caught.value)
+
+
+@pytest.mark.parametrize("cut", [4, 10, 34])
+@pytest.mark.parametrize("ends", [False, True], ids=["comes later", "never comes"])
+def test_an_echoed_secret_whose_rest_comes_late_is_redacted(secret: str, cut: int, ends: bool) -> None:
+    body = secret.encode() + b" is not known here"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(f"HTTP/1.1 500 X\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body[:cut])
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.write(b"" if ends else body[cut:])
+        writer.close()
+
+    async def refusal() -> str:
+        client = Client()
+        await client.start()
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            with pytest.raises(NoAnswer) as caught:
+                await client.post(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", b"{}", 1000)
+            await client.close()
+        return str(caught.value)
+
+    error = asyncio.run(refusal())
+    assert error.startswith("answered 500")
+    assert secret[:4] not in error
+    assert ends or "${oc.env:RLCORE_TEST_ECHO_TOKEN} is not" in error
 
 
 def test_the_log_of_calls_redacts_before_it_cuts(secret: str, tmp_path: Any) -> None:

@@ -7,15 +7,15 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from rlcore.contracts.connections import Connections, descriptor_budget
 from rlcore.errors import RlcoreError
-from rlcore_agent_loop.agents.connections import MAX_BODY_BYTES, Bodies, Connections, TooBusy, descriptor_budget
+from rlcore_agent_loop.agents.bodies import MAX_BODY_BYTES, Bodies, TooBusy
 from rlcore_agent_loop.agents.messages import BadRequest, check_texts
 from rlcore_agent_loop.agents.recording import PolicyAnswer, Recording
 
@@ -123,19 +123,8 @@ class Endpoint:
             return _error(400, str(error), error.code)
         return response
 
-    @contextmanager
-    def _in_use(self, request: web.Request) -> Iterator[None]:
-        """Mark the request's connection as having a token; it is not closed to make room during the request."""
-        connection = self._connections.of(request.transport) if self._connections is not None else None
-        if connection is None:
-            yield
-            return
-        connection.known = True
-        connection.num_requests += 1
-        try:
-            yield
-        finally:
-            connection.num_requests -= 1
+    def _in_use(self, request: web.Request) -> AbstractContextManager[None]:
+        return self._connections.in_use(request.transport) if self._connections is not None else nullcontext()
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "rlcore"}]})

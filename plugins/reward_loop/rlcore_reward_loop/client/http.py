@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from rlcore.errors import describe
-from rlcore.errors.redaction import clipped
+from rlcore.errors.redaction import begun_secret, clipped
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,8 @@ OTHER_FILES = 512
 """File descriptors set aside for the rest of a run: children, logs, data, a cluster."""
 LONGEST_QUOTE = 10_000
 """Leading bytes of an answer that are searched for secrets before an error quotes them."""
+SHORTEST_HALF = 4
+"""Characters at the end of an answer that count as the beginning of a secret; fewer are what many words begin with."""
 LONGEST_ERROR = 300
 """Characters kept of an HTTP error."""
 MAX_READING = 128 << 20
@@ -127,17 +129,21 @@ def _redacted(cause: Exception) -> str:
     return clipped(describe(cause), LONGEST_ERROR)
 
 
-def _quoted(content: bytes) -> str:
-    return repr(clipped(content[:LONGEST_QUOTE].decode(errors="replace"), 40))
+def _quoted(content: bytes | bytearray) -> str:
+    """The beginning of an answer, without a secret at its end that the service or the connection has cut."""
+    text = content[:LONGEST_QUOTE].decode(errors="replace")
+    begun = begun_secret(text)
+    return repr(clipped(text[: len(text) - begun] if begun >= SHORTEST_HALF else text, 40))
 
 
 async def _beginning(response: aiohttp.ClientResponse) -> str:
     """The first words of a refusal, quoted, after a comma; empty if there are none or they arrive too late."""
+    content = bytearray()
     with suppress(TimeoutError, aiohttp.ClientError):
         async with asyncio.timeout(REFUSAL_S):
-            content = await response.content.read(LONGEST_QUOTE)
-            return f", {_quoted(content)}" if content.strip() else ""
-    return ""
+            while len(content) < LONGEST_QUOTE and (chunk := await response.content.read(LONGEST_QUOTE)):
+                content += chunk
+    return f", {_quoted(content)}" if content.strip() else ""
 
 
 def _refusal(response: aiohttp.ClientResponse, words: str) -> NoAnswer:

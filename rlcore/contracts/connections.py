@@ -1,35 +1,22 @@
-"""Limits connections and request bodies of the endpoint, so that agents cannot exhaust the run."""
+"""Limits the connections of a server that a plugin runs on loopback, so that no program can exhaust the run.
+
+    connections = Connections(descriptor_budget(), runner.server)
+    server = await loop.create_server(connections.accept, "127.0.0.1", 0)
+
+A request whose token is right is served inside `connections.in_use(transport)`.
+"""
 
 import asyncio
 import resource
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
-from aiohttp import web
-
-from rlcore.errors import RlcoreError
-from rlcore_agent_loop.agents.messages import BadRequest
-
 MAX_CONNECTIONS = 1024
 DESCRIPTOR_SHARE = 4
-"""The endpoint's share of the descriptors that the process may open."""
+"""A server's share of the descriptors that the process may open."""
 HEAD_S = 10.0
-"""Seconds within which a connection must present the token of a running sample."""
-BODY_S = 30.0
-"""Seconds within which a request's body must arrive."""
-MAX_AT_ONCE = 64
-"""Requests of one sample in flight."""
-MAX_BODY_BYTES = 8 << 20
-MAX_SAMPLE_BYTES = 2 * MAX_BODY_BYTES
-"""Bytes of one sample's bodies that may be read at a time."""
-MAX_BYTES = 16 * MAX_BODY_BYTES
-"""Bytes of all bodies that may be read at a time."""
-
-
-class TooBusy(RlcoreError):
-    """A request that may be retried later."""
+"""Seconds within which a connection must present a valid token."""
 
 
 def descriptor_budget() -> int:
@@ -47,7 +34,7 @@ class Connection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
         self.known = False
-        """True once it has presented the token of a running sample."""
+        """True once it has presented a valid token."""
         self.num_requests = 0
         """Unfinished requests."""
 
@@ -121,45 +108,16 @@ class Connections:
         """The connection of a request."""
         return self._open.get(transport)
 
-
-class Bodies:
-    """Limits requests in flight and the bytes of their bodies, per sample and in total."""
-
-    def __init__(self) -> None:
-        self._num_bytes: Counter[str] = Counter()
-        self._num_requests: Counter[str] = Counter()
-
     @contextmanager
-    def request(self, sample: str) -> Iterator[None]:
-        """Count a request of the sample while it is in flight; TooBusy when there are too many."""
-        if self._num_requests[sample] >= MAX_AT_ONCE:
-            raise TooBusy(f"this sample has {MAX_AT_ONCE} unfinished requests; wait for one of them")
-        self._num_requests[sample] += 1
+    def in_use(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
+        """Mark a request's connection as having a token; it is not closed to make room during the request."""
+        connection = self.of(transport)
+        if connection is None:
+            yield
+            return
+        connection.known = True
+        connection.num_requests += 1
         try:
             yield
         finally:
-            self._num_requests[sample] -= 1
-            if not self._num_requests[sample]:
-                del self._num_requests[sample]
-
-    async def read(self, sample: str, content: AsyncIterator[bytes]) -> bytes:
-        """The body of a request. BadRequest if it is too large or late, TooBusy if too much is being read."""
-        found = bytearray()
-        try:
-            async with asyncio.timeout(BODY_S):
-                async for chunk in content:
-                    found += chunk
-                    self._num_bytes[sample] += len(chunk)
-                    if len(found) > MAX_BODY_BYTES:
-                        raise BadRequest(f"the body has more than {MAX_BODY_BYTES} bytes")
-                    if self._num_bytes[sample] > MAX_SAMPLE_BYTES or self._num_bytes.total() > MAX_BYTES:
-                        raise TooBusy("too much is being sent at once; try again")
-        except TimeoutError as cause:
-            raise BadRequest(f"the body has not come within {BODY_S:g} s") from cause
-        except web.RequestPayloadError as cause:
-            raise BadRequest("the body is not of the Content-Encoding that the request names") from cause
-        finally:
-            self._num_bytes[sample] -= len(found)
-            if not self._num_bytes[sample]:
-                del self._num_bytes[sample]
-        return bytes(found)
+            connection.num_requests -= 1
