@@ -50,6 +50,8 @@ class Connection(asyncio.Protocol):
         """True once it has presented the token of a running sample."""
         self.num_requests = 0
         """Requests under way."""
+        self.sample = ""
+        """The sample of the last request."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Open: the deadline for its token starts."""
@@ -116,6 +118,12 @@ class Connections:
     def discard(self, connection: Connection) -> None:
         """Remove a closed one."""
         self._open.pop(connection.transport, None)
+
+    def abort_of(self, sample: str) -> None:
+        """Close those with a request of a sample that ended a while ago: their client does not read the answer."""
+        for connection in list(self._open.values()):
+            if connection.sample == sample and connection.num_requests:
+                connection.abort()
 
     def of(self, transport: asyncio.BaseTransport | None) -> Connection | None:
         """The connection of a request."""

@@ -94,8 +94,11 @@ class Endpoint:
 
     def revoke(self, token: str) -> None:
         """Invalidate the token of a sample that has ended."""
-        _, recording = self._samples.pop(token.partition(".")[0])
+        number = token.partition(".")[0]
+        _, recording = self._samples.pop(number)
         recording.close()
+        if self._connections is not None:
+            asyncio.get_running_loop().call_later(CLOSE_S, self._connections.abort_of, number)
 
     def _sample(self, request: web.Request) -> tuple[str, Recording]:
         """The sample whose token the request carries, compared in constant time; Unknown without a valid token."""
@@ -111,7 +114,7 @@ class Endpoint:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         try:
             number, _ = self._sample(request)
-            with self._in_use(request), self._bodies.request(number):
+            with self._in_use(request, number), self._bodies.request(number):
                 response: web.StreamResponse = await handler(request)
         except Unknown as error:
             refused = _error(401, str(error), "invalid_api_key")
@@ -124,13 +127,13 @@ class Endpoint:
         return response
 
     @contextmanager
-    def _in_use(self, request: web.Request) -> Iterator[None]:
+    def _in_use(self, request: web.Request, number: str) -> Iterator[None]:
         """Mark the request's connection as having a token; it is not closed to make room during the request."""
         connection = self._connections.of(request.transport) if self._connections is not None else None
         if connection is None:
             yield
             return
-        connection.known = True
+        connection.known, connection.sample = True, number
         connection.num_requests += 1
         try:
             yield
