@@ -151,7 +151,7 @@ def test_a_number_that_is_not_finite_is_an_error(tmp_path: Path, field: str, num
     write_status(tmp_path, status_of(working(), began=time.time()))
     record = json.loads((tmp_path / STATUS).read_text())
     (tmp_path / STATUS).write_text(json.dumps(record | {field: "?"}).replace('"?"', number))
-    with pytest.raises(ConfigError, match="it is not a status of a run: (ValueError|OverflowError)"):
+    with pytest.raises(ConfigError, match=r"it is not a status of a run: (ValueError|OverflowError)"):
         read_status(tmp_path)
 
 

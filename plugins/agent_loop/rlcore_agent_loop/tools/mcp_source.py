@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import IO, Any
+from typing import Any, TextIO
 
 from rlcore.cluster.kit import WorkerOutput
 from rlcore.errors import ChildError, ConfigError, RlcoreError, boundary, nearest
@@ -65,7 +65,7 @@ class _Lines(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def logged_output(name: str) -> AsyncIterator[IO[str]]:
+async def logged_output(name: str) -> AsyncIterator[TextIO]:
     """A file for a server's standard error: its lines go to the log, as those of workers do, not to the terminal."""
     reading, writing = os.pipe()
     lines = _Lines(WorkerOutput(name))
