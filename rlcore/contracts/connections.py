@@ -37,6 +37,8 @@ class Connection(asyncio.Protocol):
         """True once it has presented a valid token."""
         self.num_requests = 0
         """Unfinished requests."""
+        self.owner = ""
+        """The owner of the last request, such as a sample."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Open: the deadline for its token starts."""
@@ -104,18 +106,27 @@ class Connections:
         """Remove a closed one."""
         self._open.pop(connection.transport, None)
 
+    def abort_of(self, owner: str) -> None:
+        """Close those with an unfinished request of an owner that ended: their client does not read the answer."""
+        for connection in list(self._open.values()):
+            if connection.owner == owner and connection.num_requests:
+                connection.abort()
+
     def of(self, transport: asyncio.BaseTransport | None) -> Connection | None:
         """The connection of a request."""
         return self._open.get(transport)
 
     @contextmanager
-    def in_use(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """Mark a request's connection as having a token; it is not closed to make room during the request."""
+    def in_use(self, transport: asyncio.BaseTransport | None, owner: str = "") -> Iterator[None]:
+        """Mark a request's connection as having a token; it is not closed to make room during the request.
+
+        `owner`: whose request it is, for `abort_of`.
+        """
         connection = self.of(transport)
         if connection is None:
             yield
             return
-        connection.known = True
+        connection.known, connection.owner = True, owner
         connection.num_requests += 1
         try:
             yield

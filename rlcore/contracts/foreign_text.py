@@ -39,10 +39,11 @@ class ForeignText:
     def guarded(self, value: Any) -> Any:
         """The messages or tool schemas with every spelling of a marker split.
 
-        The start or end of a text that could be half a marker is separated from its neighbour.
+        The start or end of a text that could be half a marker is separated from its neighbour. A lone surrogate, which
+        a tokenizer rejects, becomes a question mark.
         """
         if isinstance(value, str):
-            return self._parted(value)
+            return self._parted(_encodable(value))
         if isinstance(value, Mapping):
             return {self.guarded(key): self.guarded(inner) for key, inner in value.items()}
         return [self.guarded(inner) for inner in value] if isinstance(value, (list, tuple)) else value
@@ -169,6 +170,10 @@ class _Twin:
         ]
         ids = self._tokenizer.encode("".join(named), add_special_tokens=False).ids
         return None if self._from_text.intersection(ids) else [self._id_of.get(id_, id_) for id_ in ids]
+
+
+def _encodable(text: str) -> str:
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _any_of(texts: Iterable[str]) -> str:

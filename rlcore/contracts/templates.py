@@ -137,7 +137,7 @@ def render(tokenizer: "PreTrainedTokenizerBase", messages: list[Any], whose: str
             (known.chat_template, dict(known.special_tokens_map), variables), pickle.HIGHEST_PROTOCOL
         )
     answer = _CHILD.request(message, whose)
-    kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
+    kind, text = answer[:1], answer[1:].decode("utf-8", "replace")  # no tokenizer takes a lone surrogate
     if kind == REFUSED:
         raise TemplateRefused(f"{whose}: {text}")
     if kind == TOO_LARGE:

@@ -5,6 +5,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -36,6 +37,9 @@ class IssuedPrompts:
         self._offer, self._seed, self._solved_at = plan.offer, seed, data.solved_at
         self._who = f"{plan.provided_by}: prompt order '{plan.offer.name}'"
         self._digests = {name: _digest(prompts[name]) for name in sorted(prompts)}
+        self._rows = {name: _digest_of_rows(prompts[name]) for name in sorted(prompts)}
+        self.changed: Sequence[str] = ()
+        """Sources with the questions of the restored state, and other answers, columns or system messages."""
         self._prompts = {prompt.id: prompt for name in sorted(prompts) for prompt in prompts[name]}
         self._issued: Counter[str] = Counter()
         """The number of times that each row was issued."""
@@ -110,6 +114,7 @@ class IssuedPrompts:
             "order": self._offer.name,
             "seed": self._seed,
             "digests": self._digests,
+            "rows": self._rows,
             "position": self._position(),
         }
         if self._counts:
@@ -132,6 +137,8 @@ class IssuedPrompts:
         order does not return the state that it was restored to.
         """
         self._check_run(state)
+        known_rows = state.get("rows", self._rows)  # checkpoints of earlier versions do not have them
+        self.changed = [name for name, digest in self._rows.items() if known_rows[name] != digest]
         self._called("restore()", lambda: self._order.restore(state["position"]))
         again = self._position()
         if again != state["position"]:
@@ -169,6 +176,16 @@ def _digest(prompts: Sequence[Prompt]) -> str:
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(f"{prompt.id}\0{question_of(prompt.messages)}\0".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _digest_of_rows(prompts: Sequence[Prompt]) -> str:
+    """The digest of messages, answers and columns; values that JSON lacks count as their types."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        row = [prompt.messages, prompt.answer, prompt.columns]
+        with suppress(ValueError, RecursionError):  # a number of thousands of digits, a value of hundreds of levels
+            digest.update(json.dumps(row, default=lambda value: type(value).__name__, skipkeys=True).encode())
     return digest.hexdigest()
 
 

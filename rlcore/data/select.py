@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rlcore.data.conversation import question_of
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, boundary
 from rlcore.types import Message, Prompt
 
 
@@ -26,7 +26,11 @@ def filter_long(
     """
     kept = []
     for prompt in prompts:
-        num_tokens = len(tokens.encode_prompt(prompt.messages))
+        try:
+            with boundary("it cannot be tokenised", ConfigError):  # a value of hundreds of levels
+                num_tokens = len(tokens.encode_prompt(prompt.messages))
+        except ConfigError as error:  # or the chat template refuses it
+            raise ConfigError(f"prompt '{prompt.id}': {error}") from error
         if num_tokens <= max_tokens:
             check(prompt, num_tokens)
             kept.append(prompt)

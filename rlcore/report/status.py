@@ -6,6 +6,7 @@ A thread reads the activity each second, so the file also shows a controller tha
 import fcntl
 import json
 import logging
+import math
 import os
 import queue
 import socket
@@ -237,8 +238,11 @@ def read_status(run_dir: Path) -> tuple[Status, float] | None:
             raise ConfigError(f"'{path}': its schema is {shown(schema)}; this rlcore reads {SCHEMA}; use a newer one")
         waiting = tuple(_fields_of(WaitingSamples, record) for record in found["waiting"])
         roles = tuple(_fields_of(RoleStatus, record) for record in found["roles"])
-        return _fields_of(Status, found | {"waiting": waiting, "roles": roles}), float(found["written"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
+        status = _fields_of(Status, found | {"waiting": waiting, "roles": roles})
+        if not math.isfinite(written := float(found["written"])):
+            raise ValueError(f"written is {written}")
+        return status, written
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as cause:
         raise ConfigError(f"'{path}': it is not a status of a run: {describe(cause)}; remove it") from cause
 
 
@@ -249,4 +253,6 @@ def _fields_of(cls: type[T], record: Mapping[str, Any]) -> T:
         value, needed = getattr(made, field.name), _TYPES.get(str(field.type), (object,))
         if not isinstance(value, needed) or isinstance(value, bool):
             raise TypeError(f"{field.name} is {shown(value)}")
+        if isinstance(value, (int, float)) and not math.isfinite(value):
+            raise ValueError(f"{field.name} is {value}")
     return made

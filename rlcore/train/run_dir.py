@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
@@ -15,6 +15,7 @@ from types import TracebackType
 
 from rlcore.config import LoadedConfig
 from rlcore.config.names import run_directory
+from rlcore.config.providers import Provider
 from rlcore.errors import ConfigError, RlcoreError, WorkerError, describe, nearest
 from rlcore.errors.redaction import DisplayFormatter
 from rlcore.plan import RunPlan, plan_to_json
@@ -205,21 +206,27 @@ class LogFile(logging.FileHandler):
 
 
 @contextmanager
-def logging_to(directory: Path) -> Iterator[None]:
-    """Append the messages of rlcore's loggers to log.txt, as they may be shown, and the error that ends the block.
+def logging_to(directory: Path, plugins: Iterable[Provider] = ()) -> Iterator[None]:
+    """Append the messages of rlcore's and the plugins' loggers to log.txt, as they may be shown, and the error that
+    ends the block.
 
-    The terminal may be gone by then, and its error with it. CheckpointError when log.txt cannot be opened.
+    The terminal may be gone by then, and its error with it. It shows the warnings of plugins as well, unless the
+    application that runs rlcore handles them. CheckpointError when log.txt cannot be opened.
     """
     with writing_records(directory / LOG):
-        logger, handler = logging.getLogger("rlcore"), LogFile(directory / LOG)
+        handler = LogFile(directory / LOG)
     handler.setFormatter(DisplayFormatter(LOG_FORMAT))
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
+    named = (name for plugin in plugins for name in (plugin.plugin, plugin.distribution.replace("-", "_")))
+    shown = () if logging.getLogger().handlers or logging.lastResort is None else (logging.lastResort,)
     with ExitStack() as stack:
         stack.callback(handler.close)
-        stack.callback(logger.setLevel, level)
-        stack.callback(logger.removeHandler, handler)
+        for name in dict.fromkeys(("rlcore", *filter(str.isidentifier, named))):
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.INFO)
+            for each in (handler, *(shown if name != "rlcore" else ())):
+                stack.callback(logger.removeHandler, each)
+                logger.addHandler(each)
         stack.push(_end_in_words)
         yield
 
@@ -253,6 +260,21 @@ def write_rewards(directory: Path, plan: RunPlan) -> None:
     with writing_records(directory / "rewards"):
         copy_reward_files(plan.rewards, directory / "rewards")
         (directory / "rewards.json").write_text(provenance)
+
+
+def reward_changes(directory: Path, plan: RunPlan) -> list[str]:
+    """Reward functions whose code is not the one in rewards.json."""
+    try:
+        before = json.loads((directory / "rewards.json").read_bytes())
+        now = reward_provenance(plan.rewards)
+        common = [name for name in now if isinstance(before.get(name), dict)]
+    except (OSError, ValueError, AttributeError, RecursionError):  # it is for people, so a resume does not depend on it
+        return []
+    return [
+        f"the code of reward.functions.{name}, {now[name]['path'] or now[name]['target']}"
+        for name in common
+        if before[name].get("sha256") != now[name]["sha256"]
+    ]
 
 
 def plan_changes(directory: Path, plan: RunPlan) -> list[str]:

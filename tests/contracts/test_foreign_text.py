@@ -216,6 +216,18 @@ def test_a_judge_without_a_template_begins_as_its_tokenizer_does() -> None:
         assert tokenizer.decode(ids) == f"<s>user: {text}\nassistant: "
 
 
+def test_a_lone_surrogate_is_encoded_as_a_question_mark() -> None:
+    tokens = TemplateTokens(tokenizer_of(byte_level()))
+
+    def ids(letter: str) -> tuple[int, ...]:
+        call = {"type": "function", "function": {"name": f"f{letter}", "arguments": {letter: [letter]}}}
+        return tokens.encode_prompt(
+            [{"role": f"user{letter}", "content": letter}, {"role": "assistant", "tool_calls": [call]}]
+        )
+
+    assert ids("\ud800") == ids("\udfff") == ids("?")
+
+
 @pytest.mark.real
 def test_smollm2_has_the_ids_of_transformers_for_a_corpus_and_no_special_ones_of_foreign_text() -> None:
     tokens = load_tokens(ModelConfig(path=str(SMOLLM2)), "")

@@ -176,6 +176,11 @@ def test_a_template_that_needs_more_memory_than_it_may_use_is_refused() -> None:
         render(tokenizer_with("{% set text = 'x' * 400000000 %}{{ text | length }}"), CONVERSATIONS[0], "it")
 
 
+def test_a_lone_surrogate_that_a_template_writes_is_replaced() -> None:
+    assert render(tokenizer_with("a{{ '\\ud800' }}b"), CONVERSATIONS[0], "it").strip("\ufffd") not in ("", "ab")
+    assert TemplateTokens(tokenizer_with("a{{ '\\ud800' }}b")).encode_prompt(CONVERSATIONS[0])
+
+
 def test_a_text_that_no_window_holds_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^it: it wrote 9000000 bytes of text; at most 8388608 are allowed"):
         render(tokenizer_with("{{ 'x' * 9000000 }}"), CONVERSATIONS[0], "it")

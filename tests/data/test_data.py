@@ -309,6 +309,15 @@ def test_over_long_prompts_are_left_out_and_counted() -> None:
     assert seen == [("a/1", 1), ("a/4", 4)]
 
 
+def test_a_prompt_that_the_chat_template_refuses_is_named() -> None:
+    class Refuses:
+        def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+            raise ConfigError("the chat template of 'm': TemplateError: no")
+
+    with pytest.raises(ConfigError, match=r"^prompt 'test/0': the chat template of 'm': TemplateError: no$"):
+        filter_long([make_prompt(0)], Refuses(), 4)
+
+
 def test_a_held_out_question_that_occurs_in_training_is_refused() -> None:
     train = {"one": prompts_of("one", 2), "two": [Prompt("two/0", user("What is\n 1+1?"), "2", "two")]}
     messages = frozen_messages(

@@ -145,6 +145,16 @@ def test_a_field_of_another_type_or_a_schema_of_the_future_is_an_error_and_a_new
         read_status(tmp_path)
 
 
+@pytest.mark.parametrize("field", ["written", "phase_began", "step_s"])
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400", "1" + "0" * 400])
+def test_a_number_that_is_not_finite_is_an_error(tmp_path: Path, field: str, number: str) -> None:
+    write_status(tmp_path, status_of(working(), began=time.time()))
+    record = json.loads((tmp_path / STATUS).read_text())
+    (tmp_path / STATUS).write_text(json.dumps(record | {field: "?"}).replace('"?"', number))
+    with pytest.raises(ConfigError, match=r"it is not a status of a run: (ValueError|OverflowError)"):
+        read_status(tmp_path)
+
+
 def test_a_status_is_written_only_when_something_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcore.report.status.LOOK_S", 0.01)
     looks: list[Status] = []

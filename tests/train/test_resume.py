@@ -179,3 +179,40 @@ def score(completions, **columns):
         CheckpointError, match=r"trajectories/step_000001.jsonl': records cannot be written: .*--resume"
     ):
         run(config)
+
+
+@pytest.mark.slow
+def test_a_resume_says_that_answers_have_changed_and_that_records_are_lost(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = run(config, "train.max_steps=2").run_dir
+    rows = (tmp_path / "prompts.jsonl").read_text()
+    capsys.readouterr()
+    assert run(config, "train.max_steps=3", resume=True).steps == 3
+    shown = capsys.readouterr().out
+    assert "warning" not in shown
+    assert "the code of" not in shown
+    (tmp_path / "prompts.jsonl").write_text(rows.replace("{", '{"level": 3, '))
+    path = run_dir / "metrics.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    assert run(config, resume=True).steps == 4
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "data.sources.train: its rows have other answers, columns or system messages than when" in shown
+    assert "the metrics end with step 1, and the checkpoint is of step 3: the steps after 1 have no record" in shown
+
+
+@pytest.mark.slow
+def test_a_resume_names_the_reward_functions_whose_code_has_changed(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "async def low(trajectory):\n    return 0.5\n"
+    for name in ("same", "other"):
+        (tmp_path / f"{name}.py").write_text(code)
+    config["reward"]["functions"] = {name: {"fn": f"{tmp_path / name}.py:low"} for name in ("same", "other")}
+    run(config, "train.max_steps=2")
+    (tmp_path / "other.py").write_text(code.replace("0.5", "0.25"))
+    capsys.readouterr()
+    run(config, resume=True)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "changed since the run was begun: the code of reward.functions.other," in shown
+    assert "functions.same" not in shown

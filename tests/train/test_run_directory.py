@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.config import load_config
+from rlcore.config.providers import Provider
 from rlcore.errors import CheckpointError, ConfigError, RewardError, WorkerError
 from rlcore.plugins.planning import plan_run
 from rlcore.report.files import FileOperations, write_atomically
@@ -160,6 +161,24 @@ def test_a_log_that_the_disk_does_not_take_ends_nothing_and_prints_nothing(
         logging.getLogger("rlcore.test").warning("what %s takes", "a stranger")
         logging.getLogger("rlcore.test").warning("nor this")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "within an application"])
+def test_the_log_has_the_messages_of_plugins_and_the_terminal_their_warnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [] if alone else [logging.NullHandler()])
+    plugins = [Provider("judges", "rlcore-of-strangers", "1.0"), Provider("null", "rlcore", "1.0")]
+    with logging_to(tmp_path, plugins):
+        for name in ("judges.client", "rlcore_of_strangers.client", "rlcore.test", "another"):
+            logging.getLogger(name).info("%s: a word", name)
+            logging.getLogger(name).warning("%s: a warning", name)
+    logging.getLogger("judges").warning("behind the run")
+    lines = [line.split(": ", 1)[1] for line in (tmp_path / "log.txt").read_text().splitlines()]
+    names = ("judges.client", "rlcore_of_strangers.client", "rlcore.test")
+    assert lines == [f"{name}: {words}" for name in names for words in ("a word", "a warning")]
+    warned = [f"{name}: a warning" for name in (*names[:2], "another")]
+    assert capsys.readouterr().err.splitlines() == ([*warned, "behind the run"] if alone else [])
 
 
 @pytest.mark.parametrize(

@@ -197,17 +197,19 @@ def loop_of(
     return ToolLoop(policy, tokens, children, settings, window)
 
 
-def kit_of(settings: AgentLoopSettings) -> ConversationContext:
-    """The shared objects of byte-level conversations, not started, for unit tests."""
-    return ConversationContext(ByteTokens(), Tools(HereChildren(), settings), None, hermes, settings)
+def kit_of(settings: AgentLoopSettings, tokens: Tokens | None = None) -> ConversationContext:
+    """The shared objects of conversations, by default byte-level ones, not started, for unit tests."""
+    return ConversationContext(tokens or ByteTokens(), Tools(HereChildren(), settings), None, hermes, settings)
 
 
-def served(policy: ScriptedPolicy, work: Callable[[Ask], Awaitable[None]], **settings: Any) -> Recording:
+def served(
+    policy: ScriptedPolicy, work: Callable[[Ask], Awaitable[None]], tokens: Tokens | None = None, **settings: Any
+) -> Recording:
     """The recording of one sample after `work` has used its endpoint."""
     import aiohttp
 
     async def run() -> Recording:
-        kit = kit_of(AgentLoopSettings(**settings))
+        kit = kit_of(AgentLoopSettings(**settings), tokens)
         sampling = Sampling(max_tokens=200)
         episode = Episode(RolloutTask(make_prompt(0), 0, 1, 7), 0)
         recording = Recording(kit, TurnSampler(policy, sampling, Lane.TRAIN), sampling, episode)

@@ -21,6 +21,7 @@ from rlcore_agent_loop.testing import HELLO, Ask, says, served
 
 from rlcore.contracts import connections
 from rlcore.contracts.connections import descriptor_budget
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.testing.leaks import leaks
 
 
@@ -28,7 +29,7 @@ class Echo:
     """A sample that answers at once, or when `go` is set."""
 
     def __init__(self) -> None:
-        self.num_requests = 0
+        self.num_requests, self.text = 0, ""
         self.go = asyncio.Event()
         self.go.set()
 
@@ -36,7 +37,7 @@ class Echo:
         """An empty answer."""
         self.num_requests += 1
         await self.go.wait()
-        return PolicyAnswer({"role": "assistant", "content": ""}, "stop", 1, 1)
+        return PolicyAnswer({"role": "assistant", "content": self.text}, "stop", 1, 1)
 
     def close(self) -> None:
         """Nothing is in flight."""
@@ -153,6 +154,33 @@ def test_a_connection_with_a_running_request_is_not_closed_to_make_room(monkeypa
                 assert b"400" in await asyncio.wait_for(reader.readline(), 10)
         server.sample.go.set()
         assert (await task).startswith(b"HTTP/1.1 200")
+
+    serving(work)
+
+
+@pytest.mark.slow
+def test_connections_on_which_an_ended_sample_reads_no_answers_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr("rlcore_agent_loop.agents.endpoint.CLOSE_S", 0.2)
+
+    async def work(server: Server) -> None:
+        server.sample.text = "x" * 8_000_000
+        async with AsyncExitStack() as stack:
+            for _ in range(4):
+                _, writer = await server.connect()
+                stack.callback(writer.close)
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+                body = json.dumps({**HELLO, "stream": True}).encode()
+                writer.write(server.head(f"Content-Length: {len(body)}") + body)
+            while server.sample.num_requests < 4:
+                await asyncio.sleep(0.01)
+            server.endpoint.revoke(server.token)
+            server.sample.text = ""
+            server.token = server.endpoint.admit(server.sample)  # type: ignore[arg-type]
+            async with asyncio.timeout(20):
+                while server.endpoint._connections._open:  # type: ignore[union-attr]
+                    await asyncio.sleep(0.01)
+            assert (await server.ask()).startswith(b"HTTP/1.1 200")
 
     serving(work)
 
@@ -301,6 +329,8 @@ def test_a_token_that_is_not_unicode_is_unknown(token: str, caplog: pytest.LogCa
         ({"messages": [{"role": "user", "content": "\udc00\ud800"}]}, "half of a surrogate pair"),
         ({"messages": [{"role": "a\ud800", "content": ""}]}, "half of a surrogate pair"),
         ({**HELLO, "stop": ["\ud800"]}, "half of a surrogate pair"),
+        ({**HELLO, "stop": ["x"] * 17}, "stop: needs at most 16 texts of at most 1000 characters"),
+        ({**HELLO, "stop": "x" * 1001}, "stop: needs at most 16 texts of at most 1000 characters"),
     ],
 )
 def test_what_is_no_number_or_no_text_is_refused(body: Any, message: str) -> None:
@@ -323,3 +353,32 @@ def test_a_body_that_is_nested_deep_is_refused(opened: str, depth: int, caplog: 
 
     serving(work)
     assert not caplog.records
+
+
+class Counting(ByteTokens):
+    """Counts the conversations that are tokenised."""
+
+    num = 0
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        self.num += 1
+        return super()._encode_text(text)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "x" * 3201}]},
+        {"messages": [{"role": "user"}] * 3201},
+        {**HELLO, "tools": [{"function": {"name": "add", "parameters": {"x" * 3201: {}}}}]},
+        {**HELLO, "tools": [{"function": {"enum": [0] * 3201}}]},
+    ],
+)
+def test_a_conversation_that_fits_no_context_is_refused_before_it_is_tokenised(body: Any) -> None:
+    async def work(ask: Ask) -> None:
+        status, found = await ask(body)
+        assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
+
+    tokens = Counting()
+    served(says("-"), work, tokens, context_tokens=100)
+    assert tokens.num == 0

@@ -103,3 +103,18 @@ def test_texts_that_no_tokenizer_encodes_are_replaced_and_arguments_that_are_no_
     call = {"id": "1", "function": {"name": "add", "arguments": "[1]"}}
     [found] = for_template(normalised([{"role": "assistant", "tool_calls": [call]}]))
     assert found["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_arguments_that_are_nested_deep_in_their_text_are_left_out() -> None:
+    async def work(ask: Ask) -> None:
+        for depth in (400, 600, 900):
+            arguments = '{"a":' * depth + "1" + "}" * depth
+            calls = [{"id": "1", "function": {"name": "add", "arguments": arguments}}]
+            messages = [
+                *HELLO["messages"],
+                {"role": "assistant", "tool_calls": calls},
+                {"role": "tool", "content": "2"},
+            ]
+            assert (await ask({"messages": messages}))[0] == 200
+
+    served(says("-", "one", "two", "three"), work)

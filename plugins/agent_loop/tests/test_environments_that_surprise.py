@@ -68,6 +68,16 @@ class CloseRaises(World):
 class Long(World):
     answer = Step([{"role": "user", "content": "x" * 500}], restart=True)
 
+class LongOpening(World):
+    opening = [{"role": "user", "content": "x" * 500}]
+
+class Changes(World):
+    def step(self, messages):
+        if len(messages) > 2:
+            return self.answer
+        messages[-1]["content"] = "other"
+        return Step([{"role": "user", "content": "again"}])
+
 class Surrogate(World):
     opening = [{"role": "user", "content": "a\\ud800b"}]
     answer = Step([{"role": "user", "content": "c\\ud800d"}])
@@ -103,6 +113,7 @@ FAILS = {
     "Roleless": "environment.step returned the message {'content': 'x'}; needs one with role",
     "NoList": "environment.step returned str as messages; needs a list",
     "NoMapping": "environment.step returned list as info; needs a mapping",
+    "LongOpening": "environment.reset opened the conversation with 518 tokens, and the context has 400: nothing could",
     "System": "a message of the role 'system', which changes how the chat template",
 }
 
@@ -114,6 +125,12 @@ def test_what_no_environment_may_return_fails_its_sample_and_it_is_closed(name: 
     assert found.info["ended_by"] == "environment_failed"
     assert FAILS[name] in str(found.info["error"])
     assert (tmp_path / f"closed_{kind}{name}").exists()
+
+
+@pytest.mark.parametrize("kind", ["", "Async"])
+def test_an_environment_that_changes_messages_does_not_change_what_is_recorded(kind: str, tmp_path: Path) -> None:
+    found = talk(says("one", "two"), settings_of(tmp_path, f"{kind}Changes")).only
+    assert contents(found) == [("assistant", "one"), ("user", "again"), ("assistant", "two")]
 
 
 @pytest.mark.parametrize("kind", ["", "Async"])

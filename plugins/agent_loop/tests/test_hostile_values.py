@@ -68,6 +68,15 @@ class Odd(metaclass=Nameless):
 class Classless:
     __class__ = property(trap)
 
+class Shifting(Step):
+    "Its info is another one from the third look on."
+    looks = 0
+    def __getattribute__(self, name):
+        if name == "info":
+            Shifting.looks += 1
+            return {} if Shifting.looks < 3 else "x"
+        return super().__getattribute__(name)
+
 def deep(depth=900):
     value = []
     for _ in range(depth):
@@ -134,6 +143,7 @@ TAKEN = (
     "Step(say, done=np.True_, reward=np.float64(1.5))",
     "Step(done=True, reward=1.5, info={'x': 10**5000, 'y': {1}, 3: b'z', 'n': float('nan'), 'a': np.array([1j])})",
     "Step(Odd(), done=True, reward=Number(1.5))",
+    "Shifting(done=True, reward=1.5)",
 )
 
 
@@ -187,6 +197,8 @@ def test_a_step_that_cannot_be_read_fails_its_sample(tmp_path: Path, step: str, 
 @pytest.mark.parametrize("kind", ["async def", "def"])
 @pytest.mark.parametrize("step", TAKEN)
 def test_a_step_with_odd_values_is_taken_and_recorded_as_plain_ones(tmp_path: Path, step: str, kind: str) -> None:
+    if step.startswith("Shifting") and kind == "def":
+        pytest.skip("classes of tests do not cross from a child")
     found = stepped(tmp_path, step, kind)
     assert found.info["ended_by"] == "environment"
     assert (type(found.info["environment_reward"]), environment(found)) == (float, 1.5)

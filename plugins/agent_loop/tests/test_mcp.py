@@ -46,6 +46,46 @@ app.run()
 """
 
 
+ODD = """
+import json, sys
+
+TOOL = {"description": "", "inputSchema": {"type": "object", "properties": {}}}
+DEEP = '{"a":' * 110 + "1" + "}" * 110
+print("a banner \\x1b[31m", flush=True)
+print("red \\x1b[31m words", file=sys.stderr, flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    method, params = asked.get("method"), asked.get("params") or {}
+    if "id" not in asked:
+        continue
+    if method == "initialize":
+        result = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}}
+        result["serverInfo"] = {"name": "odd", "version": "1"}
+    elif method == "tools/list" and sys.argv[1] == "deep":
+        result = {"tools": [{"name": "deep", "inputSchema": {"type": "object", "properties": json.loads(DEEP)}}]}
+    elif method == "tools/list" and sys.argv[1] == "wrong":
+        result = {"tools": 5}
+    elif method == "tools/list" and sys.argv[1] == "endless":
+        result = {"tools": [TOOL | {"name": "first"}], "nextCursor": "more"}
+    elif method == "tools/list":
+        last = "cursor" in params
+        result = {"tools": [TOOL | {"name": "second" if last else "first"}]} | ({} if last else {"nextCursor": "2"})
+    elif method == "tools/call":
+        print("not JSON", flush=True)
+        result = {"content": [{"type": "text", "text": ""}, {"type": "text", "text": params["name"]}]}
+    else:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": {"code": -32601, "message": "no"}}), flush=True)
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+def odd_server(directory: Path, mode: str) -> AgentLoopSettings:
+    (directory / "odd.py").write_text(ODD)
+    command = (sys.executable, str(directory / "odd.py"), mode)
+    return AgentLoopSettings(describe_tools="template", mcp={"odd": McpSettings(command=command, deadline_s=4.0)})
+
+
 def server(directory: Path, **settings: Any) -> McpSettings:
     (directory / "server.py").write_text(SERVER)
     return McpSettings(command=(sys.executable, str(directory / "server.py")), deadline_s=4.0, **settings)
@@ -109,3 +149,39 @@ def test_an_mcp_server_that_does_not_restart_is_reported_as_gone(tmp_path: Path)
     results = [text for role, text in contents(talk(policy, settings).only) if role == "tool"]
     gone = "the server has ended, and did not start again: plugins.agent_loop.mcp.sums: "
     assert [gone in text for text in results] == [True, True]
+
+
+@pytest.mark.fault
+def test_what_a_server_writes_beside_its_messages_goes_to_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mcp")
+    with caplog.at_level("INFO"):
+        talk(says(call("first"), "Done."), odd_server(tmp_path, "plain"))
+    assert capfd.readouterr() == ("", "")
+    assert "plugins.agent_loop.mcp.odd: red \x1b[31m words" in caplog.messages
+    assert "Failed to parse JSONRPC message from server: ValidationError" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.fault
+def test_tools_on_all_pages_of_a_servers_list_are_known_and_an_empty_text_is_empty(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    found = talk(says(call("second"), "Done."), odd_server(tmp_path, "plain")).only
+    assert [text for role, text in contents(found) if role == "tool"] == ["\nsecond"]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        ("deep", "mcp.odd: the schema of its tool 'deep' is nested more than 100 levels deep"),
+        ("endless", "mcp.odd: the server's list of tools has more than 100 pages"),
+        ("wrong", "mcp.odd: ValidationError: "),
+    ],
+)
+def test_a_list_of_tools_that_cannot_be_used_is_an_error_of_one_line(tmp_path: Path, mode: str, why: str) -> None:
+    pytest.importorskip("mcp")
+    with pytest.raises(ConfigError, match=why) as caught:
+        talk(says("Done."), odd_server(tmp_path, mode))
+    assert "\n" not in str(caught.value)

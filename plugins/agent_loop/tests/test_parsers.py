@@ -72,8 +72,30 @@ def test_pythonic_reads_a_turn_that_is_calls(text: str, expected: list[ToolCall]
         (pythonic, "add(a=" + "(" * 500 + ")", "the call is not Python"),
         (pythonic, "add(a='" + "x" * MAX_PARSED_CHARS + "')", "at most"),
         (pythonic, "[add(a=1), 5]", "the call is not a call"),
+        (pythonic, "[add(a=0x" + "f" * 5000 + ")]", "an argument is not a literal"),
     ],
 )
 def test_what_cannot_be_called_says_why(parse: object, text: str, problem: str) -> None:
     found = parse(text)  # type: ignore[operator]
     assert problem in found[-1].problem
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "num_calls"),
+    [
+        (hermes, "<tool_call>" * 500_000, 0),
+        (hermes, "<tool_call>" + "<function=" * 500_000 + "</tool_call>", 1),
+        (hermes, "<tool_call><function=add>" + "<parameter=a>" * 500_000 + "</tool_call>", 1),
+        (hermes, "<tool_call><function=add>" + "<parameter=" * 500_000 + "</tool_call>", 1),
+        (llama3_json, "{};" * 300_000, 300_000),
+    ],
+    ids=["calls", "functions", "parameters", "names", "objects"],
+)
+def test_tags_that_a_policy_repeats_without_end_take_linear_time(parse: object, text: str, num_calls: int) -> None:
+    """Quadratic time would take hours."""
+    assert len(parse(text)) == num_calls  # type: ignore[operator]
+
+
+def test_a_parameter_that_is_not_closed_leaves_the_others() -> None:
+    text = "<tool_call><function=add><parameter=a>1</parameter><parameter=b>2</function></tool_call>"
+    assert hermes(text) == [ToolCall("add", {"a": 1})]

@@ -113,6 +113,18 @@ def parser_says_nothing(text):
 def parser_finds_names(text):
     return ["add"]
 
+def parser_names_no_tool(text):
+    return [ToolCall(None, {})]
+
+def parser_lists_arguments(text):
+    return [ToolCall("add", [1])]
+
+def parser_numbers_arguments(text):
+    return [ToolCall("add", {1: 2, "a": 3})]
+
+def parser_finds_a_large_number(text):
+    return [ToolCall("add", {"a": 10**5000})]
+
 number = 3
 """
 
@@ -211,6 +223,10 @@ def test_an_inherited_execute_has_a_schema_and_a_class_without_one_is_named(tmp_
         ("parser_raises", "KeyError: 'x'"),
         ("parser_says_nothing", "TypeError: 'NoneType' object is not iterable"),
         ("parser_finds_names", "returned str; needs rlcore_agent_loop.ToolCall"),
+        ("parser_names_no_tool", "returned a ToolCall of None with {}; needs a name, and arguments by name"),
+        ("parser_lists_arguments", "returned a ToolCall of 'add' with [1]; needs a name, and arguments by name"),
+        ("parser_numbers_arguments", "returned a ToolCall of 'add' with {1: 2, 'a': 3}; needs a name"),
+        ("parser_finds_a_large_number", "ValueError: Exceeds the limit"),
     ],
 )
 def test_a_parser_that_fails_is_a_call_that_cannot_be_made(name: str, why: str, tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """A turn of which rollout replicas die ends its sample as failed, with every agent."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.testing import END, HELLO, Ask, ScriptedPolicy, call, served, talk
 
+from rlcore.contracts.templates import TemplateRefused
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.types import ROLLOUT_ERROR, Completion, GenerateRequest, Lane
 
 WHY = "rollout: request 'p/0/0': replicas died 4 times while it was served: killed"
@@ -40,6 +43,29 @@ def test_the_sample_ends_with_the_turns_that_it_had_and_the_others_continue() ->
         assert (first.turns, first.num_sampled > 0) == (turn - 1, turn > 1)
         assert [(other.turns, ROLLOUT_ERROR in other.info) for other in others] == [(3, False)] * 2
         assert talked.metrics["agent/ended/rollout_failed_frac"] > 0
+
+
+class Refuses(ByteTokens):
+    """A template that refuses a result with a certain text."""
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, opening: bool
+    ) -> str:
+        if any("no tool 'sub'" in str(message.get("content")) for message in messages):
+            raise TemplateRefused("the chat template of 'm': TemplateError: not that")
+        return super()._render(messages, tools, opening=opening)
+
+
+def test_a_result_that_the_chat_template_refuses_ends_its_sample_and_no_other() -> None:
+    def script(sample: int, turn: int, ids: tuple[int, ...]) -> list[int]:
+        return [*call("sub" if sample == 0 else "add").encode(), END] if turn == 1 else [*b"Done.", END]
+
+    settings = AgentLoopSettings(describe_tools="never")
+    found = talk(ScriptedPolicy(script), settings, num_samples=3, tokens=Refuses()).trajectories
+    first, *others = sorted(found, key=lambda trajectory: trajectory.id.sample)
+    assert first.info["ended_by"] == "rollout_failed"
+    assert first.info[ROLLOUT_ERROR] == "the chat template of 'm': TemplateError: not that"
+    assert [(other.info["ended_by"], other.turns) for other in others] == [("stop", 2)] * 2
 
 
 def test_an_agent_gets_the_error_and_may_not_ask_again() -> None:

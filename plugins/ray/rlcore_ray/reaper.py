@@ -1,10 +1,10 @@
-"""Ends what a driver leaves behind of a Ray that it started: `python -m rlcore_ray.reaper MARK BEGAN`.
+"""Ends what a driver leaves behind of a Ray that it started: `python -m rlcore_ray.reaper MARK`.
 
 Ray's servers end with the driver, but the agents that they start notice only after a minute. This process holds a pipe
 whose other end only the driver has. It waits for the pipe to close, then kills every process of that Ray: those with
-the mark in their environment (some of Ray's overwrite it), and those that write to a file in a session directory whose
-name has the driver's process id and a time not before BEGAN. Ray creates that directory before it starts a process, so
-this also works for a driver that ends while Ray is starting.
+the mark in their environment (some of Ray's overwrite it), and those that were started after this one and write to a
+file in a session directory whose name has the driver's process id. Ray creates that directory before it starts a
+process, so this also works for a driver that ends while Ray is starting.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
 from rlcore.cluster.kit import marked
@@ -26,17 +25,15 @@ PATIENCE_S = 5.0
 """Seconds for which it keeps looking for processes that are still being started."""
 QUIET_S = 0.3
 """Seconds without a find after which it is done: a process may still be starting another."""
-SESSION_TIME = "%Y-%m-%d_%H-%M-%S_%f"
-"""Format of the time in the name of a session directory; a later time is a greater string."""
-SESSION = re.compile(r"/session_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{6})_(\d+)/")
+SESSION = re.compile(r"/session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{6}_(\d+)/")
+"""Matches the directory of a session. Its time is not read, because a clock may be set back."""
 
 
 class Reaper:
     """The reaper of every process started with the mark in its environment from now on."""
 
     def __init__(self, mark: str) -> None:
-        began = datetime.now().strftime(SESSION_TIME)  # Ray's names have local time
-        command = [sys.executable, "-m", "rlcore_ray.reaper", mark, began]
+        command = [sys.executable, "-m", "rlcore_ray.reaper", mark]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )
@@ -52,29 +49,37 @@ class Reaper:
             self._process.wait()
 
 
-def belonging(mark: str, began: str, driver: int) -> Iterator[int]:
-    """Processes of this user, except for driver and reaper, that have the mark or write to a file of the session."""
+def belonging(mark: str, began: int, driver: int) -> Iterator[int]:
+    """Processes of this user, except for driver and reaper, that have the mark, or write to a file of the session and
+    were started at `began` or later."""
     yield from (int(entry.name) for entry in marked(VARIABLE, mark) if int(entry.name) != driver)
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if int(entry.name) not in (os.getpid(), driver) and _writes_to_session(entry, began, driver):
+            if int(entry.name) in (os.getpid(), driver) or started(entry) < began:
+                continue
+            if _writes_to_session(entry, driver):
                 yield int(entry.name)
 
 
-def _writes_to_session(entry: Path, began: str, driver: int) -> bool:
+def started(entry: Path) -> int:
+    """The time at which a process was started, in ticks since the machine was; no clock that can be set."""
+    return int((entry / "stat").read_bytes().rpartition(b")")[2].split()[19])
+
+
+def _writes_to_session(entry: Path, driver: int) -> bool:
     for link in (entry / "fd").iterdir():
         with contextlib.suppress(OSError):
             session = SESSION.search(os.readlink(link))
-            if session and session[1] >= began and int(session[2]) == driver:
+            if session and int(session[1]) == driver:
                 flags = int((entry / "fdinfo" / link.name).read_text().split("flags:")[1].split()[0], 8)
                 if flags & os.O_ACCMODE != os.O_RDONLY:
                     return True
     return False
 
 
-def main(mark: str, began: str) -> None:
+def main(mark: str) -> None:
     """Wait for the end of standard input, then kill until nothing has been found for QUIET_S seconds."""
-    driver = os.getppid()
+    driver, began = os.getppid(), started(Path("/proc/self"))
     sys.stdin.read()
     ends_at = time.monotonic() + PATIENCE_S
     quiet_at = time.monotonic() + QUIET_S
@@ -87,4 +92,4 @@ def main(mark: str, began: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1])

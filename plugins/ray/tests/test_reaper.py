@@ -12,10 +12,11 @@ from rlcore_ray import reaper
 
 HOLDS = "import sys; file = open(sys.argv[1], sys.argv[2]); print('open', flush=True); sys.stdin.read()"
 NOW = datetime.now()
+SESSION_TIME = "%Y-%m-%d_%H-%M-%S_%f"
 
 
 def at(time: datetime) -> str:
-    return time.strftime(reaper.SESSION_TIME)
+    return time.strftime(SESSION_TIME)
 
 
 @contextmanager
@@ -38,23 +39,27 @@ def holding(path: Path, mode: str) -> Iterator[int]:
         (NOW, 4321, "a", True),
         (NOW, 4321, "r", False),  # a reader of its log
         (NOW, 54321, "a", False),  # another driver's
-        (NOW - timedelta(days=1), 4321, "a", False),  # started by an earlier process with that id
+        (NOW - timedelta(hours=1), 4321, "a", True),  # the clock was set back
     ],
 )
 def test_one_without_the_mark_belongs_if_it_writes_to_the_drivers_own_session(
     tmp_path: Path, named: datetime, driver: int, mode: str, belongs: bool
 ) -> None:
     with holding(tmp_path / f"session_{at(named)}_{driver}" / "logs" / "agent.log", mode) as process:
-        began = at(NOW - timedelta(seconds=1))
+        began = reaper.started(Path("/proc/self"))
         assert (process in set(reaper.belonging("unused mark", began, 4321))) is belongs
+
+
+def test_one_that_was_started_before_the_driver_does_not_belong(tmp_path: Path) -> None:
+    with holding(tmp_path / f"session_{at(NOW)}_4321" / "logs" / "agent.log", "a") as process:
+        began = reaper.started(Path(f"/proc/{process}"))
+        assert process in set(reaper.belonging("unused mark", began, 4321))
+        assert process not in set(reaper.belonging("unused mark", began + 1, 4321))
 
 
 def test_ray_names_its_sessions_so() -> None:
     node = pytest.importorskip("ray._private.node")
     source = Path(node.__file__).read_text()
-    assert f'"{reaper.SESSION_TIME}"' in source
+    assert f'"{SESSION_TIME}"' in source
     assert 'f"session_{date_str}_{os.getpid()}"' in source
-
-
-def test_a_later_time_has_the_greater_text() -> None:
-    assert at(NOW - timedelta(microseconds=1)) < at(NOW)
+    assert reaper.SESSION.search(f"/session_{at(NOW)}_4321/")

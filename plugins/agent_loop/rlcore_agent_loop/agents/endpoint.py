@@ -94,8 +94,11 @@ class Endpoint:
 
     def revoke(self, token: str) -> None:
         """Invalidate the token of a sample that has ended."""
-        _, recording = self._samples.pop(token.partition(".")[0])
+        number = token.partition(".")[0]
+        _, recording = self._samples.pop(number)
         recording.close()
+        if self._connections is not None:
+            asyncio.get_running_loop().call_later(CLOSE_S, self._connections.abort_of, number)
 
     def _sample(self, request: web.Request) -> tuple[str, Recording]:
         """The sample whose token the request carries, compared in constant time; Unknown without a valid token."""
@@ -111,7 +114,7 @@ class Endpoint:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         try:
             number, _ = self._sample(request)
-            with self._in_use(request), self._bodies.request(number):
+            with self._in_use(request, number), self._bodies.request(number):
                 response: web.StreamResponse = await handler(request)
         except Unknown as error:
             refused = _error(401, str(error), "invalid_api_key")
@@ -123,8 +126,9 @@ class Endpoint:
             return _error(400, str(error), error.code)
         return response
 
-    def _in_use(self, request: web.Request) -> AbstractContextManager[None]:
-        return self._connections.in_use(request.transport) if self._connections is not None else nullcontext()
+    def _in_use(self, request: web.Request, number: str) -> AbstractContextManager[None]:
+        connections = self._connections
+        return connections.in_use(request.transport, number) if connections is not None else nullcontext()
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "rlcore"}]})

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlcore.errors import RlcoreError
-from rlcore_agent_loop.tools.calls import ToolCall, encodable_text
+from rlcore_agent_loop.tools.calls import ToolCall, encodable_text, is_deeper, parts_of
 
 Plain = dict[str, Any]
 
@@ -31,7 +31,7 @@ def check_texts(body: Any) -> None:
             "".join(texts).encode()
         except UnicodeEncodeError as cause:
             raise BadRequest("the body contains half of a surrogate pair; needs Unicode text") from cause
-        level = [inner for value in level for inner in _inner(value)]
+        level = [inner for value in level for inner in parts_of(value)]
         if not level:
             return
     raise BadRequest(f"the body is nested more than {MAX_DEPTH} levels deep")
@@ -43,10 +43,13 @@ def _texts(value: Any) -> Iterable[str]:
     return value if isinstance(value, dict) else ()
 
 
-def _inner(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+def num_chars(value: Any) -> int:
+    """Characters in all texts of a value of JSON; every other value counts as one."""
+    level, num = [value], 0
+    while level:
+        num += sum(max(1, sum(map(len, _texts(value)))) if isinstance(value, (str, dict)) else 1 for value in level)
+        level = [inner for value in level for inner in parts_of(value)]
+    return num
 
 
 def normalised(messages: Any) -> list[Plain]:
@@ -108,7 +111,7 @@ def _opened(call: Mapping[str, Any]) -> Plain:
         arguments = json.loads(call["function"]["arguments"])
     except (ValueError, RecursionError):
         arguments = {}
-    opened = arguments if isinstance(arguments, dict) else {}
+    opened = arguments if isinstance(arguments, dict) and not is_deeper(arguments, MAX_DEPTH) else {}
     return {**call, "function": {**call["function"], "arguments": opened}}
 
 

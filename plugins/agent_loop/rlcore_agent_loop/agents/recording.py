@@ -7,13 +7,19 @@ from typing import Any
 
 from rlcore.errors import ConfigError
 from rlcore.types import Completion, FinishReason, Sampling
-from rlcore_agent_loop.agents.messages import BadRequest, Plain, answer, for_template, normalised
+from rlcore_agent_loop.agents.messages import BadRequest, Plain, answer, for_template, normalised, num_chars
 from rlcore_agent_loop.conversation.conversation import ConversationContext
 from rlcore_agent_loop.conversation.episode import MAX_TOKENS, MAX_TURNS, ROLLOUT_FAILED, Episode, Segment
 from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
 
 OURS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
 """Settings that the run decides: with others, the samples would not come from the policy's distribution."""
+
+MAX_CHARS_PER_TOKEN = 32
+"""A longer text fits no context; tokenising one of megabytes would hold up the run for seconds."""
+
+MAX_STOPS, MAX_STOP_CHARS = 16, 1000
+"""Most stop strings of a request, and most characters of one; the engine looks for each of them after every token."""
 
 UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
@@ -69,6 +75,8 @@ class Recording:
         """Sample the next turn; BadRequest, which the agent receives, when it cannot."""
         messages, tools = normalised(body.get("messages")), body.get("tools") or []
         self._check(body, tools)
+        if self.kit.context and num_chars([messages, tools]) > MAX_CHARS_PER_TOKEN * self.kit.context:
+            raise self._too_long()
         limit, stop = _max_tokens(body), _stop(body)
         try:
             thread, new, ids = self._extended(messages, tools) or self._begun(messages, tools)
@@ -201,4 +209,6 @@ def _stop(body: Mapping[str, Any]) -> Sequence[str]:
     found = [stop] if isinstance(stop, str) else stop
     if not isinstance(found, list) or not all(isinstance(string, str) and string for string in found):
         raise BadRequest("stop: needs a text or a list of texts")
+    if len(found) > MAX_STOPS or any(len(string) > MAX_STOP_CHARS for string in found):
+        raise BadRequest(f"stop: needs at most {MAX_STOPS} texts of at most {MAX_STOP_CHARS} characters")
     return found

@@ -27,7 +27,7 @@ from rlcore_agent_loop.conversation.episode import (
 )
 from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
 from rlcore_agent_loop.settings import AgentLoopSettings
-from rlcore_agent_loop.tools.calls import ToolCall, refused
+from rlcore_agent_loop.tools.calls import ToolCall, problem_of, refused, spelled
 from rlcore_agent_loop.tools.parsers import Parser
 from rlcore_agent_loop.tools.tools import SampleTools, Tools
 
@@ -74,15 +74,11 @@ class ConversationContext:
         """The calls in a turn; a failing parser counts as one refused call."""
         try:
             with boundary(f"the parser {self.settings.parser}", ChildError):
-                found = self.parser(text)
-                calls = list(found)
+                calls = list(self.parser(text))
+                wrong = next((problem for call in calls if (problem := problem_of(call))), "")
         except ChildError as error:
             return [refused(str(error))]
-        wrong = next((call for call in calls if not isinstance(call, ToolCall)), None)
-        if wrong is not None:
-            kind = type(wrong).__name__
-            return [refused(f"the parser {self.settings.parser} returned {kind}; needs rlcore_agent_loop.ToolCall")]
-        return calls
+        return [refused(f"the parser {self.settings.parser} returned {wrong}")] if wrong else calls
 
     def stable(self, role: str, tools: Sequence[Mapping[str, Any]] = ()) -> bool:
         """True if appending a message of this role after a turn leaves the earlier tokens unchanged."""
@@ -217,9 +213,14 @@ class Conversation:
         try:
             self._kit.budget(len(ids), self._sampling.max_tokens, self.episode.task.prompt.id)
         except ConfigError:
-            if not self.episode.segments:
-                raise
-            return MAX_TOKENS
+            if self.episode.segments:
+                return MAX_TOKENS
+            return self._failed(
+                ChildError(
+                    f"environment.reset opened the conversation with {len(ids)} tokens, and the context has "
+                    f"{self._kit.context}: nothing could be sampled; needs fewer"
+                )
+            )
         self.episode.segments.append(Segment(list(ids)))
         self._opening = messages
         return None
@@ -248,9 +249,7 @@ class Conversation:
         try:
             ids = self._kit.tokens.continuation(messages, part.ids[-1])
         except ConfigError as error:
-            if self._environment is None:
-                raise
-            return self._failed(error)
+            return self.episode.not_sampled(str(error)) if self._environment is None else self._failed(error)
         if len(ids) >= self._rest(part):
             return MAX_TOKENS
         part.append_given(ids, messages)
@@ -287,11 +286,7 @@ class Conversation:
 
     def _repeats(self, calls: Sequence[ToolCall]) -> bool:
         """True if too many turns in a row have made the same calls."""
-        made = [(call.name, repr(_sorted(call.arguments)) + call.problem) for call in calls]
+        made = [(call.name, spelled(call.arguments) + call.problem) for call in calls]
         self._num_same = self._num_same + 1 if made == self._last_calls else 1
         self._last_calls = made
         return self._num_same > self._settings.max_same_calls
-
-
-def _sorted(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return sorted(arguments.items(), key=lambda pair: pair[0])

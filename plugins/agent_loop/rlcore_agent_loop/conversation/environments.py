@@ -156,7 +156,8 @@ class Here(SampleEnvironment):
 
     async def step(self, messages: Sequence[Message]) -> Step:
         async def work() -> Any:
-            return await awaited(self._environment.step(list(messages)))
+            copies = [dict(message) for message in messages]  # the recorded ones belong to the sample
+            return await awaited(self._environment.step(copies))
 
         found = await within("environment.step", self._settings.deadline_s, work())
         with boundary("environment.step", ChildError):
@@ -205,6 +206,7 @@ def checked(step: Any, max_messages: int, max_chars: int) -> Step:
     """The step as plain values; ChildError if the loop cannot continue with it."""
     if not isinstance(step, Step):
         raise ChildError(f"environment.step returned {type(step).__name__}; needs rlcore_agent_loop.Step")
+    step = Step(step.messages, step.done, step.reward, step.restart, step.info)  # a subclass may change between reads
     check_size("step returned", step.messages, step.info, max_messages, max_chars)
     for name, flag in (("done", step.done), ("restart", step.restart)):
         if not isinstance(flag, (bool, np.bool_)):

@@ -3,13 +3,13 @@
 import inspect
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rlcore.errors import ChildError
+from rlcore.errors import ChildError, shown
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """Rewards are float32 in a batch; a larger one would overflow."""
@@ -25,6 +25,26 @@ class ToolCall:
     arguments: Mapping[str, Any]
     problem: str = ""
     """Reason why it cannot be made; empty if it can."""
+
+
+def problem_of(call: Any) -> str:
+    """What a parser returned instead of a call, and what is needed; empty for a call. Foreign values may raise."""
+    if not isinstance(call, ToolCall):
+        return f"{type(call).__name__}; needs rlcore_agent_loop.ToolCall"
+    named = isinstance(call.name, str) and isinstance(call.problem, str)
+    if (
+        not named
+        or not isinstance(call.arguments, Mapping)
+        or not all(isinstance(name, str) for name in call.arguments)
+    ):
+        return f"a ToolCall of {shown(call.name)} with {shown(call.arguments)}; needs a name, and arguments by name"
+    spelled(call.arguments)
+    return ""
+
+
+def spelled(arguments: Mapping[str, Any]) -> str:
+    """The arguments as text, in which the order of their names does not matter."""
+    return repr(sorted(arguments.items(), key=lambda pair: pair[0]))
 
 
 def refused(problem: str) -> ToolCall:
@@ -91,6 +111,23 @@ def _length(value: Any) -> int:
     if isinstance(value, int):
         return value.bit_length() // 3
     return value.size if isinstance(value, np.ndarray) else 0
+
+
+def is_deeper(value: Any, most: int) -> bool:
+    """True if mappings and lists are nested in more than `most` levels, at which recursive code would fail."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [inner for value in level for inner in parts_of(value)]
+        if not level:
+            return False
+    return True
+
+
+def parts_of(value: Any) -> Iterable[Any]:
+    """The values directly within one of JSON."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def encodable_text(text: str) -> str:

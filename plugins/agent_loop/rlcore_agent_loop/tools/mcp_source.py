@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TextIO
 
+from rlcore.cluster.kit import WorkerOutput
 from rlcore.errors import ChildError, ConfigError, RlcoreError, boundary, nearest
 from rlcore_agent_loop.settings import McpSettings
-from rlcore_agent_loop.tools.calls import as_text
+from rlcore_agent_loop.tools.calls import as_text, is_deeper
 from rlcore_agent_loop.tools.sources import ToolSource, within
 
 logger = logging.getLogger(__name__)
@@ -19,9 +21,72 @@ CLOSE_S = 10.0
 CONNECTION_CLOSED = -32000
 """The package's error code for a closed connection."""
 
+LOGGERS = ("client", "mcp.client.stdio", "mcp.client.streamable_http", "mcp.shared.jsonrpc_dispatcher")
+"""The package's loggers of what servers send."""
+
+MAX_PAGES = 100
+"""Most pages of a server's list of tools."""
+
+MAX_DEPTH = 100
+"""Most levels of a tool's schema."""
+
+MAX_LINE = 1 << 16
+"""Bytes that are kept of a line without an end."""
+
 
 class _Closed(ChildError):
     """The server has ended."""
+
+
+class _WithoutTracebacks(logging.Filter):
+    """Makes one line of what the package logs about a message that it cannot read, and logs it to rlcore's log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.exc_info or not isinstance(record.exc_info[1], Exception):
+            return True
+        logger.info("a server's message: %s: %s", record.getMessage(), type(record.exc_info[1]).__name__)
+        return False
+
+
+_WITHOUT_TRACEBACKS = _WithoutTracebacks()
+
+
+class _Lines(asyncio.Protocol):
+    """Logs the lines of a pipe."""
+
+    def __init__(self, output: WorkerOutput) -> None:
+        self._output, self._rest = output, b""
+
+    def data_received(self, data: bytes) -> None:
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-MAX_LINE:]
+        for line in whole:
+            self._output.add(line.decode(errors="replace"), is_error=True)
+
+
+@asynccontextmanager
+async def logged_output(name: str) -> AsyncIterator[TextIO]:
+    """A file for a server's standard error: its lines go to the log, as those of workers do, not to the terminal."""
+    reading, writing = os.pipe()
+    lines = _Lines(WorkerOutput(name))
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: lines, os.fdopen(reading, "rb", 0))
+    try:
+        with os.fdopen(writing, "w") as file:
+            yield file
+    finally:
+        transport.close()
+
+
+@contextmanager
+def _causes() -> Iterator[None]:
+    """Raises an exception that the package has put into a group, which says nothing, by itself."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        cause: Exception = group
+        while isinstance(cause, ExceptionGroup) and len(cause.exceptions) == 1:
+            cause = cause.exceptions[0]
+        raise cause from group
 
 
 class McpServer(ToolSource):
@@ -53,9 +118,9 @@ class McpServer(ToolSource):
 
     async def _serve(self, ready: "asyncio.Future[None]") -> None:
         try:
-            with boundary(self.name, ConfigError):
+            with boundary(self.name, ConfigError), _causes():
                 async with self._connect() as client:
-                    self._schemas = self._chosen((await client.list_tools()).tools)
+                    self._schemas = self._chosen(await self._listed(client))
                     self._client = client
                     ready.set_result(None)
                     await self._ending.wait()
@@ -67,19 +132,42 @@ class McpServer(ToolSource):
         finally:
             self._client = None
 
-    def _connect(self) -> Any:
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[Any]:
         try:
-            from mcp import Client, StdioServerParameters
+            from mcp import Client, StdioServerParameters, stdio_client
         except ImportError as cause:
             raise ConfigError(
                 f"{self.name}: the package mcp is not installed; pip install 'rlcore-agent-loop[mcp]'"
             ) from cause
+        for name in LOGGERS:
+            logging.getLogger(name).addFilter(_WITHOUT_TRACEBACKS)
         if self._settings.url:
-            return Client(self._settings.url)
+            async with Client(self._settings.url) as client:
+                yield client
+            return
         program, *arguments = self._settings.command
-        return Client(StdioServerParameters(command=program, args=arguments, cwd=os.getcwd()))
+        command = StdioServerParameters(command=program, args=arguments, cwd=os.getcwd())
+        async with logged_output(self.name) as output, Client(stdio_client(command, output)) as client:
+            yield client
 
-    def _chosen(self, tools: Any) -> dict[str, Mapping[str, Any]]:
+    async def _listed(self, client: Any) -> list[Any]:
+        """The tools on all pages of the server's list."""
+        tools, page = [], await client.list_tools()
+        for _ in range(MAX_PAGES):
+            tools += page.tools
+            if not page.next_cursor:
+                return tools
+            page = await client.list_tools(cursor=page.next_cursor)
+        raise ConfigError(f"{self.name}: the server's list of tools has more than {MAX_PAGES} pages; needs fewer")
+
+    def _chosen(self, tools: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
+        for tool in tools:
+            if is_deeper(tool.input_schema, MAX_DEPTH):
+                raise ConfigError(
+                    f"{self.name}: the schema of its tool '{tool.name}' is nested more than {MAX_DEPTH} levels deep; "
+                    "needs fewer, or leave the tool out of the server's `tools`"
+                )
         schemas = {
             tool.name: {
                 "type": "function",
@@ -135,7 +223,7 @@ class McpServer(ToolSource):
         except _Closed as error:
             await self._restart(client, error)
             result = await self._called(self._client, name, arguments)
-        parts = [getattr(part, "text", None) or f"({part.type} left out)" for part in result.content]
+        parts = [part.text if part.type == "text" else f"({part.type} left out)" for part in result.content]
         text = as_text("\n".join(parts), self._max_chars)
         if result.is_error:
             raise ChildError(f"{name}: {text}")

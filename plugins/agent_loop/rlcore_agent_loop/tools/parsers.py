@@ -6,7 +6,7 @@ A parser is a function from the turn's text to the list of calls in it, in order
 import ast
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rlcore_agent_loop.tools.calls import ToolCall, refused
@@ -14,30 +14,39 @@ from rlcore_agent_loop.tools.calls import ToolCall, refused
 Parser = Callable[[str], Sequence[ToolCall]]
 MAX_PARSED_CHARS = 100_000
 """Longer Python-style calls are refused: Python's parser would need too much memory and depth."""
-_TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL)
+_CALL = re.compile("<tool_call>")
+_BETWEEN = re.compile(r"\s*;?\s*")
+_FUNCTION = re.compile(r"<function=([^<>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>")
 
 
 def hermes(text: str) -> list[ToolCall]:
     """Calls between <tool_call> and </tool_call>: JSON with name and arguments, or Qwen's XML (<function=name>)."""
-    return [_xml(body) if "<function=" in body else _json(body) for body in _TAGGED.findall(text)]
+    bodies = [body for _, body in _closed(_CALL, "</tool_call>", text)]
+    return [_xml(body) if "<function=" in body else _json(body) for body in bodies]
+
+
+def _closed(opens: re.Pattern[str], end: str, text: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Each opening tag with the text up to the next closing one; linear, however many openings are not closed."""
+    place = 0
+    while (opened := opens.search(text, place)) and (closed := text.find(end, opened.end())) >= 0:
+        yield opened, text[opened.end() : closed]
+        place = closed + len(end)
 
 
 def llama3_json(text: str) -> list[ToolCall]:
     """A turn that consists of JSON objects with name and parameters, separated by semicolons."""
-    rest = text.strip().removeprefix("<|python_tag|>").strip()
-    if not rest.startswith("{"):
-        return []
+    text = text.strip().removeprefix("<|python_tag|>").strip()
     found: list[ToolCall] = []
-    decoder = json.JSONDecoder()
-    while rest.startswith("{"):
+    decoder, place = json.JSONDecoder(), 0
+    while text.startswith("{", place):
         try:
-            value, end = decoder.raw_decode(rest)
+            value, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as cause:
             return [*found, refused(f"the call is not JSON: {cause}")]
         found.append(_named(value))
-        rest = rest[end:].lstrip().removeprefix(";").lstrip()
+        between = _BETWEEN.match(text, end)
+        place = between.end() if between else end
     return found
 
 
@@ -79,7 +88,8 @@ def _xml(body: str) -> ToolCall:
     match = _FUNCTION.search(body)
     if match is None:
         return refused("the call has no name")
-    return ToolCall(match[1], {name: _value(text) for name, text in _PARAMETER.findall(match[2])})
+    parameters = _closed(_PARAMETER, "</parameter>", match[2])
+    return ToolCall(match[1], {opened[1]: _value(text) for opened, text in parameters})
 
 
 def _value(text: str) -> Any:
@@ -97,8 +107,8 @@ def _python(node: ast.expr) -> ToolCall:
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return refused("the call has arguments without a name; needs name=value")
     try:
-        return ToolCall(
-            ast.unparse(node.func), {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-        )
+        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        repr(arguments)  # Python does not write an integer of more than 4300 digits, which may be spelled 0xf...
+        return ToolCall(ast.unparse(node.func), arguments)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return refused("an argument is not a literal; needs numbers, strings, lists and the like")
