@@ -323,7 +323,7 @@ def test_what_a_plan_accepts_fits_in_every_phase(
 
 
 @pytest.mark.slow
-def test_a_shard_that_comes_back_to_be_saved_has_room_beside_servers_that_are_awake(
+def test_a_shard_that_comes_back_to_be_saved_has_room_next_to_servers_that_are_awake(
     settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_14B))
