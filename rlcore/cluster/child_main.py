@@ -49,7 +49,7 @@ CLOSE_GRACE_S = 1.0
 PR_SET_PDEATHSIG = 1
 
 
-MOST_TOLD = 100_000
+MAX_ERROR_CHARS = 100_000
 """Characters that are sent of an exception and of its trace; far more than the parent shows."""
 
 
@@ -102,9 +102,9 @@ def answered(pipe: Pipe, number: int, work: Callable[[], Any]) -> bool:
         cause = error.__cause__ or error
         text = str(error).removeprefix(": ")  # the exception itself, or the message of a ChildError
         trace = "".join(traceback.format_exception(cause, limit=-20))
-        pipe.answer(number, RAISED, (text[:MOST_TOLD], trace[:MOST_TOLD]))
+        pipe.answer(number, RAISED, (text[:MAX_ERROR_CHARS], trace[:MAX_ERROR_CHARS]))
     except RlcoreError as error:
-        pipe.answer(number, OURS, (type(error).__name__, str(error)[:MOST_TOLD]))
+        pipe.answer(number, OURS, (type(error).__name__, str(error)[:MAX_ERROR_CHARS]))
     else:
         pipe.answer(number, OK, value)
         return True

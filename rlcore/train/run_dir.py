@@ -224,9 +224,9 @@ def logging_to(directory: Path, plugins: Iterable[Provider] = ()) -> Iterator[No
             logger = logging.getLogger(name)
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.INFO)
-            for each in (handler, *(shown if name != "rlcore" else ())):
-                stack.callback(logger.removeHandler, each)
-                logger.addHandler(each)
+            for output in (handler, *(shown if name != "rlcore" else ())):
+                stack.callback(logger.removeHandler, output)
+                logger.addHandler(output)
         stack.push(_end_in_words)
         yield
 

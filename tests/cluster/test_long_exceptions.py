@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.cluster.child import ChildProcesses
-from rlcore.cluster.child_main import MOST_TOLD
+from rlcore.cluster.child_main import MAX_ERROR_CHARS
 from rlcore.errors import ChildError
 from rlcore.testing.leaks import leaks
 
@@ -38,5 +38,5 @@ def test_the_text_of_an_exception_is_cut_before_it_is_sent(tmp_path: Path, kind:
 
     with leaks():
         error = asyncio.run(call())
-    assert 10_000 < len(str(error)) <= MOST_TOLD
-    assert len(error.trace) <= MOST_TOLD
+    assert 10_000 < len(str(error)) <= MAX_ERROR_CHARS
+    assert len(error.trace) <= MAX_ERROR_CHARS

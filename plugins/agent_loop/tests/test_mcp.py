@@ -152,7 +152,7 @@ def test_an_mcp_server_that_does_not_restart_is_reported_as_gone(tmp_path: Path)
 
 
 @pytest.mark.fault
-def test_what_a_server_writes_beside_its_messages_goes_to_the_log(
+def test_what_a_server_writes_to_standard_error_goes_to_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("mcp")
