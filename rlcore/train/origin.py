@@ -1,11 +1,11 @@
 """The start of a run: at step 1, or after a checkpoint of this run or another."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlcore.errors import CheckpointError
-from rlcore.report.metrics import last_step
+from rlcore.report.metrics import last_step, read
 from rlcore.train import checkpoint
 
 NAMED = 5
@@ -47,6 +47,29 @@ def find_origin(run_dir: Path, start: Start) -> Origin:
     if found.newest is None and not start.from_start:
         _refuse(run_dir, found.passed_over)
     return Origin(found.newest, resumed=True, passed_over=found.passed_over)
+
+
+def recorded_step(run_dir: Path) -> int:
+    """The last step of the run's metrics; 0 if there is none."""
+    return max((int(record["step"]) for record in read(run_dir)), default=0)
+
+
+def unlike(changed: Sequence[str], recorded: int | None, step: int) -> Iterator[str]:
+    """Notes on what a run that continues does not have as its checkpoint has it.
+
+    `changed` are the sources whose rows have the same questions only, `recorded` is the last step of the metrics (None
+    in a new directory) and `step` that of the checkpoint.
+    """
+    for name in changed:
+        yield (
+            f"data.sources.{name}: its rows have other answers, columns or system messages than when the checkpoint "
+            "was saved; the questions are the same"
+        )
+    if recorded is not None and recorded < step:
+        yield (
+            f"the metrics end with step {recorded}, and the checkpoint is of step {step}: the steps after {recorded} "
+            "have no record"
+        )
 
 
 def _refuse(run_dir: Path, passed_over: Sequence[str]) -> None:

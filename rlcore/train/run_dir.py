@@ -262,7 +262,7 @@ def write_rewards(directory: Path, plan: RunPlan) -> None:
         (directory / "rewards.json").write_text(provenance)
 
 
-def reward_changes(directory: Path, plan: RunPlan) -> list[str]:
+def _reward_changes(directory: Path, plan: RunPlan) -> list[str]:
     """Reward functions whose code is not the one in rewards.json."""
     try:
         before = json.loads((directory / "rewards.json").read_bytes())
@@ -278,7 +278,8 @@ def reward_changes(directory: Path, plan: RunPlan) -> list[str]:
 
 
 def plan_changes(directory: Path, plan: RunPlan) -> list[str]:
-    """Differences from the plan saved in `directory`, a run's or a checkpoint's, one line per value."""
+    """Differences from the plan saved in `directory`, a run's or a checkpoint's, one line per value, and the rewards
+    whose code is another one than in the run's records."""
     earlier = directory / "plan.json"
     if not earlier.exists():
         return []
@@ -286,7 +287,7 @@ def plan_changes(directory: Path, plan: RunPlan) -> list[str]:
         before = json.loads(earlier.read_bytes())
     except (ValueError, RecursionError) as cause:  # it is for people, so a resume does not depend on it
         return [f"'{earlier}' cannot be read ({describe(cause)}), so what changed is not known"]
-    return list(differences(before, json.loads(json.dumps(plan_to_json(plan)))))
+    return [*differences(before, json.loads(json.dumps(plan_to_json(plan)))), *_reward_changes(directory, plan)]
 
 
 def differences(before: object, now: object, path: str = "") -> Iterator[str]:

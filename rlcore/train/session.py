@@ -29,7 +29,7 @@ from rlcore.runtime.launch import Runtime, launch
 from rlcore.train.best import StopRule, check_named
 from rlcore.train.callbacks import Callbacks, StepCallbacks
 from rlcore.train.observed import observed
-from rlcore.train.origin import Origin, Start, find_origin
+from rlcore.train.origin import Origin, Start, find_origin, recorded_step, unlike
 from rlcore.train.result import TrainResult
 from rlcore.train.run_dir import (
     is_unused,
@@ -38,7 +38,6 @@ from rlcore.train.run_dir import (
     open_directory,
     plan_changes,
     removed_without_results,
-    reward_changes,
     write_plan,
     write_rewards,
 )
@@ -290,12 +289,12 @@ class Session:
         for problem in origin.passed_over:
             self._terminal.warn(f"passed over: {problem}")
         if path is not None:
-            changes = plan_changes(self._run_dir if origin.resumed else path, plan)
-            for change in [*changes, *(reward_changes(self._run_dir, plan) if origin.resumed else ())]:
+            for change in plan_changes(self._run_dir if origin.resumed else path, plan):
                 self._terminal.say(f"changed since the run was begun: {change}")
-            recorded = max((int(record["step"]) for record in read(self._run_dir)), default=0)
+            recorded = recorded_step(self._run_dir) if origin.resumed else None
             await self.saver.restore(path)
-            self._tell_differences(recorded if origin.resumed else self._trainer.progress.step)
+            for note in unlike(self._trainer.progress.order.changed, recorded, self._trainer.progress.step):
+                self._terminal.warn(note)
             self._rule.add_all(read(self._run_dir) if origin.resumed else ())
             self._terminal.say(f"continuing after step {self._trainer.progress.step} from {path}")
         elif origin.resumed:
@@ -307,20 +306,6 @@ class Session:
         if origin.resumed or path is not None:
             write_plan(self._run_dir, plan)
         self.saver.ready = True
-
-    def _tell_differences(self, recorded: int) -> None:
-        """Say what a resumed run does not have as its checkpoint has it; `recorded` is the last step of the metrics."""
-        progress = self._trainer.progress
-        for name in progress.order.changed:
-            self._terminal.warn(
-                f"data.sources.{name}: its rows have other answers, columns or system messages than when the "
-                "checkpoint was saved; the questions are the same"
-            )
-        if recorded < progress.step:
-            self._terminal.warn(
-                f"the metrics end with step {recorded}, and the checkpoint is of step {progress.step}: the steps after "
-                f"{recorded} have no record"
-            )
 
     async def _prepare_first_step(self) -> None:
         """Run the checks and the evaluation before training: the reward canary and the held-out prompts."""

@@ -28,7 +28,7 @@ class ToolCall:
 
 
 def problem_of(call: Any) -> str:
-    """What a parser returned instead of a call, and what is needed; empty for a call. Foreign values may raise."""
+    """The problem of a value that a parser returned, in words; empty for a call. Foreign values may raise."""
     if not isinstance(call, ToolCall):
         return f"{type(call).__name__}; needs rlcore_agent_loop.ToolCall"
     named = isinstance(call.name, str) and isinstance(call.problem, str)
