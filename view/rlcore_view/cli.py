@@ -91,6 +91,8 @@ def _page(parsed: argparse.Namespace) -> int:
         return _serve(paths, parsed.port, parsed.max_mb)
     runs = _read_all(paths)
     out: Path = parsed.out or Path(f"{paths[0].resolve().name}.html")
+    if out.exists() and not out.is_file():  # it is replaced, which for root would be a device such as /dev/null
+        raise ViewError(f"'{out}': it is not a regular file; choose another with --out")
     try:
         write_page(runs, out, parsed.max_mb)
     except OSError as error:

@@ -1,6 +1,7 @@
 """The command: pages, expressions, diagnoses, and what is wrong in one line."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,14 @@ def test_a_run_in_its_first_step_is_known_and_has_no_samples_yet(tmp_path: Path,
 def test_a_page_that_cannot_be_written_says_so(run: Path, capsys) -> None:
     assert main([str(run), "--out", str(run / "no" / "x.html")]) == 2
     assert "it cannot be written: No such file or directory; choose another with --out" in capsys.readouterr().err
+
+
+def test_a_device_a_pipe_or_a_directory_is_not_replaced_by_a_page(run: Path, tmp_path: Path, capsys) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")  # stands in for a device, which only root can replace
+    for out in (pipe, tmp_path):
+        assert main([str(run), "--out", str(out)]) == 2
+        assert f"'{out}': it is not a regular file; choose another with --out" in capsys.readouterr().err
+    assert pipe.is_fifo()
 
 
 def test_a_run_that_is_given_twice_has_two_names(run: Path, capsys) -> None:
