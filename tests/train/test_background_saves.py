@@ -202,7 +202,7 @@ def test_what_ends_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path, mo
 
     async def with_an_evaluation(saver: Saver, staging: Path, copied: asyncio.Event) -> None:
         await really(saver, staging, copied)
-        saver._trainer.evaluations.append((saver._step_under_way, {"late": 1.0}))
+        saver._trainer.evaluations.append((saver._step_saving, {"late": 1.0}))
 
     monkeypatch.setattr(Saver, "_save_workers", with_an_evaluation)
     run = run_training(planned(tmp_path, "null", "late")).run_dir
