@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "rlcore" / "plugins" / "catalogue.json"
 PAGE = ROOT / "docs" / "catalogue.md"
 PLACES = ("plugins/*/pyproject.toml", "examples/*/plugin/pyproject.toml", "examples/plugins/*/pyproject.toml")
-EXTRAS = {"ray", "vllm"}
-"""Plugins that are installed as an extra of rlcore."""
+WITH_EXTRA = {"vllm": "engine"}
+"""Plugins whose library is in an extra."""
 
 
 def distributions() -> dict[str, Path]:
@@ -44,13 +44,13 @@ def described(name: str, directory: Path, results: dict[str, Any]) -> dict[str, 
     """The entry of a plugin that is installed."""
     project = tomllib.loads((directory / "pyproject.toml").read_text("utf-8"))["project"]
     shown, source = describe_plugin(name), directory.relative_to(ROOT).as_posix()
-    install = f"pip install {project['name']}" if source.startswith("plugins/") else f"pip install -e {source}"
+    path = f"'./{source}[{WITH_EXTRA[name]}]'" if name in WITH_EXTRA else f"./{source}"
     return {
         "plugin": name,
         "distribution": project["name"],
         "summary": project["description"],
         "source": source,
-        "install": f"pip install 'rlcore[{name}]'" if name in EXTRAS else install,
+        "install": f"pip install {path}",
         "needs": shown["needs"],
         "offers": shown["offers"],
         "results": results,

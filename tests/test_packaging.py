@@ -200,3 +200,16 @@ def test_the_hosted_workflow_runs_targets_that_exist_on_every_python() -> None:
         for name in target.split():
             assert re.search(rf"^{name}:", MAKEFILE, re.MULTILINE), name
     assert re.findall(r'"(3\.\d+)"', workflow) == ["3.11", "3.12", "3.13"]
+
+
+UNPUBLISHED = re.compile(r"pip install (-U )?'?rlcore\b(?!_)")
+"""A command that needs an index with rlcore."""
+
+
+def test_no_text_tells_anybody_to_install_from_an_index_what_is_not_there() -> None:
+    suffixes = {".py", ".toml", ".json", ".md", ".ipynb", ".yaml"}
+    places = ("rlcore", "plugins", "view", "examples", "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    listed = subprocess.run(["git", "ls-files", *places], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [ROOT / name for name in listed.splitlines() if Path(name).suffix in suffixes]
+    assert len(files) > 700
+    assert [path.relative_to(ROOT) for path in files if UNPUBLISHED.search(path.read_text("utf-8"))] == []

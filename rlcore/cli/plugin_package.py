@@ -16,6 +16,7 @@ from typing import Any
 from rlcore.cli.console import answer
 from rlcore.cli.plugin_trial import run_trial
 from rlcore.errors import ConfigError, nearest
+from rlcore.plan.catalog import install_hint
 
 RANGE = "rlcore>=0.1,<0.2"
 TRIAL_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
@@ -125,8 +126,7 @@ def chosen_offers(text: str, known: Offers) -> Offers:
     for kind, plugin in foreign.items():
         if find_spec(f"rlcore_{plugin}") is None:
             raise ConfigError(
-                f"plugins: the offer '{kind}' needs the plugin {plugin}, which is not installed; "
-                f"pip install rlcore-{plugin.replace('_', '-')}"
+                f"plugins: the offer '{kind}' needs the plugin {plugin}, which is not installed; {install_hint(plugin)}"
             )
     hookless = any("hook" not in offer for offer in chosen.values())
     return {"reward": known["reward"], **chosen} if hookless else chosen

@@ -283,7 +283,7 @@ def _task_factory(source: SourceConfig, who: str) -> Callable[..., Iterable[Mapp
         import reasoning_gym
     except ImportError as cause:
         raise ConfigError(
-            f"{who}.task: reasoning_gym is not installed; install it with: pip install 'rlcore[tasks]'"
+            f"{who}.task: reasoning_gym is not installed; install it with: pip install reasoning-gym math-verify"
         ) from cause
     known = tuple(reasoning_gym.factory.DATASETS)
     if source.task not in known:

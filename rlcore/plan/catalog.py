@@ -26,7 +26,7 @@ def remedy(key: str, name: str | None = None, interface: str = "") -> str:
             typed = f"rlcore train ... --plugin {package['plugin']} {key}={chosen}"
             if _is_installed(package):
                 return f"'{chosen}' is installed; enable it with `{typed}`"
-            return f"'{chosen}' comes with `{package['install']}` and `{typed}`"
+            return f"'{chosen}' comes with `{package['install']}` in a clone of rlcore, and `{typed}`"
     return ""
 
 
@@ -37,7 +37,14 @@ def _is_installed(package: Mapping[str, Any]) -> bool:
 
 def install_hint(plugin: str) -> str:
     """The command that installs a first-party plugin; '' for any other plugin."""
-    return next((f"`{package['install']}`" for package in _catalog()["package"] if package["plugin"] == plugin), "")
+    return next(
+        (
+            f"`{package['install']}` in a clone of rlcore"
+            for package in _catalog()["package"]
+            if package["plugin"] == plugin
+        ),
+        "",
+    )
 
 
 def moved_keys() -> Mapping[str, str]:

@@ -108,7 +108,8 @@ def require_installed(find: Callable[[str], object | None] = importlib.util.find
         is_there = False
     if not is_there:
         raise ConfigError(
-            "track.open_telemetry: the OpenTelemetry SDK is not installed; install it with: pip install 'rlcore[otel]'"
+            "track.open_telemetry: the OpenTelemetry SDK is not installed; install it with: pip install "
+            "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         )
 
 

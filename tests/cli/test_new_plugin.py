@@ -191,7 +191,8 @@ def test_a_tool_without_the_plugin_of_tools_is_refused(
     monkeypatch.setattr(plugin_package, "find_spec", lambda name: None)
     assert main(["plugins", "new", "mine", "--offers", "tool"]) == 2
     assert (
-        "needs the plugin agent_loop, which is not installed; pip install rlcore-agent-loop" in capsys.readouterr().err
+        "needs the plugin agent_loop, which is not installed; `pip install ./plugins/agent_loop` in a clone of rlcore"
+        in capsys.readouterr().err
     )
 
 

@@ -319,7 +319,7 @@ from rlcore.errors import ConfigError
 try:
     TrainEngine("causal_lm", ModelConfig(path={str(llama)!r}), EngineConfig(lora=LoraConfig(enabled=True)), None)
 except ConfigError as error:
-    sys.exit(0 if "pip install 'rlcore[lora]'" in str(error) else 1)
+    sys.exit(0 if "pip install peft" in str(error) else 1)
 sys.exit(2)
 """
     assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=False).returncode == 0

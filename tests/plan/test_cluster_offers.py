@@ -66,8 +66,8 @@ def refused(kind: type[RlcoreError], *overrides: str, plugins: tuple[str, ...] =
     ("plugin", "library", "way_out"),
     [
         (True, True, "'ray' is installed; enable it with"),
-        (True, False, "'ray' comes with `pip install 'rlcore[ray]'` and"),
-        (False, True, "'ray' comes with `pip install 'rlcore[ray]'` and"),
+        (True, False, "'ray' comes with `pip install ./plugins/ray` in a clone of rlcore, and"),
+        (False, True, "'ray' comes with `pip install ./plugins/ray` in a clone of rlcore, and"),
     ],
 )
 def test_a_cluster_that_is_not_enabled_is_named_with_what_to_install_and_type(

@@ -162,7 +162,9 @@ def test_without_a_backend_for_gpus_the_plan_says_what_to_install(monkeypatch: p
     monkeypatch.setattr(catalog, "find_spec", lambda _: None)
     choice = next(choice for choice in loaded(facts=machine(8)).choices if choice.key == "rollout.backend")
     assert choice.value == "hf"
-    assert choice.reason.startswith("no engine for GPUs is installed: 'vllm' comes with `pip install 'rlcore[vllm]'`")
+    assert choice.reason.startswith(
+        "no engine for GPUs is installed: 'vllm' comes with `pip install './plugins/vllm[engine]'`"
+    )
 
 
 def test_a_backend_is_installed_when_its_plugin_and_its_library_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,8 @@ def test_an_unknown_plugin_is_refused_with_the_nearest_name(site: Path) -> None:
 
 
 def test_a_first_party_plugin_that_is_missing_is_named_with_what_to_install() -> None:
-    assert install_hint("reward_loop") == "`pip install rlcore-reward-loop`"
-    assert install_hint("vllm") == "`pip install 'rlcore[vllm]'`"
+    assert install_hint("reward_loop") == "`pip install ./plugins/reward_loop` in a clone of rlcore"
+    assert install_hint("vllm") == "`pip install './plugins/vllm[engine]'` in a clone of rlcore"
     assert install_hint("somebody_elses") == ""
 
 

@@ -24,7 +24,7 @@ SPANS = [
 
 
 def test_without_the_sdk_the_error_says_what_to_install() -> None:
-    with pytest.raises(ConfigError, match=r"track\.open_telemetry: .* pip install 'rlcore\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"track\.open_telemetry: .* pip install opentelemetry-sdk "):
         require_installed(lambda name: None)
 
 

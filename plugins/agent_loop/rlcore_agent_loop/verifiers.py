@@ -109,8 +109,7 @@ def loaded(environment: str, arguments: Mapping[str, Any]) -> Any:
         import verifiers
     except ImportError as cause:
         raise ConfigError(
-            f"environment '{environment}': the package verifiers is not installed; "
-            "pip install 'rlcore-agent-loop[verifiers]'"
+            f"environment '{environment}': the package verifiers is not installed; pip install verifiers"
         ) from cause
     with boundary(f"environment '{environment}'", ConfigError):
         make = import_target(environment) if ":" in environment else None

@@ -66,7 +66,7 @@ def test_a_class_is_made_once_and_called_for_each_sample() -> None:
 
 
 def test_without_the_package_the_extra_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"verifiers is not installed; pip install 'rlcore-agent-loop\[verifiers\]'"):
+    with pytest.raises(ConfigError, match=r"verifiers is not installed; pip install verifiers"):
         Verifiers("wordle")
 
 

@@ -29,8 +29,7 @@ class RayCluster(ReplicaCluster):
                 if cause.name != "ray":
                     raise
                 raise PlanError(
-                    "cluster.backend=ray: Ray is not installed; `pip install 'rlcore[ray]'`, or set "
-                    "cluster.backend=local"
+                    "cluster.backend=ray: Ray is not installed; `pip install ray`, or set cluster.backend=local"
                 ) from cause
             self._session = RaySession(self.context)
         return self._session

@@ -2,4 +2,4 @@
 
 from rlcore.testing.marks import needs
 
-NEEDS_RAY = needs("ray", "`pip install 'rlcore[ray]'`")
+NEEDS_RAY = needs("ray", "`pip install ray`")

@@ -22,5 +22,5 @@ def test_ray_that_is_not_installed_is_named_with_the_line_that_installs_it(
         async with launch(plan_run([], [*SETTINGS, "plugins.ray={}"], ["null"]), tmp_path):
             pytest.fail("it started without Ray")
 
-    with pytest.raises(PlanError, match=r"^cluster\.backend=ray: Ray is not installed; `pip install 'rlcore\[ray\]'`"):
+    with pytest.raises(PlanError, match=r"^cluster\.backend=ray: Ray is not installed; `pip install ray`"):
         asyncio.run(story())

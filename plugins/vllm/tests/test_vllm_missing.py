@@ -27,7 +27,7 @@ def test_without_vllm_the_error_says_who_needs_it_and_how_to_install_it(monkeypa
         open_engine({"model": "m"}, "rollout[0.0]")
     line = str(caught.value)
     assert line.startswith(f"rollout[0.0]: vLLM is not installed for {sys.executable}; needs vllm >= 0.31")
-    assert "pip install 'rlcore[vllm]'" in line
+    assert "pip install 'vllm>=0.31'" in line
     assert "make setup-vllm" in line
     assert "\n" not in line
 

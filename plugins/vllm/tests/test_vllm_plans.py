@@ -108,7 +108,8 @@ def test_a_backend_whose_plugin_is_not_named_is_refused_with_what_to_type(planne
         planned(SAMPLES, plugins={})
     line = str(caught.value)
     assert "needs a RolloutWorker for backend 'vllm': none is offered" in line
-    assert "`pip install 'rlcore[vllm]'` and `rlcore train ... --plugin vllm rollout.backend=vllm`" in line
+    assert "`pip install './plugins/vllm[engine]'` in a clone of rlcore, and" in line
+    assert "`rlcore train ... --plugin vllm rollout.backend=vllm`" in line
     plugins = judged()
     del plugins["vllm"]
     with pytest.raises(PlanError) as caught:

@@ -22,7 +22,7 @@ def load_model(checkpoint_dir: Path, **arguments: Any) -> Any:
 
     directory = model_directory(checkpoint_dir)
     if directory.name == ADAPTER_DIR and find_spec("peft") is None:
-        raise ConfigError("load_model: the run trained an adapter, which needs peft; pip install 'rlcore[lora]'")
+        raise ConfigError("load_model: the run trained an adapter, which needs peft; pip install peft")
     return AutoModelForCausalLM.from_pretrained(directory, **arguments)
 
 

@@ -85,9 +85,7 @@ class _Log:
         try:
             import pyarrow  # type: ignore[import-untyped]
         except ImportError as error:
-            raise ViewError(
-                f"'{self._file.name}': unpacking Zstandard needs pyarrow; pip install 'rlcore-view[parquet]'"
-            ) from error
+            raise ViewError(f"'{self._file.name}': unpacking Zstandard needs pyarrow; pip install pyarrow") from error
         self._file.seek(info.header_offset)
         head = self._file.read(_LOCAL_HEADER)
         self._file.seek(int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little"), 1)

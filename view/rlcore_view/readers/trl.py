@@ -42,7 +42,7 @@ def _samples(file: Path) -> list[Sample]:
     try:
         from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ViewError(f"'{file}': reading parquet needs pyarrow; pip install 'rlcore-view[parquet]'") from error
+        raise ViewError(f"'{file}': reading parquet needs pyarrow; pip install pyarrow") from error
     try:
         rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
     except (ArrowException, OSError, ValueError) as error:

@@ -137,9 +137,7 @@ class McpServer(ToolSource):
         try:
             from mcp import Client, StdioServerParameters, stdio_client
         except ImportError as cause:
-            raise ConfigError(
-                f"{self.name}: the package mcp is not installed; pip install 'rlcore-agent-loop[mcp]'"
-            ) from cause
+            raise ConfigError(f"{self.name}: the package mcp is not installed; pip install mcp") from cause
         for name in LOGGERS:
             logging.getLogger(name).addFilter(_WITHOUT_TRACEBACKS)
         if self._settings.url:

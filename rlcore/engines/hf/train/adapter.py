@@ -23,7 +23,7 @@ def add_adapter(transformer: Any, lora: LoraConfig, path: str, section: str, *, 
         import peft
     except ImportError as missing:
         raise ConfigError(
-            f"{section}.lora.enabled=true: the package peft is not installed; pip install 'rlcore[lora]'"
+            f"{section}.lora.enabled=true: the package peft is not installed; pip install peft"
         ) from missing
     outputs = [name for name, module in transformer.named_modules() if module is transformer.get_output_embeddings()]
     if any(f".{name}".endswith(f".{target}") for name in outputs for target in lora.target_modules):

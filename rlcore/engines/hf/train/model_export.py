@@ -46,7 +46,7 @@ def _merge(adapter: Path, out_dir: Path) -> None:
     try:
         from peft import AutoPeftModelForCausalLM
     except ImportError as missing:
-        raise ConfigError("export: the package peft is not installed; pip install 'rlcore[lora]'") from missing
+        raise ConfigError("export: the package peft is not installed; pip install peft") from missing
     with boundary(f"export: '{adapter}' or its base model", CheckpointError):
         loaded: Any = AutoPeftModelForCausalLM.from_pretrained(adapter, dtype="auto")
         loaded.merge_and_unload().save_pretrained(out_dir)
