@@ -173,7 +173,7 @@ MISTAKES = (
     plan("clip_ratio", "clip_low", "algo.clip_ratio=0.1"),
     plan("a key without effect", "algo.kl.placement", "algo.kl.coef=0.1"),
     plan("top_p in training", "top_p", "rollout.top_p=0.9"),
-    plan("vLLM is missing", "'vllm' comes with `pip install 'rlcore[vllm]'`", "rollout.backend=vllm"),
+    plan("vLLM is missing", "'vllm' comes with `pip install './plugins/vllm[engine]'`", "rollout.backend=vllm"),
     plan("PPO without a critic", "'critic_engine' is installed; enable it with", "algo.advantage=gae"),
     Mistake("tab in YAML", "found a tab", ("plan", "c.yaml"), files={"c.yaml": "model:\n\tpath: none\n"}),
     Mistake(

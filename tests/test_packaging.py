@@ -208,7 +208,17 @@ UNPUBLISHED = re.compile(r"pip install (-U )?'?rlcore\b(?!_)")
 
 def test_no_text_tells_anybody_to_install_from_an_index_what_is_not_there() -> None:
     suffixes = {".py", ".toml", ".json", ".md", ".ipynb", ".yaml"}
-    places = ("rlcore", "plugins", "view", "examples", "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    places = (
+        "rlcore",
+        "plugins",
+        "view",
+        "examples",
+        "benchmarks",
+        "docs",
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+    )
     listed = subprocess.run(["git", "ls-files", *places], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = [ROOT / name for name in listed.splitlines() if Path(name).suffix in suffixes]
     assert len(files) > 700
