@@ -5,7 +5,7 @@ from rlcore.cluster.rank_answers import answers_of_ranks
 from rlcore.cluster.replica import ReplicaGroup
 from rlcore.cluster.replica_cluster import ReplicaCluster
 from rlcore.cluster.strays import marked
-from rlcore.cluster.streams import merged
+from rlcore.cluster.streams import lines, merged, pipe_reader
 from rlcore.cluster.thread import WorkerThread
 from rlcore.cluster.thread_workers import ThreadWorkers
 from rlcore.cluster.worker_output import WorkerOutput
@@ -18,7 +18,9 @@ __all__ = [
     "WorkerOutput",
     "WorkerThread",
     "answers_of_ranks",
+    "lines",
     "marked",
     "merged",
+    "pipe_reader",
     "thread_environment",
 ]

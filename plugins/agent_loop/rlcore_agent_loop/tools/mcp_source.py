@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TextIO
 
-from rlcore.cluster.kit import WorkerOutput
+from rlcore.cluster.kit import WorkerOutput, lines, pipe_reader
 from rlcore.errors import ChildError, ConfigError, RlcoreError, boundary, nearest
 from rlcore_agent_loop.settings import McpSettings
 from rlcore_agent_loop.tools.calls import as_text, is_deeper
@@ -30,9 +30,6 @@ MAX_PAGES = 100
 MAX_DEPTH = 100
 """Most levels of a tool's schema."""
 
-MAX_LINE = 1 << 16
-"""Bytes that are kept of a line without an end."""
-
 
 class _Closed(ChildError):
     """The server has ended."""
@@ -51,30 +48,24 @@ class _WithoutTracebacks(logging.Filter):
 _WITHOUT_TRACEBACKS = _WithoutTracebacks()
 
 
-class _Lines(asyncio.Protocol):
-    """Logs the lines of a pipe."""
-
-    def __init__(self, output: WorkerOutput) -> None:
-        self._output, self._rest = output, b""
-
-    def data_received(self, data: bytes) -> None:
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        self._rest = self._rest[-MAX_LINE:]
-        for line in whole:
-            self._output.add(line.decode(errors="replace"), is_error=True)
-
-
 @asynccontextmanager
 async def logged_output(name: str) -> AsyncIterator[TextIO]:
     """A file for a server's standard error: its lines go to the log, as those of workers do, not to the terminal."""
     reading, writing = os.pipe()
-    lines = _Lines(WorkerOutput(name))
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: lines, os.fdopen(reading, "rb", 0))
+    reader, transport = await pipe_reader(os.fdopen(reading, "rb", 0))
+    output = WorkerOutput(name)
+
+    async def log() -> None:
+        async for line in lines(reader):
+            output.add(line, is_error=True)
+
+    logging_lines = asyncio.create_task(log(), name=f"output of {name}")
     try:
         with os.fdopen(writing, "w") as file:
             yield file
     finally:
         transport.close()
+        await logging_lines
 
 
 @contextmanager
