@@ -98,8 +98,9 @@ def _refuse_unusable(rows: Sequence[Row], column: str, who: str) -> None:
     found = "nothing" if value is None or value in ("", []) else f"{type(value).__name__} {str(value)[:60]!r}"
     as_many = f", as {len(unusable)} of {len(rows)} rows," if len(unusable) > 1 else ""
     raise ConfigError(
-        f"{who}: {unusable[0].where}{as_many} has {found} in column '{column}'; needs a text, or messages with "
-        "role and content; remove such rows, or name another column in prompt_column"
+        f"{who}: {unusable[0].where}{as_many} has {found} in column '{column}'; needs a text, or messages with role "
+        "and content, which is a text or parts of the type text; remove such rows, or name another column in "
+        "prompt_column"
     )
 
 
@@ -108,12 +109,27 @@ def _messages(value: Any) -> tuple[Message, ...]:
     if isinstance(value, str) and value.strip():
         return frozen_messages([{"role": "user", "content": value}])
     if isinstance(value, Sequence) and not isinstance(value, str) and value and all(map(_is_message, value)):
-        return frozen_messages(value)
+        return frozen_messages([{**message, "content": _content(message["content"])} for message in value])
     return ()
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and "content" in value
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str) or "content" not in value:
+        return False
+    return not _has_parts(value["content"]) or all(map(_is_text, value["content"]))
+
+
+def _content(content: Any) -> Any:
+    """The content with text parts joined to one text: many templates drop parts, or write them as Python does."""
+    return "".join(part["text"] for part in content) if _has_parts(content) else content
+
+
+def _has_parts(content: Any) -> bool:
+    return isinstance(content, Sequence) and not isinstance(content, str)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _answer(row: Row, column: str | None) -> Any:
