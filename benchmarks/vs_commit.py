@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -73,7 +72,7 @@ def python_of(root: Path) -> Path:
     """The interpreter of a checkout. SystemExit if it has none."""
     python = root / ".venv" / "bin" / "python"
     if not python.exists():
-        raise SystemExit(f"vs_commit: '{root}' has no environment: {python} is missing; make -C {root} setup makes it")
+        raise SystemExit(f"vs_commit: found no environment in '{root}'; `make -C {root} setup` creates {python}")
     return python
 
 
@@ -91,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.chdir(directory)  # a child started by `python -m` imports from here first: neither checkout is here
         model = write_tiny_task(directory / "tiny") if options.smoke else model
         if not (model / "config.json").exists():
-            sys.exit(f"vs_commit: there is no model in '{model}'; make model makes it")
+            raise SystemExit(f"vs_commit: found no model in '{model}'; `make model` writes it")
         for name in options.scenario or list(SCENARIOS):
             comparison = Comparison(sized(SCENARIOS[name], options), model, options, directory)
             emit("vs_commit", steps(comparison, other, options.rounds or comparison.scenario.rounds), facts)

@@ -137,8 +137,7 @@ class IssuedPrompts:
         order does not return the state that it was restored to.
         """
         self._check_run(state)
-        known_rows = state.get("rows", self._rows)  # checkpoints of earlier versions do not have them
-        self.changed = [name for name, digest in self._rows.items() if known_rows[name] != digest]
+        self.changed = [name for name, digest in self._rows.items() if state["rows"][name] != digest]
         self._called("restore()", lambda: self._order.restore(state["position"]))
         again = self._position()
         if again != state["position"]:

@@ -263,7 +263,7 @@ def _fit(found: Situation) -> Fit | None:
         return None
     offload = config.actor.offload if "actor.offload" in found.is_set else None
     share = float(lookup(config, SHARE)) if SHARE in found.is_set else None
-    return fit_replicas(config, found.facts, offload=offload, share=share, is_wanted="rollout.backend" in found.is_set)
+    return fit_replicas(config, found.facts, offload=offload, share=share, is_chosen="rollout.backend" in found.is_set)
 
 
 def _shared_fit(found: Situation) -> Fit | None:

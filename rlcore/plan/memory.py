@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rlcore.config import EngineConfig, RunConfig
+from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.requests import ModelFacts
+from rlcore.contracts.rollout import ROLLOUT
 from rlcore.contracts.workers import MemoryPlan
 from rlcore.errors import PlanError
 from rlcore.plan.activations import (
@@ -245,26 +247,26 @@ def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], 
         worker for worker in workers if worker.request.embedded_in == request.role and worker.request.cached_tokens
     ]
     needs = [working_bytes(config, worker, facts.model_of(worker.request)) for worker in (plan, *served)]
-    return _ways_to_lower(config, plan, max(needs) > needs[0], _shared_out(config, plan, workers, facts))
+    return _ways_to_lower(config, plan, max(needs) > needs[0], _sharding_that_fits(config, plan, workers, facts))
 
 
-def _shared_out(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
-    """The settings that hold a role in shards on the machine's devices; empty if there are none.
+def _sharding_that_fits(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
+    """The settings that shard a role over the machine's devices so that it fits; empty if there are none.
 
-    Replicas that would have no device left share those of the actor, which takes one for each of its ranks.
+    Rollout replicas without a device left share the actor's devices, for which there must be one replica per rank.
     """
-    ranks = _ranks_that_hold_it(config, plan, workers, facts)
+    ranks = _fewest_ranks(config, plan, workers, facts)
     if not ranks:
         return ""
     where = plan.request.settings or plan.request.role.name
     settings = f"{where}.data_parallel={ranks} {where}.sharding=fsdp2"
-    replicas = any(worker.request.role.name == "rollout" and not worker.request.embedded_in for worker in workers)
-    crowded = replicas and where == "actor" and ranks + config.rollout.replicas > facts.gpus
+    replicas = any(worker.request.role == ROLLOUT and not worker.request.embedded_in for worker in workers)
+    crowded = replicas and plan.request.role == ACTOR and ranks + config.rollout.replicas > facts.gpus
     return settings + (f" rollout.backend={config.rollout.backend} rollout.replicas={ranks}" if crowded else "")
 
 
-def _ranks_that_hold_it(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
-    """The fewest ranks, a divisor of the machine's devices, that hold the role in shards; 0 if there are none."""
+def _fewest_ranks(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
+    """The smallest divisor of the number of devices with which the role fits in shards; 0 if there is none."""
     request, engine, usable = plan.request, plan.request.engine, facts.usable_gpu_bytes
     if engine is None or not request.gpus or usable is None or engine.context_parallel > 1:
         return 0
@@ -276,16 +278,16 @@ def _ranks_that_hold_it(config: RunConfig, plan: WorkerPlan, workers: Sequence[W
         held = training_bytes_per_parameter(sharded)
         other = replace(plan, request=replace(request, engine=sharded, ranks=ranks, bytes_per_parameter=held))
         others = [other if worker is plan else worker for worker in workers]
-        changed = replace(config, actor=sharded) if engine is config.actor else config
+        changed = replace(config, actor=sharded) if request.role == ACTOR else config
         if _rank_bytes(changed, other, others, facts) <= usable:
             return ranks
     return 0
 
 
-def _ways_to_lower(config: RunConfig, plan: WorkerPlan, generation: bool, shared_out: str = "") -> str:
+def _ways_to_lower(config: RunConfig, plan: WorkerPlan, generation: bool, sharding: str = "") -> str:
     """The settings that lower the memory of generation or of an update, without those that are already set.
 
-    `shared_out`: those that would hold it in shards.
+    `sharding`: those with which the role would fit in shards.
     """
     request = plan.request
     engine, where = request.engine, request.settings or request.role.name
@@ -302,15 +304,15 @@ def _ways_to_lower(config: RunConfig, plan: WorkerPlan, generation: bool, shared
         helps = {
             "gradient_checkpointing=true": not generation and not engine.gradient_checkpointing,
             "lora.enabled=true": not engine.lora.enabled,
-            "sharding=fsdp2": not shared_out and engine.data_parallel > 1 and engine.sharding == "none",
+            "sharding=fsdp2": not sharding and engine.data_parallel > 1 and engine.sharding == "none",
         }
         settings = [f"{where}.{remedy}" for remedy, does in helps.items() if does]
         ways += [f"set {' or '.join(settings)}"] if settings else []
-        ways += [f"share it out with {shared_out}"] if shared_out else []
+        ways += [f"shard it over devices ({sharding})"] if sharding else []
         if generation and engine.shard_ranks > 1:
             ways += [
-                "take a rollout.backend that is not embedded, whose engines may have the actor's devices, too "
-                f"(rollout.replicas={engine.data_parallel}): ranks that sample hold all weights"
+                "choose a rollout.backend that is not embedded (ranks that sample hold all weights; with "
+                f"rollout.replicas={engine.data_parallel} replicas share the actor's devices)"
             ]
     return f"{', '.join(ways)}, or take a smaller model"
 

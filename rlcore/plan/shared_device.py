@@ -62,12 +62,12 @@ def shares_device(config: RunConfig, facts: Facts) -> bool:
 
 
 def fit_replicas(
-    config: RunConfig, facts: Facts, *, offload: bool | None, share: float | None, is_wanted: bool
+    config: RunConfig, facts: Facts, *, offload: bool | None, share: float | None, is_chosen: bool
 ) -> Fit | None:
     """The largest share that fits, without offload if that leaves enough; None if none fits or sizes are unknown.
 
-    `offload` and `share`: the user's settings; None: not set. `is_wanted`: the user chose replicas, so few rows are
-    enough.
+    `offload` and `share`: the user's settings; None: not set. `is_chosen`: the user chose replicas, so
+    room for a single row is enough.
     """
     if facts.usable_gpu_bytes is None or facts.parameters is None or facts.shape is None:
         return None
@@ -75,7 +75,7 @@ def fit_replicas(
     for way in ways:
         found = room_for_replicas(config, facts, offload=way)
         wanted = found if share is None else share
-        if needed_share(config, facts, is_wanted=is_wanted) <= wanted <= found and _trains(config, facts, offload=way):
+        if needed_share(config, facts, is_chosen=is_chosen) <= wanted <= found and _trains(config, facts, offload=way):
             return Fit(wanted, way)
     return None
 
@@ -95,7 +95,7 @@ def room_for_replicas(config: RunConfig, facts: Facts, *, offload: bool) -> floa
     return round(max(0, steps) * SHARE_STEP, 2)
 
 
-def needed_share(config: RunConfig, facts: Facts, *, is_wanted: bool = False) -> float:
+def needed_share(config: RunConfig, facts: Facts, *, is_chosen: bool = False) -> float:
     """The smallest share that makes replicas worthwhile: weights, and keys and values of some rows.
 
     For replicas that the user chose: of the one row that an engine must have room for, the longest.
@@ -107,7 +107,7 @@ def needed_share(config: RunConfig, facts: Facts, *, is_wanted: bool = False) ->
     rows = min(LEAST_ROWS, config.rollout.max_rows, -(-samples // config.rollout.replicas))
     weights = WEIGHTS_FACTOR * BYTES[dtype] * (facts.parameters or 0)
     row = config.data.max_prompt_tokens + config.rollout.max_tokens // 2
-    tokens = _longest(config) if is_wanted else rows * row
+    tokens = _longest(config) if is_chosen else rows * row
     cached = tokens * cached_bytes_per_token(shape, dtype)
     return (weights + cached + PROFILE_BYTES) / facts.gpu_memory_bytes
 

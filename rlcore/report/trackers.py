@@ -74,7 +74,7 @@ class Trackers:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand over the metrics; returns immediately."""
         if self._thread is not None and self._has_room(step):
-            values = {redact(name): value for name, value in metrics.items()}  # services name some of them
+            values = dict(metrics)
             self._thread.submit(lambda: self._log(step, values))
 
     def log_samples(self, step: int, samples: Sequence[TrackedSample]) -> None:
@@ -126,7 +126,8 @@ class Trackers:
             self.close()
             raise problem
 
-    def _log(self, step: int, values: Mapping[str, float]) -> None:
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        values = {redact(name): value for name, value in metrics.items()}  # services name some of them
         for who, tracker in self._trackers.items():
             if who in self._failed:
                 continue

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcore.errors import CheckpointError
-from rlcore.report.metrics import last_step, read
+from rlcore.report.metrics import last_step
 from rlcore.train import checkpoint
+from rlcore.types import Metrics
 
 NAMED = 5
 """Unusable checkpoints that an error names; of more it gives the number."""
@@ -49,23 +50,19 @@ def find_origin(run_dir: Path, start: Start) -> Origin:
     return Origin(found.newest, resumed=True, passed_over=found.passed_over)
 
 
-def recorded_step(run_dir: Path) -> int:
-    """The last step of the run's metrics; 0 if there is none."""
-    return max((int(record["step"]) for record in read(run_dir)), default=0)
+def differences_from(step: int, changed: Sequence[str], records: Sequence[Metrics] | None) -> Iterator[str]:
+    """Notes on differences between a run that continues and the checkpoint of `step`.
 
-
-def unlike(changed: Sequence[str], recorded: int | None, step: int) -> Iterator[str]:
-    """Notes on what a run that continues does not have as its checkpoint has it.
-
-    `changed` are the sources whose rows have the same questions only, `recorded` is the last step of the metrics (None
-    in a new directory) and `step` that of the checkpoint.
+    `changed` are the sources whose rows have the same questions only. `records` are the metrics up to that step; None
+    in a new directory.
     """
     for name in changed:
         yield (
             f"data.sources.{name}: its rows have other answers, columns or system messages than when the checkpoint "
             "was saved; the questions are the same"
         )
-    if recorded is not None and recorded < step:
+    recorded = step if records is None else max((int(record["step"]) for record in records), default=0)
+    if recorded < step:
         yield (
             f"the metrics end with step {recorded}, and the checkpoint is of step {step}: the steps after {recorded} "
             "have no record"

@@ -29,7 +29,7 @@ from rlcore.runtime.launch import Runtime, launch
 from rlcore.train.best import StopRule, check_named
 from rlcore.train.callbacks import Callbacks, StepCallbacks
 from rlcore.train.observed import observed
-from rlcore.train.origin import Origin, Start, find_origin, recorded_step, unlike
+from rlcore.train.origin import Origin, Start, differences_from, find_origin
 from rlcore.train.result import TrainResult
 from rlcore.train.run_dir import (
     is_unused,
@@ -291,12 +291,12 @@ class Session:
         if path is not None:
             for change in plan_changes(self._run_dir if origin.resumed else path, plan):
                 self._terminal.say(f"changed since the run was begun: {change}")
-            recorded = recorded_step(self._run_dir) if origin.resumed else None
             await self.saver.restore(path)
-            for note in unlike(self._trainer.progress.order.changed, recorded, self._trainer.progress.step):
+            records, progress = read(self._run_dir) if origin.resumed else None, self._trainer.progress
+            for note in differences_from(progress.step, progress.order.changed, records):
                 self._terminal.warn(note)
-            self._rule.add_all(read(self._run_dir) if origin.resumed else ())
-            self._terminal.say(f"continuing after step {self._trainer.progress.step} from {path}")
+            self._rule.add_all(records or ())
+            self._terminal.say(f"continuing after step {progress.step} from {path}")
         elif origin.resumed:
             self._sinks.metrics.cut_back(-1)
             self._sinks.trajectories.cut_back(-1)

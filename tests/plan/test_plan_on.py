@@ -279,7 +279,7 @@ def test_a_model_that_needs_several_devices_is_planned_in_two_steps_by_what_the_
 ) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_14B))
     line = refused(capsys, *settings, *backend, "--on", "8xH100-80GB")
-    found = re.search(r"role 'actor' needs about 279\.\d GiB .* share it out with ([^,]*), or", line)
+    found = re.search(r"role 'actor' needs about 279\.\d GiB .* shard it over devices \(([^)]*)\), or", line)
     assert found, line
     advised = found[1].split()
     assert "actor.sharding=fsdp2" in advised
@@ -294,9 +294,9 @@ def test_of_an_embedded_sampler_no_shards_help_and_the_error_says_what_does(
     (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_14B))
     sharded = ("actor.data_parallel=8", "actor.sharding=fsdp2", "rollout.backend=hf")
     line = refused(capsys, *settings, *sharded, "--on", "8xH100-80GB")
-    assert "share it out" not in line
-    assert "take a rollout.backend that is not embedded" in line
-    assert "(rollout.replicas=8): ranks that sample hold all weights" in line
+    assert "shard it over devices" not in line
+    assert "choose a rollout.backend that is not embedded (ranks that sample hold all weights" in line
+    assert "with rollout.replicas=8 replicas share the actor's devices)" in line
 
 
 @pytest.mark.slow

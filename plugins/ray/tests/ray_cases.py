@@ -57,10 +57,15 @@ class WhoReplica(RewardReplica):
 
 
 class UnevenReplica(WhoReplica):
-    """The last of three is 20 times slower."""
+    """The last of three is 20 times slower, by 20 pauses: a busy machine lengthens each as those of the others."""
 
     def setup(self):
-        self.pause_s = 1.0 if self.context.replica == 2 else 0.05
+        self.pause_s = 0.05
+
+    async def score(self, requests):
+        for _ in range(19 if self.context.replica == 2 else 0):
+            await asyncio.sleep(self.pause_s)
+        return await super().score(requests)
 
 
 class Full(NullActor):

@@ -110,11 +110,11 @@ def test_a_reward_actor_that_is_killed_costs_no_sample_and_serves_again(story: d
     assert who["ejected"] == 0.0
 
 
-def test_a_slow_reward_actor_gets_hardly_any_calls(story: dict[str, Any]) -> None:
-    """Case 8: an even share would be 200; on a quiet machine it gets at most 6, which no 99th percentile sees."""
+def test_a_slow_reward_actor_gets_so_few_calls_that_the_99th_percentile_does_not_see_it(story: dict[str, Any]) -> None:
+    """Case 8."""
     counts = story["uneven"]["counts"]
     assert sum(counts) == 600
-    assert len(counts) < 3 or counts[0] <= 20
+    assert len(counts) < 3 or counts[0] <= 6
 
 
 def test_a_stuck_actor_is_killed_and_replaced_and_a_blocked_controller_loses_no_item(story: dict[str, Any]) -> None:
