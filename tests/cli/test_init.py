@@ -98,6 +98,7 @@ def test_the_third_command_is_run_for_a_step_and_leaves_nothing(project: Path) -
         _try(Path("spelling"))
 
 
+@pytest.mark.slow
 def test_a_reward_whose_test_fails_is_not_handed_out(project: Path) -> None:
     (project / "reward.py").write_text((project / "reward.py").read_text().replace("return 1.0", "return 0.25"))
     assert run_test(project / "test_reward.py").returncode == 1

@@ -69,6 +69,7 @@ def bodies(field: str) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", sorted({*FIELDS, *IN_MESSAGE, *IN_CALL, *IN_FUNCTION}))
 def test_any_value_of_a_field_is_served_or_refused(field: str, caplog: pytest.LogCaptureFixture) -> None:
     sent = bodies(field)

@@ -80,6 +80,7 @@ def test_what_cannot_be_called_says_why(parse: object, text: str, problem: str) 
     assert problem in found[-1].problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parse", "text", "num_calls"),
     [
