@@ -1,7 +1,8 @@
 """Gradients that layers add to their weights' sums themselves: those that torch would have added."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlcore.config import ModelConfig
+from rlcore.config import EngineConfig, ModelConfig
+from rlcore.engines.hf.train import gradients
 from rlcore.engines.hf.train.gradients import adding_gradients
 from rlcore.engines.hf.train.microbatch import MicroBatch
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
+from rlcore.engines.hf.train.optimizer import MasterAdamW
 from rlcore.testing.tiny import random_batch, write_tiny_model
 
 torch.set_num_threads(1)
@@ -58,7 +61,7 @@ def summed_gradients(model: nn.Module, passes: int, context: Callable[[], Any]) 
 def test_sums_over_several_passes_are_those_of_torch(passes: int) -> None:
     model = TwoUses()
     plain = summed_gradients(model, passes, nullcontext)
-    ours = summed_gradients(model, passes, lambda: adding_gradients(model))
+    ours = summed_gradients(model, passes, lambda: adding_gradients(model, {}))
     assert ours["frozen.weight"] is None
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
     assert not any("forward" in vars(module) for module in model.modules())
@@ -67,15 +70,54 @@ def test_sums_over_several_passes_are_those_of_torch(passes: int) -> None:
 def test_the_gradient_of_a_linear_layer_computed_by_hand() -> None:
     layer = nn.Linear(2, 1, bias=False)
     layer.weight.grad = torch.tensor([[10.0, 20.0]])
-    with adding_gradients(layer):
+    with adding_gradients(layer, {}):
         (3.0 * layer(torch.tensor([[1.0, 2.0], [0.5, 0.0]]))).sum().backward()
     assert layer.weight.grad.tolist() == [[14.5, 26.0]]
 
 
-def test_half_precision_layers_are_left_to_torch() -> None:
+def test_half_precision_layers_without_a_master_are_left_to_torch() -> None:
     layer = nn.Linear(2, 2).bfloat16()
-    with adding_gradients(layer):
+    with adding_gradients(layer, {}):
         assert "forward" not in vars(layer)
+
+
+@pytest.mark.parametrize("piece", [2**19, 12])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gradients_of_half_precision_are_summed_in_the_float32_masters(
+    dtype: torch.dtype, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three passes of a model, compared with its weights in float64."""
+    monkeypatch.setattr(gradients, "PIECE", piece)
+    model = TwoUses().to(dtype)
+    optimizer = MasterAdamW(model, EngineConfig(dtype=str(dtype).removeprefix("torch.")))
+
+    @contextmanager
+    def collected() -> Iterator[None]:
+        with adding_gradients(model, optimizer.summed_in()):
+            yield
+        optimizer.collect_gradients()
+
+    summed_gradients(model, 3, collected)
+    expected = summed_gradients(TwoUses().to(dtype).double(), 3, nullcontext)
+    for name, master in optimizer.half_masters().items():
+        wanted = expected[name]
+        assert master.grad is not None
+        assert wanted is not None
+        assert master.grad.dtype == torch.float32
+        assert float((master.grad - wanted).abs().max()) < 0.02 * float(wanted.abs().max()), name
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_half_precision_sum_keeps_what_the_format_would_lose() -> None:
+    """256 + 1 is 256 in bfloat16: the second pass of the head and the embedding must not be lost."""
+    layer = nn.Linear(1, 1, bias=False).bfloat16()
+    master = nn.Parameter(torch.zeros(1, 1))
+    for factor in (256.0, 1.0):
+        with adding_gradients(layer, {layer.weight: master}):
+            layer(torch.tensor([[factor]], dtype=torch.bfloat16)).sum().backward()
+    assert master.grad is not None
+    assert master.grad.item() == 257.0
+    assert layer.weight.grad is None
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -84,7 +126,7 @@ def test_a_policys_gradients_are_those_of_torch(tmp_path: Path, tied: bool) -> N
     model = load_model(ModelKind.CAUSAL_LM, ModelConfig(path=str(path)), dtype="float64", device="cpu")
     assert isinstance(model, PolicyModel)
     found = []
-    for context in (nullcontext, model.adding_gradients):
+    for context in (nullcontext, partial(model.adding_gradients, {})):
         model.zero_grad()
         for seed in range(2):
             with context():

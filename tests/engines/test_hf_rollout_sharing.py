@@ -16,6 +16,7 @@ from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf.sample.decode import PACK_TOKENS, PASS_TOKENS
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, siblings_of, watching
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
+from rlcore.engines.hf.train.half_products import _has_bfloat16
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.errors import WorkerError
 from rlcore.plan.memory import PREFILL_TOKENS
@@ -326,3 +327,47 @@ def test_packed_weights_multiply_as_the_layers_do_and_are_put_away(path: Path) -
         torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(found[2], found[0], atol=0.0, rtol=0.0)
         assert (found[1] - found[0]).abs().max() > 1e-2
+
+
+@pytest.mark.skipif(not _has_bfloat16(), reason="this CPU has no products of bfloat16")
+def test_bfloat16_decodes_with_packed_weights_and_fused_layers(tmp_path: Path) -> None:
+    """Both give what the modules give, to the format's precision: an equal first token, and log-probs that are near."""
+    settings: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 2, "num_key_value_heads": 2}
+    model = model_of(write_tiny_model(tmp_path / "model", "Qwen3", head_dim=64, **settings), "bfloat16")
+    sampler = sampler_of(model, max_rows=8)
+    decoder = sampler._decoder
+    assert decoder.shortens
+    packed: list[int] = []
+    pack = decoder._pack
+
+    def recorded() -> None:
+        pack()
+        packed.append(0 if decoder._packed is None else decoder._packed.num_products)
+
+    decoder._pack = recorded  # type: ignore[method-assign]
+    requests = [
+        GenerateRequest(f"r{i}", tuple(range(40, 44 + i)), Sampling(max_tokens=2 * PACK_TOKENS, temperature=0.0), 1, i)
+        for i in range(3)
+    ]
+    short = sorted_by_id(asyncio.run(all_of(sampler, requests)))
+    assert max(packed) == 2 * 2 + 1  # both products of each MLP, and the output layer; the others are small
+    decoder.shortens = False
+    plain = sorted_by_id(asyncio.run(all_of(sampler, requests)))
+    for mine, theirs in zip(short, plain, strict=True):
+        assert mine.token_ids[0] == theirs.token_ids[0]
+        np.testing.assert_allclose(mine.logprobs[0], theirs.logprobs[0], atol=0.02)
+
+
+@pytest.mark.skipif(not _has_bfloat16(), reason="this CPU has no products of bfloat16")
+def test_a_slightly_changed_activation_is_found_in_bfloat16(path: Path) -> None:
+    """Its logits differ by 7 %, which is less than decoding may differ from the forward pass in this format."""
+
+    class Louder(torch.nn.Module):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return 1.2 * torch.nn.functional.silu(states)
+
+    model = model_of(path, "bfloat16")
+    assert sampler_of(model)._decoder.shortens
+    for layer in model.transformer.model.layers:
+        layer.mlp.act_fn = Louder()
+    assert not sampler_of(model)._decoder.shortens

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from rlcore.engines.hf.train import tree_attention
 from rlcore.engines.hf.train.tree import PackedBatch, pack
 from rlcore.engines.hf.train.tree_attention import (
+    HALF_FROM,
     FlashKernel,
     LoopedFlash,
     Runs,
@@ -249,3 +250,33 @@ def test_values_of_another_size_and_devices_without_a_kernel_are_refused() -> No
         attend(query, key, key[..., :4], tree)
     with pytest.raises(ValueError, match="found the device 'meta'; flash attention needs one of: cpu, cuda"):
         attend(query.to("meta"), key.to("meta"), key.to("meta"), tree)
+
+
+class BackwardFormats(TorchDispatchMode):
+    """The number formats of the queries of the CPU's backward operation, by their length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[int, torch.dtype] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
+            self.seen[args[1].shape[-2]] = args[1].dtype
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "long"), [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)], ids=str
+)
+def test_gradients_of_half_precision_are_computed_in_the_faster_format(dtype: torch.dtype, long: torch.dtype) -> None:
+    groups: list[Group] = [(0, [HALF_FROM]), (5, [3, 3])]
+    sequence = packed(groups)
+    inputs = inputs_of(sequence, 4, 2, dtype=dtype)
+    with BackwardFormats() as formats:
+        results = torch.autograd.grad(attend(*inputs, sequence.tree).float().sum(), inputs)
+    assert formats.seen == {HALF_FROM: long, 5: torch.float32, 3: torch.float32, 6: torch.float32}
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = torch.autograd.grad(row_by_row(exact, groups, sequence.token_ids_N).sum(), exact)
+    for result, wanted in zip(results, expected, strict=True):
+        assert result.dtype == dtype
+        assert float((result.double() - wanted).abs().max()) < 0.02 * float(wanted.abs().max())

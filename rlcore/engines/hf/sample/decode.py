@@ -8,6 +8,7 @@ Letters as in `kv_cache`; N prompts of one pass, H hidden size, V vocabulary.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from rlcore.engines.hf.sample.fused_decode import FusedDecode, is_known, is_watc
 from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass, SlotCache
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, can_pack
 from rlcore.engines.hf.sample.row_attention import attending
+from rlcore.engines.hf.train.half_products import write_wide
 from rlcore.engines.hf.train.model import PolicyModel
 from rlcore.engines.hf.train.rounding import HALF
 
@@ -129,17 +131,22 @@ class Decoder:
         """(R, V) logits of every live row's next token, to be read before the next call."""
         if self._hidden_RH is None:
             raise ValueError("no row has a hidden state")
-        head = self._model.head
-        if self._hidden_RH.dtype in HALF:
+        head, is_half = self._model.head, self._hidden_RH.dtype in HALF
+        packed = None if self._packed is None or not is_half else self._packed.product_of((head.linear,))
+        if packed is not None:
+            raw_RV = torch.empty(len(self._hidden_RH), head.linear.out_features)
+            write_wide(partial(packed, self._hidden_RH), raw_RV)
+        elif is_half:
             return head.logits(self._hidden_RH)
-        with self._packed.used() if self._packed is not None else nullcontext():
-            raw_RV = head.linear(self._hidden_RH)
+        else:
+            with self._packed.used() if self._packed is not None else nullcontext():
+                raw_RV = head.linear(self._hidden_RH)
         return head.cap(raw_RV if head.scale == 1.0 else raw_RV.mul_(head.scale))
 
     def _pack(self) -> None:
         """Pack the weights if that pays."""
         most = max((row.request.sampling.max_tokens - len(row.token_ids) for row in self.rows), default=0)
-        if self._packed is None and most >= PACK_TOKENS and can_pack(self._device):
+        if self._packed is None and most >= PACK_TOKENS and can_pack(self._model.head.linear.weight):
             self._packed = PackedLinears(self._model.transformer, self._max_rows, self.siblings)
             self._few = None
 

@@ -12,6 +12,7 @@ from rlcore.engines.hf.sample.decode_row import DecodeRow, rows_of
 from rlcore.engines.hf.sample.packed_linear import siblings_of, watching
 from rlcore.engines.hf.sample.row_attention import UnsupportedAttention
 from rlcore.engines.hf.train.model import PolicyModel
+from rlcore.engines.hf.train.rounding import HALF
 from rlcore.errors import ConfigError, boundary
 from rlcore.types import GenerateRequest, Sampling
 
@@ -32,7 +33,7 @@ def check_decoding(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None
     difference = 0.0
     if decoder.shortens and not decoder.joins:
         with suppress(ConfigError), boundary(f"rollout.backend=hf: short decoding with {name}", ConfigError):
-            if not _difference(model, decoder, tokens) > _allowed_of_short(model):
+            if not _difference(model, decoder, tokens) > _allowed_of_short(model, decoder, tokens):
                 return
         decoder.shortens = False  # the model's own modules may still work
     for joins in (False, True) if not decoder.joins else (True,):
@@ -53,11 +54,19 @@ def check_decoding(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None
 
 
 def _allowed(model: PolicyModel) -> float:
-    return 0.1 if model.head.linear.weight.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    return 0.1 if model.head.linear.weight.dtype in HALF else 1e-3
 
 
-def _allowed_of_short(model: PolicyModel) -> float:
-    return 1e-4 if model.head.linear.weight.dtype == torch.float32 else 1e-6
+def _allowed_of_short(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> float:
+    """In half precision twice the difference of decoding with the model's modules, whose roundings are as many."""
+    dtype = model.head.linear.weight.dtype
+    if dtype not in HALF:
+        return 1e-4 if dtype == torch.float32 else 1e-6
+    decoder.shortens = False
+    try:
+        return 2.0 * _difference(model, decoder, tokens)
+    finally:
+        decoder.shortens = True
 
 
 def _difference(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> float:

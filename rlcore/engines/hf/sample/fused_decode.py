@@ -16,7 +16,8 @@ from torch.nn.functional import linear, silu
 
 from rlcore.engines.hf.sample.kv_cache import RowPass, SlotCache, SlotLayer
 from rlcore.engines.hf.sample.packed_linear import PackedLinears
-from rlcore.engines.hf.sample.row_attention import attend_together, can_attend_together
+from rlcore.engines.hf.sample.row_attention import attend_apart, attend_together, can_attend_together
+from rlcore.engines.hf.train.half_products import multiplies_half
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 """Architectures with layers of norm, attention with rotated queries and keys, norm, gated SiLU."""
@@ -53,7 +54,7 @@ def _is_plain(layer: Any, family: str) -> bool:
     return (
         kinds == [f"{family}{name}" for name in ("DecoderLayer", "Attention", "MLP", "RMSNorm")]
         and all(type(linear) is nn.Linear and type(linear.weight) is nn.Parameter for linear in linears)
-        and can_attend_together(linears[0].weight)
+        and (can_attend_together(linears[0].weight) or multiplies_half(linears[0].weight))
     )
 
 
@@ -77,7 +78,8 @@ class FusedDecode:
             query_RAD, key_RhD, value_RhD = layer.heads(states_RH, cos_R1D, turn_R1D)
             kept.update(key_RhD[:, :, None], value_RhD[:, :, None])
             query_RhMD = query_RAD.reshape(len(query_RAD), key_RhD.shape[1], -1, query_RAD.shape[-1])
-            attended_RhMD = attend_together(query_RhMD, kept, current, layer.scale)
+            attend = attend_together if can_attend_together(query_RhMD) else attend_apart
+            attended_RhMD = attend(query_RhMD, kept, current, layer.scale)
             states_RH = layer.rest(attended_RhMD.reshape(len(attended_RhMD), -1), states_RH)
         return _normed(self._base.norm, states_RH)
 

@@ -14,14 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlcore.engines.hf.train.half_products import multiplies_half
+
 SMALLEST = 2**16
 """Minimum number of weights of a product that is worth packing."""
 
 
-def can_pack(device: torch.device) -> bool:
-    """True if this build of torch has the packed operations."""
+def can_pack(weight: Tensor) -> bool:
+    """True if this build of torch has the packed operations, and this CPU multiplies weights of that format."""
     operations: Any = torch.backends.mkldnn
-    return device.type == "cpu" and operations.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    known = weight.device.type == "cpu" and (weight.dtype == torch.float32 or multiplies_half(weight))
+    return known and operations.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @contextmanager
@@ -51,7 +54,7 @@ def siblings_of(calls: Sequence[tuple[nn.Linear, Tensor]]) -> list[tuple[nn.Line
 
 
 class PackedLinears:
-    """Packed copies of a model's float32 linear weights, valid until the weights change."""
+    """Packed copies of a model's linear weights, valid until the weights change."""
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class PackedLinears:
         layers = [
             layer
             for layer in model.modules()
-            if type(layer) is nn.Linear and layer.weight.dtype == torch.float32 and "forward" not in vars(layer)
+            if type(layer) is nn.Linear and can_pack(layer.weight) and "forward" not in vars(layer)
         ]
         sets = [sibling for sibling in siblings if set(layers).issuperset(sibling) and _fit_together(sibling)]
         joined = {layer for group in sets for layer in group}

@@ -63,25 +63,39 @@ def attend(
     if layer is None or position_bias is not None:
         raise UnsupportedAttention("a position bias, or an attention that does not write to the cache")
     num_rows, heads, tokens, size = query.shape
-    keys_RhLD = layer.row_part(0)
-    kv_heads = keys_RhLD.shape[1]
+    kv_heads = layer.row_part(0).shape[1]
     query_RhMD = query.reshape(num_rows, kv_heads, -1, size)
     scale = size**-0.5 if scaling is None else scaling
     if tokens == 1 and softcap is None and s_aux is None and can_attend_together(query):
         out_RhMD = attend_together(query_RhMD, layer, current, scale, sliding_window)
         return out_RhMD.reshape(num_rows, 1, heads, -1), None
-    mask_G1XP, mask_R1ML = _masks(current, sliding_window, heads // kv_heads, query.dtype)
+    out_RhMD = attend_apart(query_RhMD, layer, current, scale, sliding_window, softcap, s_aux)
+    out_RhTD = out_RhMD.reshape(num_rows, heads, tokens, -1)
+    return out_RhTD.transpose(1, 2).contiguous(), None
+
+
+def attend_apart(
+    query_RhMD: Tensor,
+    layer: SlotLayer,
+    current: RowPass,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+) -> Tensor:
+    """(R, h, M, D) attention over the prompts and over each row's own tokens, joined by log-sums."""
+    kv_heads, tokens = query_RhMD.shape[1], current.tokens
+    mask_G1XP, mask_R1ML = _masks(current, window, query_RhMD.shape[2] // tokens, query_RhMD.dtype)
 
     query_GhXD = _by_prompt(query_RhMD, current)
     prompt = _part(query_GhXD, layer.prompt_part(0), layer.prompt_part(1), mask_G1XP, scale, softcap)
     out_RhMD, log_sum_RhM1 = (_by_row(message, current) for message in prompt)
-    own = _part(query_RhMD, keys_RhLD, layer.row_part(1), mask_R1ML, scale, softcap)
+    own = _part(query_RhMD, layer.row_part(0), layer.row_part(1), mask_R1ML, scale, softcap)
     out_RhMD = torch.lerp(own[0], out_RhMD, torch.sigmoid(log_sum_RhM1 - own[1]))
     if s_aux is not None:
         sinks_1hM1 = s_aux.view(1, kv_heads, -1, 1).repeat_interleave(tokens, dim=2)
         out_RhMD = out_RhMD * torch.sigmoid(torch.logaddexp(log_sum_RhM1, own[1]) - sinks_1hM1)
-    out_RhTD = out_RhMD.to(query.dtype).reshape(num_rows, heads, tokens, -1)
-    return out_RhTD.transpose(1, 2).contiguous(), None
+    return out_RhMD.to(query_RhMD.dtype)
 
 
 def can_attend_together(tensor: Tensor) -> bool:

@@ -373,7 +373,7 @@ class TrainEngine:
 
     def _adding(self) -> AbstractContextManager[None]:
         """Context in which gradients are accumulated in place; without effect if FSDP has to see each of them."""
-        return self.model.adding_gradients() if self._shards is None else nullcontext()
+        return self.model.adding_gradients(self._optimizer.summed_in()) if self._shards is None else nullcontext()
 
     def _performance(self, minibatch: Batch, seconds: float) -> Metrics:
         """time/tflops/<name>: required operations per second of wall time; time/mfu/<name>: the same over the device's

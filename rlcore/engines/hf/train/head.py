@@ -9,12 +9,14 @@ logits and rejects every other head.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlcore.engines.hf.train.gradients import add_product, can_add
+from rlcore.engines.hf.train.gradients import add_product
+from rlcore.engines.hf.train.half_products import multiplies_half, write_wide
 from rlcore.errors import ConfigError
 from rlcore.plan.activations import device_logit_rows
 
@@ -49,10 +51,14 @@ class Head:
         if weight_VH.dtype == torch.float64 or hidden_NH.dtype == torch.float64:
             raw_NV = nn.functional.linear(hidden_NH, weight_VH)
         elif weight_VH.device.type == "cpu":
-            inputs_NH = hidden_NH.float()
             raw_NV = torch.empty(len(hidden_NH), len(weight_VH))
+            in_halves = multiplies_half(weight_VH)
+            inputs_NH = hidden_NH if in_halves else hidden_NH.float()
             for rows in _chunks(len(weight_VH), LAYER_ROWS):
-                torch.mm(inputs_NH, weight_VH[rows].float().T, out=raw_NV[:, rows])
+                if in_halves:
+                    write_wide(partial(_product, inputs_NH, weight_VH[rows]), raw_NV[:, rows])
+                else:
+                    torch.mm(inputs_NH, weight_VH[rows].float().T, out=raw_NV[:, rows])
         elif weight_VH.dtype == torch.float32:
             raw_NV = nn.functional.linear(hidden_NH, weight_VH)
         else:
@@ -64,6 +70,11 @@ class Head:
     def cap(self, raw_NV: Tensor) -> Tensor:
         """The soft-capped tensor; unchanged if the model has no soft cap."""
         return raw_NV if self.softcap == 0.0 else self.softcap * torch.tanh(raw_NV / self.softcap)
+
+
+def _product(hidden_NH: Tensor, weight_VH: Tensor, added_NV: Tensor | None) -> Tensor:
+    """(N, V) product, plus a summand."""
+    return hidden_NH @ weight_VH.T if added_NV is None else torch.addmm(added_NV, hidden_NH, weight_VH.T)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -112,14 +123,14 @@ def token_scores(
     *,
     with_entropy: bool,
     chunk_elements: int = 0,
-    adds_gradient: bool = False,
+    holder_VH: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(N,) log-probability of each target and (N,) entropy in nats, of softmax(logits / temperature).
 
     `hidden_NH[i]` is the state *before* target i. Entropy is 0 unless requested. The forward pass keeps the log-sum-exp
     of each position, and up to `KEPT_ELEMENTS` logits of the first chunks; the backward pass recomputes the others
-    chunk by chunk. A chunk has at most `chunk_elements` logits; 0: as in `chunk_rows`. `adds_gradient`: the backward
-    pass adds directly to the `grad` of the head's weight where possible.
+    chunk by chunk. A chunk has at most `chunk_elements` logits; 0: as in `chunk_rows`. `holder_VH`: the backward pass
+    adds the gradient of the head's weight to the `grad` of this tensor (`gradients.sum_holder`).
     """
     scores: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]
         hidden_NH,
@@ -130,7 +141,7 @@ def token_scores(
         temperature,
         with_entropy,
         chunk_rows(head.linear.weight.shape[0], hidden_NH.device.type, chunk_elements),
-        adds_gradient and can_add(head.linear.weight),
+        holder_VH,
     )
     return scores
 
@@ -156,7 +167,7 @@ class _TokenScores(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
         chunk_rows: int,
-        adds_gradient: bool,
+        holder_VH: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         num = len(hidden_NH)
         dtype = at_least_float32(hidden_NH[:0]).dtype
@@ -177,7 +188,7 @@ class _TokenScores(torch.autograd.Function):
                     entropy_N[some] = log_sum_N[some] - _weighted(masses_nV, logits_nV) / total_n
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, log_sum_N, entropy_N, *kept)
-        ctx.head, ctx.temperature, ctx.chunk_rows, ctx.adds_gradient = head, temperature, chunk_rows, adds_gradient
+        ctx.head, ctx.temperature, ctx.chunk_rows, ctx.holder = head, temperature, chunk_rows, holder_VH
         return logprobs_N, entropy_N
 
     @staticmethod
@@ -186,7 +197,7 @@ class _TokenScores(torch.autograd.Function):
         head: Head = ctx.head
         grad_hidden_NH = torch.zeros_like(hidden_NH) if ctx.needs_input_grad[0] else None
         sum_dtype = log_sum_N.dtype
-        needs_weight = ctx.needs_input_grad[1] and not ctx.adds_gradient
+        needs_weight = ctx.needs_input_grad[1] and ctx.holder is None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=sum_dtype) if needs_weight else None
         needs_bias = bias_V is not None and ctx.needs_input_grad[2]
         grad_bias_V = torch.zeros_like(bias_V, dtype=sum_dtype) if needs_bias else None
@@ -211,8 +222,8 @@ class _TokenScores(torch.autograd.Function):
             grad_nV = space_nV.to(weight_VH.dtype)
             if grad_hidden_NH is not None:
                 torch.mm(grad_nV, weight_VH, out=grad_hidden_NH[rows])
-            if ctx.adds_gradient:
-                add_product(head.linear.weight, grad_nV, hidden_NH[rows])
+            if ctx.holder is not None:
+                add_product(ctx.holder, grad_nV, hidden_NH[rows])
             elif grad_weight_VH is not None and grad_weight_VH.dtype == grad_nV.dtype:
                 grad_weight_VH.addmm_(grad_nV.T, hidden_NH[rows])
             elif grad_weight_VH is not None:

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlcore.config import LoraConfig, ModelConfig
 from rlcore.engines.hf.train.adapter import add_adapter, checkpoint_gradients
-from rlcore.engines.hf.train.gradients import adding_gradients
+from rlcore.engines.hf.train.gradients import Masters, adding_gradients, sum_holder
 from rlcore.engines.hf.train.head import Head, check_head, find_head, token_scores
 from rlcore.engines.hf.train.prefixes import cache_hidden
 from rlcore.engines.hf.train.rounding import HALF
@@ -71,7 +71,7 @@ class Model(nn.Module):
     def __init__(self, transformer: Any, adapter: Any = None) -> None:
         super().__init__()
         self.transformer = transformer
-        self._adds_gradients = False
+        self._masters: Masters | None = None
         # In a tuple, so that torch does not register it: its parameters are those of `transformer`.
         self._adapter = (adapter,)
         self.eval()
@@ -151,14 +151,17 @@ class Model(nn.Module):
                 module.training = False
 
     @contextmanager
-    def adding_gradients(self) -> Iterator[None]:
-        """Context in which weight gradients are accumulated in place; backward passes belong inside, too."""
-        with adding_gradients(self):
-            self._adds_gradients = True
+    def adding_gradients(self, masters: Masters) -> Iterator[None]:
+        """Context in which weight gradients are accumulated in place; backward passes belong inside, too.
+
+        `masters`: those of half-precision weights, which get their gradients.
+        """
+        with adding_gradients(self, masters):
+            self._masters = masters
             try:
                 yield
             finally:
-                self._adds_gradients = False
+                self._masters = None
 
     def without_adapter(self) -> Any:
         """Context with the adapter disabled: the model that training started from."""
@@ -186,7 +189,7 @@ class PolicyModel(Model):
             self.head,
             temperature,
             with_entropy=with_entropy,
-            adds_gradient=self._adds_gradients,
+            holder_VH=None if self._masters is None else sum_holder(self.head.linear.weight, self._masters),
         )
         return micro.of_all(*scores)
 

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from rlcore.config import EngineConfig
 from rlcore.engines.hf.train import sharded_tensors as parts
+from rlcore.engines.hf.train.gradients import Masters, add
 from rlcore.engines.hf.train.rounding import HALF, RoundingKey, publish
 from rlcore.engines.hf.train.sharded_tensors import like, own
 from rlcore.errors import ConfigError
@@ -84,8 +85,7 @@ class MasterAdamW:
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is parameter or parameter.grad is None:
                 continue
-            gradient = parameter.grad.to(master.dtype)
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            add(master, parameter.grad)
             parameter.grad = None
 
     def unscale_gradients(self, scale: float) -> None:
@@ -118,6 +118,11 @@ class MasterAdamW:
         for index, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
             if master is not parameter:
                 publish(parameter, master, self._rounding, RoundingKey(self._seed, update, index))
+
+    def summed_in(self) -> Masters:
+        """The masters of half-precision weights, whose `grad` sums the gradients, by weight."""
+        pairs = zip(self.parameters, self.masters, strict=True)
+        return {parameter: master for parameter, master in pairs if master is not parameter}
 
     def half_masters(self) -> dict[str, Tensor]:
         """The masters of half-precision weights, by parameter name."""

@@ -60,24 +60,28 @@ def publish(weight: Tensor, master: Tensor, rounding: Rounding, key: RoundingKey
     for start in range(0, len(flat), size):
         chunk = values[start : start + size]
         bits = _random_bits(first + start, len(chunk), multiplier, offset, chunk.device)
-        flat[start : start + size] = _bfloat16(chunk, bits) if mine.dtype == torch.bfloat16 else _float16(chunk, bits)
+        rounded = _bfloat16(chunk, bits) if mine.dtype == torch.bfloat16 else _float16(chunk, bits)
+        flat[start : start + size] = _kept_finite(rounded, chunk, mine.dtype)
     if target is not mine:
         mine.copy_(target)
 
 
 def _random_bits(first: int, num: int, multiplier: int, offset: int, device: torch.device) -> Tensor:
-    """(num,) int32 of 32 random bits each, for the elements from `first` on: a Weyl sequence through a mixer.
+    """(num,) int32, for the elements from `first` on: a Weyl sequence through a mixer, whose last step is `_mixed`.
 
-    Multiplications wrap around. The mixer is lowbias32 of github.com/skeeto/hash-prospector without its first shift,
+    The upper 16 bits are random before that step, which does not change them. Multiplications wrap around. The mixer is lowbias32 of github.com/skeeto/hash-prospector without its first shift,
     which a random multiplier makes superfluous.
     """
     begin = _signed32(first * multiplier + offset)
     bits = torch.arange(num, dtype=torch.int32, device=device).mul_(multiplier).add_(begin)
     bits.mul_(0x7FEB352D)
     bits ^= _shifted(bits, 15)
-    bits.mul_(_signed32(0x846CA68B))
-    bits ^= _shifted(bits, 16)
-    return bits
+    return bits.mul_(_signed32(0x846CA68B))
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """All 32 bits random."""
+    return bits.bitwise_xor_(_shifted(bits, 16))
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
@@ -90,23 +94,27 @@ def _bfloat16(values: Tensor, bits: Tensor) -> Tensor:
 
     The carry may reach the exponent. The sign is a separate bit, so magnitudes are rounded.
     """
-    added = _shifted(bits, 16).add_(values.view(torch.int32)).bitwise_and_(-0x10000).view(torch.float32)
-    return _kept_finite(added, values, torch.bfloat16)
+    return _shifted(bits, 16).add_(values.view(torch.int32)).bitwise_and_(-0x10000).view(torch.float32)
 
 
 def _float16(values: Tensor, bits: Tensor) -> Tensor:
     """Float32 numbers rounded to float16: as `_bfloat16` with 13 bits; below 2^-14 its numbers are 2^-24 apart."""
+    bits = _mixed(bits)
     added = _shifted(bits, 19).add_(values.view(torch.int32)).bitwise_and_(-0x2000).view(torch.float32)
     steps = values.abs().mul_(2.0**24)
     lower = steps.floor()
     up = _shifted(bits, 8).to(torch.float32).mul_(2.0**-24) < steps.sub_(lower)
     small = lower.add_(up).mul_(2.0**-24).copysign_(values)
-    return _kept_finite(torch.where(values.abs() < 2.0**-14, small, added), values, torch.float16)
+    return torch.where(values.abs() < 2.0**-14, small, added)
 
 
 def _kept_finite(rounded: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
     """Finite numbers clamped to the format's range; other values unchanged."""
     largest = torch.finfo(dtype).max
+    if values.device.type == "cpu":
+        lowest, highest = torch.aminmax(values)
+        if -largest < lowest and highest < largest:  # false for NaN
+            return rounded
     return torch.where(values.isfinite(), rounded.clamp_(-largest, largest), values)
 
 
