@@ -119,7 +119,7 @@ def curve_of(task: str, kind: str, seed: int, root: Path, sizes: Sizes, model: P
     steps = steps_in(file)
     return {
         "reward": [row[REWARD] for row in steps],
-        "entropy": [row[ENTROPY] for row in steps],
+        "entropy": [row[ENTROPY] for row in steps if ENTROPY in row],  # a step without a gradient has none
         "difference": [row[DIFFERENCE] for row in steps if DIFFERENCE in row],
         "ratio": [row[RATIO] for row in steps if RATIO in row],
         "heldout": [row["eval/heldout/mean"] for row in rows if "eval/heldout/mean" in row],

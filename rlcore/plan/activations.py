@@ -101,7 +101,7 @@ def last_layer_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSi
     All gradients exist by then, the first layer's included, and the embedding's unless it is accumulated in place.
     """
     numbers = _layer_numbers(shape, engine, size) + _backward_numbers(shape, size)
-    embedding = 0 if _adds_gradients(engine, device) else shape.vocabulary * shape.hidden_size
+    embedding = 0 if adds_gradients(engine, device) else shape.vocabulary * shape.hidden_size
     return (numbers + shape.hidden_size * size.tokens + embedding) * BYTES[engine.dtype]
 
 
@@ -170,12 +170,12 @@ def logit_bytes(shape: ModelShape, engine: EngineConfig, scored: int, device: st
 
 def _head_gradient_bytes(shape: ModelShape, engine: EngineConfig, device: str) -> int:
     """The gradient of the output layer's weight, summed in float32, and the product that is added to it."""
-    if _adds_gradients(engine, device):
+    if adds_gradients(engine, device):
         return 0
     product = BYTES[engine.dtype] if engine.dtype in HALF else 0
     return shape.vocabulary * shape.hidden_size * (max(4, BYTES[engine.dtype]) + product)
 
 
-def _adds_gradients(engine: EngineConfig, device: str) -> bool:
-    """True if the gradients of embedding and output layer are accumulated without a temporary."""
-    return engine.lora.enabled or (device != "cuda" and engine.dtype not in HALF)
+def adds_gradients(engine: EngineConfig, device: str) -> bool:
+    """True if the gradients of linear layers and embeddings are added to their sums without a temporary."""
+    return engine.lora.enabled or (device != "cuda" and (engine.dtype not in HALF or engine.shard_ranks == 1))

@@ -19,6 +19,7 @@ from rlcore.errors import PlanError
 from rlcore.plan.activations import (
     BYTES,
     HALF,
+    adds_gradients,
     forward_bytes,
     largest_micro_batch,
     last_layer_bytes,
@@ -182,24 +183,26 @@ def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, mod
     """Bytes that the update of a known architecture needs, excluding weights, optimizer state and all gradients.
 
     Negative if the gradients do not all exist at the same time: half-precision gradients are moved to the masters'
-    after each micro-batch, and a step's only micro-batch begins its backward pass without any. Then the output layer's
-    gradient comes first, and each layer's while that layer is computed. A sharded rank has its shard of them, and
-    gathered layers on top of all activations.
+    after each micro-batch, unless they are added there directly, and a step's only micro-batch begins its backward pass
+    without any. Then the output layer's gradient comes first, and each layer's while that layer is computed. A sharded
+    rank has its shard of them, and gathered layers on top of all activations.
     """
     shape, device, parameters = model.shape, config.cluster.device, model.parameters or 0
     if shape is None:
         return gathered_for_update(engine, model)
     size = largest_micro_batch(config, engine, plan.shared_prefix)
     half = engine.dtype in HALF and not engine.lora.enabled
-    moved = BYTES[engine.dtype] / engine.shard_ranks if half else 0.0
-    absent = _gradient_bytes_per_parameter(engine) if size.alone else moved
+    own = BYTES[engine.dtype] / engine.shard_ranks if half else 0.0  # of a gradient in the weight's format
+    never = own if adds_gradients(engine, device) else 0.0
+    moved = own - never
+    absent = _gradient_bytes_per_parameter(engine) - never if size.alone else moved
     later = max(0, parameters - shape.vocabulary * shape.hidden_size) * (1 - 1 / shape.layers)
     gathered = gathered_for_update(engine, model)
     begin = gathered + update_bytes(shape, engine, size, device) - int(absent * later)
     end = gathered + last_layer_bytes(shape, engine, size, device)
     if moved and size.alone:
         end = max(end - int((absent - moved) * parameters), -int(moved * parameters))
-    return max(begin, end)
+    return max(begin, end) - int(never * parameters)
 
 
 def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mapping[str, int], facts: Facts) -> None:
