@@ -265,9 +265,7 @@ class BackwardFormats(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "long"), [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)], ids=str
-)
+@pytest.mark.parametrize(("dtype", "long"), [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)], ids=str)
 def test_gradients_of_half_precision_are_computed_in_the_faster_format(dtype: torch.dtype, long: torch.dtype) -> None:
     groups: list[Group] = [(0, [HALF_FROM]), (5, [3, 3])]
     sequence = packed(groups)

@@ -165,7 +165,9 @@ def test_on_a_cpu_logits_are_kept_up_to_a_bound_and_computed_again_beyond_it() -
     found = {rows: logit_bytes(shape, engine, rows * 2**10, "cpu") for rows in (1, 2, 3, 9)}
     assert found == {1: 2 * chunk + block, 2: 3 * chunk + block, 3: 4 * chunk + block, 9: 4 * chunk + block}
     half = logit_bytes(shape, EngineConfig(dtype="bfloat16"), 2**10, "cpu")
-    assert half == 2.5 * chunk + 6 * 8 * 2**14, "blocks and the gradient in bfloat16 take turns"
+    assert half == 2.5 * chunk, "blocks and the gradient in bfloat16 take turns"
+    shards = EngineConfig(dtype="bfloat16", sharding="fsdp2", data_parallel=2)
+    assert logit_bytes(shape, shards, 2**10, "cpu") == half + 6 * 8 * 2**14, "FSDP sees the weight's gradient"
 
 
 @pytest.mark.parametrize("half", [False, True])

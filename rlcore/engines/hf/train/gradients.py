@@ -3,8 +3,8 @@
 torch computes the gradient of a weight in a separate tensor and then adds it to the sum over micro-batches. On a CPU,
 where updates are bound by memory, the matrix product can add to the sum directly. The sum of a half-precision weight is
 in its float32 master: products are added to it piece by piece, while a piece is in the CPU's cache. The gradient of an
-embedding is as large as the vocabulary, but only the rows of tokens that occur are not zero. If a weight is also used in
-another way, that part of its gradient is computed as usual.
+embedding is as large as the vocabulary, but only the rows of tokens that occur are not zero. If a weight is also used
+in another way, that part of its gradient is computed as usual.
 
 Letters: N tokens, I and O inputs and outputs of a layer, V vocabulary, H hidden size.
 """
@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 
 PIECE = 2**19
 """Elements of a half-precision product that are added to a float32 sum at a time: 3 MiB with their float32 copy."""
@@ -31,9 +30,7 @@ def adding_gradients(model: nn.Module, masters: Masters) -> Iterator[None]:
 
     Forward and backward pass both belong inside. `torch.autograd.grad` does not see the gradients of these weights.
     """
-    forwards = {
-        layer: forward for layer in model.modules() if (forward := _adding_forward(layer, masters)) is not None
-    }
+    forwards = {layer: forward for layer in model.modules() if (forward := _adding_forward(layer, masters)) is not None}
     for layer, forward in forwards.items():
         layer.forward = forward
     try:

@@ -69,8 +69,8 @@ def publish(weight: Tensor, master: Tensor, rounding: Rounding, key: RoundingKey
 def _random_bits(first: int, num: int, multiplier: int, offset: int, device: torch.device) -> Tensor:
     """(num,) int32, for the elements from `first` on: a Weyl sequence through a mixer, whose last step is `_mixed`.
 
-    The upper 16 bits are random before that step, which does not change them. Multiplications wrap around. The mixer is lowbias32 of github.com/skeeto/hash-prospector without its first shift,
-    which a random multiplier makes superfluous.
+    The upper 16 bits are random before that step, which does not change them. Multiplications wrap around. The mixer is
+    lowbias32 of github.com/skeeto/hash-prospector without its first shift, which a random multiplier makes superfluous.
     """
     begin = _signed32(first * multiplier + offset)
     bits = torch.arange(num, dtype=torch.int32, device=device).mul_(multiplier).add_(begin)
