@@ -115,7 +115,8 @@ class Comparison:
         scenario = self.scenario
         return {
             "model": str(self.model),
-            "dtype": self._options.dtype,
+            "dtype": "float32" if self._options.trl_bf16 else self._options.dtype,
+            "bf16": self._options.trl_bf16,
             "device": self._options.device,
             "prompts": self.prompts,
             "prompts_per_step": scenario.prompts,
@@ -353,7 +354,8 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--new-tokens", type=int, default=0, help="of the longest row, instead of 64")
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="an override of our config")
     parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default="float32", help="of both sides; the gate is always in float32")
+    parser.add_argument("--trl-bf16", action="store_true", help="TRL in its mixed precision, whatever --dtype says")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--smoke", action="store_true", help="a tiny random model and tiny sizes: does it still run?")
@@ -379,7 +381,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not (model / "config.json").exists():
             raise SystemExit(f"vs_trl: there is no model in '{model}'; make model makes it")
         names = options.scenario or list(SCENARIOS)
-        first = Comparison(sized(SCENARIOS[names[0]], options), model, options, directory)
+        exact = argparse.Namespace(**{**vars(options), "dtype": "float32", "trl_bf16": False})
+        first = Comparison(sized(SCENARIOS[names[0]], options), model, exact, directory)
         checked = gate(first, GATE_LIMIT)
         swept: dict[int, Any] = {}
         if not options.skip_sweep:
@@ -391,7 +394,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             size = trl_micro_batch(comparison, chosen)
             result = compare(comparison, size, options.rounds or comparison.scenario.rounds)
             facts = machine(options.threads) | {"trl_versions": peer}
-            emit("vs_trl", {**result, "gate": checked, "sweep": swept, "dtype": options.dtype}, facts)
+            emit(
+                "vs_trl",
+                {**result, "gate": checked, "sweep": swept, "dtype": options.dtype, "trl_bf16": options.trl_bf16},
+                facts,
+            )
 
 
 if __name__ == "__main__":

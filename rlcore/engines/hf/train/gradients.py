@@ -87,15 +87,16 @@ def _sum_of(holder: Tensor) -> Tensor:
 
 def _adding_forward(layer: nn.Module, masters: Masters) -> Callable[[Tensor], Tensor] | None:
     """The layer's forward inside the block; None if it stays unchanged."""
-    if "forward" in vars(layer) or type(layer) not in (nn.Linear, nn.Embedding):
+    if "forward" in vars(layer):
         return None
-    holder = sum_holder(layer.weight, masters)
-    if holder is None:
-        return None
-    if isinstance(layer, nn.Linear):
-        return partial(_linear, layer, holder)
-    plain = layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
-    return partial(_embedding, layer, holder) if plain else None
+    if type(layer) is nn.Linear:
+        holder = sum_holder(layer.weight, masters)
+        return None if holder is None else partial(_linear, layer, holder)
+    if type(layer) is nn.Embedding:
+        holder = sum_holder(layer.weight, masters)
+        plain = layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+        return partial(_embedding, layer, holder) if plain and holder is not None else None
+    return None
 
 
 def _linear(layer: nn.Linear, holder: Tensor, inputs: Tensor) -> Tensor:

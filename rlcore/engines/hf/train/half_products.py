@@ -6,6 +6,7 @@ one in float32.
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ def multiplies_half(tensor: Tensor) -> bool:
 
 @cache
 def _has_bfloat16() -> bool:
-    found = torch.cpu.get_capabilities()
-    return torch.backends.mkldnn.is_available() and bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+    found, onednn = torch.cpu.get_capabilities(), cast(Any, torch.backends.mkldnn)
+    return bool(onednn.is_available() and (found.get("avx512_bf16") or found.get("amx_bf16")))
 
 
 def write_wide(product: Callable[[Tensor | None], Tensor], out: Tensor) -> None:
