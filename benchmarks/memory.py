@@ -18,7 +18,7 @@ from typing import Any
 
 import vs_trl
 from measure import MODEL, emit, machine, peak_rss_of_tree, say, summary
-from scenarios import SCENARIOS
+from scenarios import SCENARIOS, sized
 from tiny_task import write_tiny_task
 
 TIMES = (1, 4)
@@ -28,7 +28,7 @@ TOLERANCE = 0.15
 
 def measured(options: argparse.Namespace, model: Path, directory: Path, times: int) -> dict[str, Any]:
     """The peak of `STEPS` steps with `times` times as many prompts, and the plan's estimate of it."""
-    scenario = vs_trl.sized(SCENARIOS["E1"], options)
+    scenario = sized(SCENARIOS["E1"], options)
     scenario = replace(scenario, prompts=scenario.prompts * times)
     comparison = vs_trl.Comparison(scenario, model, options, directory)
     with comparison.ours() as ours:

@@ -1,12 +1,15 @@
-"""The scenarios of comparisons: prompts, lengths, and the arithmetic of a step."""
+"""The scenarios of comparisons: prompts, lengths, the options that choose them, and the arithmetic of a step."""
 
+import argparse
 import json
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure import MODEL
 
 NEVER = "<|never|>"
 """An end-of-sequence token that no model has learned: its id is above those of the tokenizer."""
@@ -164,3 +167,29 @@ def generation_flops(scenario: Scenario, sizes: Sizes) -> float:
     """FLOPs of sampling with each prompt computed once for its group: 2 per parameter and token."""
     sampled, prompts = sum(scenario.lengths()), scenario.prompts * scenario.prompt_tokens
     return 2.0 * (sizes.body * (prompts + sampled) + sizes.head * sampled)
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """The options of a comparison: scenarios and sizes, model and machine."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", action="append", choices=sorted(SCENARIOS), help="default: all")
+    parser.add_argument("--rounds", type=int, default=0, help="timed steps of each side; 0: the scenario's own number")
+    parser.add_argument("--prompts", type=int, default=0, help="groups of a step, instead of 8")
+    parser.add_argument("--samples", type=int, default=0, help="samples of a group, instead of 8")
+    parser.add_argument("--new-tokens", type=int, default=0, help="of the longest row, instead of 64")
+    parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="an override of our config")
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--dtype", default="float32", help="of both sides; the gate is always in float32")
+    parser.add_argument("--trl-bf16", action="store_true", help="TRL in its mixed precision, whatever --dtype says")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--smoke", action="store_true", help="a tiny random model and tiny sizes: does it still run?")
+    return parser
+
+
+def sized(scenario: Scenario, options: argparse.Namespace) -> Scenario:
+    """The scenario with the sizes of the command line."""
+    if options.smoke:
+        scenario = replace(scenario, prompts=2, samples=4, prompt_tokens=30, new_tokens=6, rounds=1)
+    chosen = {"prompts": options.prompts, "samples": options.samples, "new_tokens": options.new_tokens}
+    return replace(scenario, **{name: value for name, value in chosen.items() if value})

@@ -19,9 +19,9 @@ from typing import Any
 
 from channel import Side
 from measure import ROOT, emit, machine, peak_rss_of_tree, say, summary, versions_in
-from scenarios import SCENARIOS
+from scenarios import SCENARIOS, parser_of, sized
 from tiny_task import write_tiny_task
-from vs_trl import Comparison, parser_of, sized, warm
+from vs_trl import Comparison, warm
 
 TIMES = ("step_s", "generate_s", "update_s")
 OVERHEAD_S = 900.0

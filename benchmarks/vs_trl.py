@@ -9,19 +9,16 @@ docs/performance.md.
 
 import argparse
 import math
-import os
 import random
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from channel import Side
 from measure import (
-    MODEL,
     ROOT,
     TRL_PYTHON,
     emit,
@@ -38,7 +35,9 @@ from scenarios import (
     Sizes,
     conversations,
     generation_flops,
+    parser_of,
     prompt_ids,
+    sized,
     update_flops,
     write_endless_model,
 )
@@ -342,32 +341,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--skip-sweep", action="store_true", help="take --micro-batch for TRL without looking")
     parser.add_argument("--micro-batch", type=int, default=0, help="TRL's per_device_train_batch_size")
     return parser.parse_args(arguments)
-
-
-def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """The options of a comparison: scenarios and sizes, model and machine."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenario", action="append", choices=sorted(SCENARIOS), help="default: all")
-    parser.add_argument("--rounds", type=int, default=0, help="timed steps of each side; 0: the scenario's own number")
-    parser.add_argument("--prompts", type=int, default=0, help="groups of a step, instead of 8")
-    parser.add_argument("--samples", type=int, default=0, help="samples of a group, instead of 8")
-    parser.add_argument("--new-tokens", type=int, default=0, help="of the longest row, instead of 64")
-    parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="an override of our config")
-    parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--dtype", default="float32", help="of both sides; the gate is always in float32")
-    parser.add_argument("--trl-bf16", action="store_true", help="TRL in its mixed precision, whatever --dtype says")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--smoke", action="store_true", help="a tiny random model and tiny sizes: does it still run?")
-    return parser
-
-
-def sized(scenario: Scenario, options: argparse.Namespace) -> Scenario:
-    """The scenario with the sizes of the command line."""
-    if options.smoke:
-        scenario = replace(scenario, prompts=2, samples=4, prompt_tokens=30, new_tokens=6, rounds=1)
-    chosen = {"prompts": options.prompts, "samples": options.samples, "new_tokens": options.new_tokens}
-    return replace(scenario, **{name: value for name, value in chosen.items() if value})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -26,8 +26,8 @@ def _has_bfloat16() -> bool:
 def write_wide(product: Callable[[Tensor | None], Tensor], out: Tensor) -> None:
     """Write a product into a float32 tensor, as exact as 16 bits of a number allow.
 
-    `product`: the bfloat16 product plus a summand, which it adds before it rounds. So it also gives the error of its
-    own rounding: the product minus its rounded value.
+    `product`: the bfloat16 product plus a summand, which it adds before it rounds. So it also gives the rounding error:
+    the product minus its rounded value.
     """
     rounded = product(None)
     error = product(rounded.neg())
