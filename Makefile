@@ -164,9 +164,10 @@ docs: $(DOCS)/stamp  ## the documentation as a site, in build/site; opens withou
 plots: $(DOCS)/stamp  ## the pictures of docs/results, from the JSON files there
 	$(DOCS)/bin/python docs/plots.py
 
-lint: $(STAMPS)/dev  ## ruff: rules and format
+lint: $(STAMPS)/dev  ## ruff: rules and format; layers, lengths and words of all files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -q -n 0 -m "$(FAST_OR_SLOW)" tests/test_architecture.py tests/test_prose.py tests/test_words.py
 
 fix: $(STAMPS)/dev  ## let ruff put right what it can
 	$(BIN)/ruff check --fix .

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.plan.cpu_products import MAX_ISA
 from rlcore.testing.here import letters_here, rewards_here
 from rlcore.testing.leaks import leaks
 
@@ -76,10 +77,12 @@ def names_mark(path: Path, mark: str) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests that do not need a GPU see none, so that defaults are a CPU's on every machine."""
+    """Tests that do not need a GPU see none, and no CPU multiplies bfloat16, so that defaults are the same on every
+    machine; ONEDNN_MAX_CPU_ISA=DEFAULT in the environment lifts the latter."""
     config.pluginmanager.register(MarkedFiles())
     if "not gpu" in config.option.markexpr or config.option.markexpr == "slow":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.setdefault(MAX_ISA, "AVX512_CORE_VNNI")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -109,7 +109,7 @@ class EngineConfig:
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """Number format of weights and activations. bfloat16 and float16 have float32 masters, gradient sums and optimizer
     state; losses, log-probs and softmax are float32. float16 scales its loss so that gradients neither vanish nor
-    overflow."""
+    overflow. The default is bfloat16 on a GPU, and on a CPU that multiplies it where actor and sampler are hf."""
     rounding: Literal["stochastic", "nearest"] = option("stochastic", used_when="dtype in ('bfloat16', 'float16')")
     """Rounding of float32 masters to half-precision weights after an update. stochastic: to either neighbour at random,
     so that weights follow their masters on average; nearest: a weight stays until its master has moved by half a unit

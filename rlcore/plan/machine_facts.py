@@ -18,6 +18,8 @@ class Facts:
 
     cpus: int = 1
     gpus: int = 0
+    cpu_bfloat16: str = ""
+    """Instructions of the CPU for products of bfloat16 matrices; empty: it has none."""
     memory_bytes: int | None = None
     """Memory of the host."""
     gpu_memory_bytes: int | None = None

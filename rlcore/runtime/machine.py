@@ -7,6 +7,7 @@ from pathlib import Path
 from rlcore.config import RunConfig
 from rlcore.contracts.model_files import model_directory, model_shape, num_parameters, usual_answers
 from rlcore.plan import Facts
+from rlcore.plan.cpu_products import bfloat16_instructions
 from rlcore.runtime.gpus import find_gpus
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -30,6 +31,7 @@ def machine_facts() -> Facts:
     return Facts(
         cpus=num_cpus(),
         gpus=len(gpus.visible),
+        cpu_bfloat16=bfloat16_instructions(),
         memory_bytes=memory_bytes(),
         gpu_memory_bytes=min((gpu.total for gpu in known if gpu.total), default=None),
         gpu_free_bytes=min((gpu.free for gpu in known if gpu.free is not None), default=None),

@@ -16,9 +16,9 @@ from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf import LossTerms, MicroBatch, Predictions, TrainEngine
 from rlcore.engines.hf.sample.decode import Decoder
 from rlcore.engines.hf.sample.decode_row import rows_of
-from rlcore.engines.hf.train import half_products
 from rlcore.engines.hf.train.head import Head, token_scores
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
+from rlcore.plan.cpu_products import MAX_ISA
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import GenerateRequest, Sampling, SharedPrefix
 
@@ -91,11 +91,11 @@ def test_log_probs_softmax_losses_and_sums_of_an_update_are_float32(
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_logits_of_half_precision_are_not_rounded_to_it(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half_products, "_has_bfloat16", lambda: False)
+    monkeypatch.setenv(MAX_ISA, "AVX512_CORE")
     check_logits(dtype, lambda exact: torch.full_like(exact, 1e-5))
 
 
-@pytest.mark.skipif(not half_products._has_bfloat16(), reason="this CPU has no products of bfloat16")
+@pytest.mark.usefixtures("native_bfloat16")
 def test_logits_of_two_bfloat16_products_are_exact_to_16_bits() -> None:
     check_logits(torch.bfloat16, lambda exact: 2.0**-17 * exact.abs() + 1e-5)
 

@@ -16,7 +16,6 @@ from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf.sample.decode import PACK_TOKENS, PASS_TOKENS
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, siblings_of, watching
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
-from rlcore.engines.hf.train.half_products import _has_bfloat16
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.errors import WorkerError
 from rlcore.plan.memory import PREFILL_TOKENS
@@ -329,7 +328,7 @@ def test_packed_weights_multiply_as_the_layers_do_and_are_put_away(path: Path) -
         assert (found[1] - found[0]).abs().max() > 1e-2
 
 
-@pytest.mark.skipif(not _has_bfloat16(), reason="this CPU has no products of bfloat16")
+@pytest.mark.usefixtures("native_bfloat16")
 def test_bfloat16_decodes_with_packed_weights_and_fused_layers(tmp_path: Path) -> None:
     """Both give what the modules give, to the format's precision: an equal first token, and log-probs that are near."""
     settings: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 2, "num_key_value_heads": 2}
@@ -358,7 +357,7 @@ def test_bfloat16_decodes_with_packed_weights_and_fused_layers(tmp_path: Path) -
         np.testing.assert_allclose(mine.logprobs[0], theirs.logprobs[0], atol=0.02)
 
 
-@pytest.mark.skipif(not _has_bfloat16(), reason="this CPU has no products of bfloat16")
+@pytest.mark.usefixtures("native_bfloat16")
 def test_a_slightly_changed_activation_is_found_in_bfloat16(path: Path) -> None:
     """Its logits differ by 7 %, which is less than decoding may differ from the forward pass in this format."""
 

@@ -48,6 +48,43 @@ def test_without_a_gpu_the_defaults_are_those_of_the_sections() -> None:
     assert found.origins["actor.dtype"] == "default"
 
 
+BFLOAT16_CPU = machine(0, cpu_bfloat16="avx512_bf16")
+
+
+def test_a_cpu_that_multiplies_bfloat16_trains_in_it() -> None:
+    found = loaded(facts=BFLOAT16_CPU)
+    assert chosen(found) == {"actor.dtype": "bfloat16"}
+    assert values(found.config) == {**values(RunConfig()), "actor.dtype": "bfloat16"}
+    assert found.config.actor.rounding == "stochastic"
+    assert found.origins["actor.dtype"] == "default of the machine"
+    assert "avx512_bf16" in next(choice.reason for choice in found.choices if choice.key == "actor.dtype")
+    again = configure([found.saved], [], machine=machine(0))[1]
+    assert again.config == found.config, "a run that resumes on another machine is the same run"
+    with_gpu = loaded(facts=machine(1, cpu_bfloat16="avx512_bf16"))
+    assert chosen(with_gpu) == chosen(loaded())
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor.dtype=float32",
+        "cluster.backend=ray",
+        "actor.backend=null",
+        "rollout.backend=null",
+    ],
+)
+def test_float32_stays_where_it_is_set_or_others_sample_or_train(override: str) -> None:
+    plugins = [name for name in ("ray", "null") if override.endswith(name)]
+    found = configure([], [*SETTINGS, override], plugins, machine=BFLOAT16_CPU)[1]
+    assert (found.config.actor.dtype, chosen(found)) == ("float32", {})
+
+
+def test_float32_stays_where_ranks_share_the_weights() -> None:
+    assert loaded("actor.data_parallel=2", facts=BFLOAT16_CPU).config.actor.dtype == "bfloat16"
+    found = loaded("actor.data_parallel=2", "actor.sharding=fsdp2", facts=BFLOAT16_CPU)
+    assert found.config.actor.dtype == "float32"
+
+
 def test_with_a_gpu_they_are_those_of_the_table() -> None:
     found = loaded()
     assert found.config.cluster.device == "cuda"

@@ -5,22 +5,16 @@ one in float32.
 """
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from rlcore.plan.cpu_products import bfloat16_instructions
+
 
 def multiplies_half(tensor: Tensor) -> bool:
     """True for a bfloat16 tensor on a CPU with instructions for its products."""
-    return tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and _has_bfloat16()
-
-
-@cache
-def _has_bfloat16() -> bool:
-    found, onednn = torch.cpu.get_capabilities(), cast(Any, torch.backends.mkldnn)
-    return bool(onednn.is_available() and (found.get("avx512_bf16") or found.get("amx_bf16")))
+    return tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and bool(bfloat16_instructions())
 
 
 def write_wide(product: Callable[[Tensor | None], Tensor], out: Tensor) -> None:
