@@ -73,7 +73,7 @@ def our_side(
         "eval": {"sources": {"heldout": {"path": str(directory / "heldout.jsonl")}}, "temperature": 1.0},
         "rollout": {"samples_per_prompt": task.samples, "max_tokens": task.new_tokens},
         "reward": {"functions": {"letters": function}},
-        "actor": {"lr": task.lr},
+        "actor": {"lr": task.lr, "dtype": "float32"},
         "train": {"prompts_per_step": task.prompts, "max_steps": task.steps, "seed": seed},
         "cluster": {"threads": 1},
     }

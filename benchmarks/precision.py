@@ -31,7 +31,7 @@ from tiny_task import write_tiny_task
 
 HERE = Path(__file__).resolve().parent
 KINDS: Mapping[str, tuple[str, ...]] = {
-    "float32": (),
+    "float32": ("actor.dtype=float32",),
     "bfloat16 stochastic": ("actor.dtype=bfloat16",),
     "bfloat16 nearest": ("actor.dtype=bfloat16", "actor.rounding=nearest"),
     "float16": ("actor.dtype=float16",),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rlcore.plan import RunPlan
-from rlcore.plan.step_time import CPU_GFLOPS, expected_step_time, in_words, slow_step_note
+from rlcore.plan.step_time import CPU_BFLOAT16_GFLOPS, CPU_GFLOPS, expected_step_time, in_words, slow_step_note
 from rlcore.plugins.planning import plan_run
 
 NEEDED = (
@@ -37,6 +37,22 @@ def test_what_changes_the_operations_changes_the_time(override: str, factor: flo
     assert base is not None
     assert other is not None
     assert other.updates_s == pytest.approx(factor * base.updates_s)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "instructions", "gflops"),
+    [
+        ("bfloat16", "avx512_bf16", CPU_BFLOAT16_GFLOPS),
+        ("bfloat16", "", CPU_GFLOPS),
+        ("float32", "amx_bf16", CPU_GFLOPS),
+    ],
+)
+def test_bfloat16_is_faster_on_a_cpu_that_multiplies_it(dtype: str, instructions: str, gflops: float) -> None:
+    plan = planned(f"actor.dtype={dtype}")
+    time = expected_step_time(replace(plan, facts=replace(plan.facts, cpu_bfloat16=instructions)), 30)
+    assert time is not None
+    assert time.sampling_s == pytest.approx(2 * 1e6 * 400 / (2 * gflops * 1e9))
+    assert f"2 cores of {gflops:g} GFLOP/s" in time.assumed
 
 
 def test_nothing_is_said_of_a_model_or_an_engine_that_is_not_known() -> None:
