@@ -8,7 +8,7 @@ The parts come in an order for a short hour:
 * attention's memory by length;
 * steps on the embedded sampler and on vLLM at 64 and 256 rows, with their differences of log-probs, their memory over
   time and the plan's estimate;
-* chunks of logits;
+* updates with compiled layers and without, and chunks of logits;
 * a step compared with TRL's with colocated vLLM, or with plain transformers' if TRL's environment is missing.
 
 Models have random weights and the shapes of 0.5B and 1.5B. The record is written after each part, so an hour that ends
@@ -138,6 +138,12 @@ def runs(check: Check) -> dict[str, Any]:
     return found
 
 
+def compiled(check: Check) -> dict[str, Any]:
+    """Seconds of an update with compiled layers and with torch's own."""
+    own = {"backend": "aot_eager", "length": 16} if check.own.tiny else {"backend": "inductor", "length": 1024}
+    return check.part("compiled", check.spec(model=str(check.model(check.shapes[-1])), rounds=check.own.rounds, **own))
+
+
 def head_chunks(check: Check) -> dict[str, Any]:
     """Seconds by the number of rows of logits per chunk."""
     rows = [16, 32] if check.own.tiny else [128, 512, 1024, 2048, 4096, 8192]
@@ -176,6 +182,7 @@ PARTS: dict[str, Callable[[Check], dict[str, Any]]] = {
     "tests": run_tests,
     "attention": attention,
     "runs": runs,
+    "compiled": compiled,
     "head_chunks": head_chunks,
     "beside_peer": compared_with_peer,
 }
@@ -232,6 +239,17 @@ def _head_table(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {rows} | {seconds:.3f} |"
 
 
+def _compiled_table(result: Mapping[str, Any]) -> Iterator[str]:
+    if "failed" in result:
+        yield f"Failed: {result['failed']}"
+        return
+    yield from ("| layers | first update, s | update, s |", "|---|---|---|")
+    for way, seconds in result["first_s"].items():
+        yield f"| {way} | {seconds:.2f} | {result['update_s'][way]['median']:.3f} |"
+    yield ""
+    yield f"Ratio {result['ratio']:.2f}; log-probs differ by at most {result['logprob_abs_max']:.2g}."
+
+
 def _peer_table(result: Mapping[str, Any]) -> Iterator[str]:
     if "failed" in result:
         yield f"Failed: {result['failed']}"
@@ -246,6 +264,7 @@ def _peer_table(result: Mapping[str, Any]) -> Iterator[str]:
 TABLES: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
     "attention": _attention_table,
     "runs": _runs_table,
+    "compiled": _compiled_table,
     "head_chunks": _head_table,
     "beside_peer": _peer_table,
 }

@@ -229,8 +229,17 @@ def _rows_of_a_group(samples: int, prompt: int, length: int) -> Any:
     return batch_of_rows([[[*start, *rng.integers(0, 256, length).tolist()] for _ in range(samples)]])
 
 
+def compiled_layers(spec: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of updates with and without compiled layers."""
+    from compiled import group, measured
+
+    batch = group(spec["samples"], spec["prompt"], spec["length"])
+    return measured(Path(spec["model"]), spec["device"], spec["dtype"], batch, spec["rounds"], spec["backend"])
+
+
 PARTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "attention": attention,
+    "compiled": compiled_layers,
     "head_chunks": head_chunks,
     "runs": runs,
 }

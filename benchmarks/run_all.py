@@ -30,6 +30,7 @@ OTHERS = (
     ("transfer.py",),
     ("batches.py",),
     ("sharding.py",),
+    ("compiled.py",),
     ("weight_sync.py", "--smoke"),
     ("shared_pools.py",),
     ("overlap.py", "small"),

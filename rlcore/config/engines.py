@@ -117,6 +117,10 @@ class EngineConfig:
     tf32: bool = option(False, used_when="cluster.device == 'cuda'")
     """Multiply float32 matrices on tensor cores, with 10 bits of mantissa: several times as fast, and log-probs of the
     sampler differ from the trainer's by rounding, as they do in half precision."""
+    compile: bool = option(False, used_when="cluster.device == 'cuda'")
+    """Compute the model's layers through torch.compile, which fuses the operations between matrix products, in updates
+    and passes. The first step takes up to a minute longer. The default on a GPU is true where the machine has triton
+    and a C compiler."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of storing them."""
     offload: bool = option(False, used_when="cluster.device == 'cuda'")

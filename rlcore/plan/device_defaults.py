@@ -93,6 +93,13 @@ ON_CUDA = (
         reason=lambda found: "float32 products on tensor cores, with 10 bits of mantissa; false computes all of them",
     ),
     DeviceDefault(
+        key="actor.compile",
+        when=lambda found: not found.facts.compile_problem,
+        value=lambda found: True,
+        reason=lambda found: "operations between two matrix products become one kernel; the first step takes longer",
+        otherwise=lambda found: f"torch.compile has nothing to build kernels with: {found.facts.compile_problem}",
+    ),
+    DeviceDefault(
         key="actor.gradient_checkpointing",
         when=_always,
         value=lambda found: True,
@@ -154,7 +161,7 @@ ON_CUDA = (
 ON_CPU = (
     DeviceDefault(
         key="actor.dtype",
-        when=lambda found: bool(found.facts.cpu_bfloat16) and _trains_and_samples_here(found.config),
+        when=lambda found: bool(found.facts.cpu_bfloat16) and _trains_and_samples(found.config),
         value=lambda found: "bfloat16",
         reason=lambda found: (
             f"this CPU multiplies it about twice as fast as float32 ({found.facts.cpu_bfloat16}); masters, optimizer "
@@ -218,11 +225,9 @@ def _with(section: Any, key: str, value: Any) -> Any:
     return replace(section, **{name: _with(getattr(section, name), rest, value) if rest else value})
 
 
-def _trains_and_samples_here(config: RunConfig) -> bool:
-    """True if the core's engine trains on this machine, each rank with all weights, and samples with them."""
-    backend = RunConfig().actor.backend
-    here = config.cluster.backend == RunConfig().cluster.backend and config.actor.sharding == "none"
-    return here and config.actor.backend == config.rollout.backend == backend
+def _trains_and_samples(config: RunConfig) -> bool:
+    """True if the actor is the core's, and samples itself."""
+    return config.actor.backend == config.rollout.backend == RunConfig().actor.backend
 
 
 def _why_one_copy(found: Situation) -> str:

@@ -28,6 +28,9 @@ class Facts:
     """Free memory of the device that has the least of it; None: all of it is free."""
     gpu_problem: str = ""
     """Reason why this process cannot compute on a device, worded as the end of a sentence; empty: none is known."""
+    compile_problem: str = ""
+    """Reason why torch.compile cannot build kernels for a device, worded as the end of a sentence; empty: none is
+    known."""
     of_workers: bool = False
     """True if the devices are those of the workers, even where a cluster starts them on machines that this process
     cannot see."""

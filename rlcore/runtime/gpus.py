@@ -8,6 +8,7 @@ import ctypes
 import importlib.util
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,15 @@ def find_gpus(nvml: Any = None) -> Gpus:
         many = "1 GPU" if len(listed) == 1 else f"{len(listed)} GPUs"
         return Gpus((), f"{VISIBLE}='{named}' names none of the machine's {many}")
     return Gpus(visible, torch_problem())
+
+
+def compile_problem() -> str:
+    """Reason why torch.compile cannot build kernels for a device here, as the end of a sentence; empty if it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if not any(shutil.which(compiler) for compiler in (os.environ.get("CC", ""), "gcc", "clang") if compiler):
+        return "triton needs a C compiler, and this machine has neither gcc nor clang, nor the variable CC"
+    return ""
 
 
 def torch_problem() -> str:

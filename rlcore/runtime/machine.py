@@ -8,7 +8,7 @@ from rlcore.config import RunConfig
 from rlcore.contracts.model_files import model_directory, model_shape, num_parameters, usual_answers
 from rlcore.plan import Facts
 from rlcore.plan.cpu_products import bfloat16_instructions
-from rlcore.runtime.gpus import find_gpus
+from rlcore.runtime.gpus import compile_problem, find_gpus
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -36,6 +36,7 @@ def machine_facts() -> Facts:
         gpu_memory_bytes=min((gpu.total for gpu in known if gpu.total), default=None),
         gpu_free_bytes=min((gpu.free for gpu in known if gpu.free is not None), default=None),
         gpu_problem=gpus.problem,
+        compile_problem=compile_problem() if gpus.visible else "",
     )
 
 

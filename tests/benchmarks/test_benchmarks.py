@@ -303,6 +303,7 @@ SMOKE = {
     "transfer": [],
     "batches": ["--pipe"],
     "sharding": [],
+    "compiled": [],
     "weight_sync": [],
     "shared_pools": [],
 }
@@ -328,6 +329,8 @@ def test_a_benchmark_runs_at_its_smallest(name: str, tmp_path: Path) -> None:
     if name == "miniature":
         assert lines[0]["departures"]["replicas_lost"] > 0
         assert lines[0]["holds"], lines[0]
+    if name == "compiled":
+        assert lines[0]["logprob_abs_max"] < 1e-3
     if name == "sharding":
         check_shares(lines[0]["rows"])
 
@@ -342,7 +345,7 @@ def check_shares(rows: list[dict[str, Any]]) -> None:
 
 def check_gpu_record(line: dict[str, Any], directory: Path) -> None:
     """Every part has measured something, and page and record have it."""
-    parts = ("tests", "attention", "runs", "head_chunks", "beside_peer")
+    parts = ("tests", "attention", "runs", "compiled", "head_chunks", "beside_peer")
     assert all("failed" not in line[part] for part in parts), {part: line[part] for part in parts}
     assert {"tiny hf 8", "tiny hf 16"} <= {name for name, found in line["runs"].items() if "tokens_per_s" in found}
     assert len(line["runs"]["tiny hf 8"]["timeline"]) > 1

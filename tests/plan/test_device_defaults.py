@@ -20,6 +20,7 @@ from rlcore.testing import write_prompts
 
 EMBEDDED = {
     "actor.dtype": "bfloat16",
+    "actor.compile": True,
     "actor.gradient_checkpointing": True,
     "actor.micro_batch_tokens": 16384,
     "rollout.backend": "hf",
@@ -30,6 +31,7 @@ EMBEDDED = {
 def values(config: RunConfig) -> dict[str, Any]:
     return {
         "actor.dtype": config.actor.dtype,
+        "actor.compile": config.actor.compile,
         "actor.gradient_checkpointing": config.actor.gradient_checkpointing,
         "actor.micro_batch_tokens": config.actor.micro_batch_tokens,
         "rollout.backend": config.rollout.backend,
@@ -68,21 +70,13 @@ def test_a_cpu_that_multiplies_bfloat16_trains_in_it() -> None:
     "override",
     [
         "actor.dtype=float32",
-        "cluster.backend=ray",
         "actor.backend=null",
         "rollout.backend=null",
     ],
 )
 def test_float32_stays_where_it_is_set_or_others_sample_or_train(override: str) -> None:
-    plugins = [name for name in ("ray", "null") if override.endswith(name)]
-    found = configure([], [*SETTINGS, override], plugins, machine=BFLOAT16_CPU)[1]
+    found = configure([], [*SETTINGS, override], ["null"], machine=BFLOAT16_CPU)[1]
     assert (found.config.actor.dtype, chosen(found)) == ("float32", {})
-
-
-def test_float32_stays_where_ranks_share_the_weights() -> None:
-    assert loaded("actor.data_parallel=2", facts=BFLOAT16_CPU).config.actor.dtype == "bfloat16"
-    found = loaded("actor.data_parallel=2", "actor.sharding=fsdp2", facts=BFLOAT16_CPU)
-    assert found.config.actor.dtype == "float32"
 
 
 def test_with_a_gpu_they_are_those_of_the_table() -> None:
@@ -122,6 +116,7 @@ def test_auto_is_cpu_where_torch_is_not_built_for_it(text: str) -> None:
     ("override", "key", "value"),
     [
         ("actor.dtype=float16", "actor.dtype", "float16"),
+        ("actor.compile=false", "actor.compile", False),
         ("actor.gradient_checkpointing=false", "actor.gradient_checkpointing", False),
         ("actor.micro_batch_tokens=100", "actor.micro_batch_tokens", 100),
         ("rollout.max_rows=7", "rollout.max_rows", 7),
@@ -147,6 +142,15 @@ def test_a_preset_or_a_plugin_sets_too(tmp_path: Any) -> None:
     _, found = configure([], SETTINGS, [str(file)], machine=H100)
     assert found.config.rollout.max_rows == 3
     assert next(c.set_by for c in found.choices if c.key == "rollout.max_rows") == "plugin 'sets_rows'"
+
+
+def test_layers_are_not_compiled_without_something_that_builds_kernels() -> None:
+    found = loaded(facts=machine(1, compile_problem="triton is not installed"))
+    assert not found.config.actor.compile
+    why = next(choice.reason for choice in found.choices if choice.key == "actor.compile")
+    assert why == "torch.compile has nothing to build kernels with: triton is not installed"
+    with pytest.raises(ConfigError, match=r"^actor\.compile: "):
+        loaded("actor.compile=true", facts=machine(0))
 
 
 def test_tf32_is_for_float32_and_makes_log_probs_of_the_sampler_others() -> None:

@@ -40,6 +40,7 @@ SOURCE = """
         def parameters(self): ...
         def rounded(self): ...
         def skip_rows(self): ...
+        def compile_layers(self): ...
         def fail_alone(self, rank): ...
 
     class OpenActor(HfActor, Open):
@@ -54,6 +55,12 @@ SOURCE = """
             from rlcore.engines.hf.train.policy_loss import taught_rows
 
             self.engine._taught_rows = taught_rows
+
+        def compile_layers(self):
+            from rlcore.engines.hf.train.compiled import CompiledLayers
+
+            model = self.engine.model
+            model.compiled = CompiledLayers(model.transformer, "actor.compile", "aot_eager")
 
         def parameters(self):
             with self.engine.whole():
@@ -129,12 +136,14 @@ KINDS = {
     "tree": ("actor.shared_prefix=tree",),
     "cache": ("actor.shared_prefix=cache",),
     "sharded": SHARDED,
+    "sharded, compiled": (*SHARDED, "actor.gradient_checkpointing=true"),
     "sharded, checkpointed, lora": (*SHARDED, "actor.gradient_checkpointing=true", "actor.lora.enabled=true"),
 }
 
 
-@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
-def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, settings: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, kind: str) -> None:
+    settings = KINDS[kind]
     model = write_tiny_model(tmp_path / "tiny", tie_word_embeddings=settings == SHARDED)
     plan = planned(model, "actor.micro_batch_tokens=40", *settings)
     Open = sys.modules["open_ranks"].Open
@@ -144,6 +153,8 @@ def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, settings
         try:
             ours = [worker for worker in plan.workers if worker.asked_by != "core"]
             one, two = [(await cluster.start(worker)).replicas[0] for worker in ours]
+            if "compiled" in kind:
+                await two.call(Open.compile_layers)
             for name, batch in batches().items():
                 expected: Any = await one.call(Open.gradients, batch)
                 found: Any = await two.call(Open.gradients, batch)

@@ -85,6 +85,7 @@ class CriticSettings:
             beta2=self.beta2,
             dtype=self.dtype,
             rounding=self.rounding,
+            compile=actor.compile,
             gradient_checkpointing=self.gradient_checkpointing,
             offload=self.offload,
             lora=self.lora,

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlcore.config import LoraConfig, ModelConfig
 from rlcore.engines.hf.train.adapter import add_adapter, checkpoint_gradients
+from rlcore.engines.hf.train.compiled import CompiledLayers
 from rlcore.engines.hf.train.gradients import Masters, adding_gradients, sum_holder
 from rlcore.engines.hf.train.head import Head, check_head, find_head, token_scores
 from rlcore.engines.hf.train.prefixes import cache_hidden
@@ -71,6 +72,7 @@ class Model(nn.Module):
     def __init__(self, transformer: Any, adapter: Any = None) -> None:
         super().__init__()
         self.transformer = transformer
+        self.compiled: CompiledLayers | None = None
         self._masters: Masters | None = None
         # In a tuple, so that torch does not register it: its parameters are those of `transformer`.
         self._adapter = (adapter,)
@@ -112,7 +114,13 @@ class Model(nn.Module):
 
     @contextmanager
     def attending(self, shared_prefix: SharedPrefix) -> Iterator[None]:
-        """Context with the attention that `shared_prefix` needs; backward passes belong inside, too."""
+        """Context with the attention that `shared_prefix` needs, and compiled layers if the model has them; backward
+        passes belong inside, too."""
+        with nullcontext() if self.compiled is None else self.compiled.used(), self._attention(shared_prefix):
+            yield
+
+    @contextmanager
+    def _attention(self, shared_prefix: SharedPrefix) -> Iterator[None]:
         if shared_prefix is not SharedPrefix.TREE:
             yield
             return

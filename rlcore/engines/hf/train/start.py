@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcore.config import EngineConfig, ModelConfig
+from rlcore.engines.hf.train.compiled import CompiledLayers
 from rlcore.engines.hf.train.model import (
     ModelKind,
     PolicyModel,
@@ -75,5 +76,7 @@ def start_model(
         check_shared_prefix(loaded, shared_prefix, section)
         if ranks is not None and ranks.context is not None:
             check_context(loaded, shared_prefix, ranks.context, section)
+    if config.compile:
+        loaded.compiled = CompiledLayers(loaded.transformer, f"{section}.compile")
     masters = load_masters(kind, model, loaded, path_key, mesh) if isinstance(model, ModelConfig) else {}
     return Started(loaded, shards, masters)

@@ -163,5 +163,5 @@ def register_tree_attention() -> None:
     """Register `TREE_ATTENTION` with transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(TREE_ATTENTION, tree_attention)
+    AttentionInterface.register(TREE_ATTENTION, torch.compiler.disable(tree_attention))  # type: ignore[no-untyped-call]
     AttentionMaskInterface.register(TREE_ATTENTION, _no_mask)

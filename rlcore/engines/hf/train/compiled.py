@@ -1,0 +1,59 @@
+"""Runs a model's layers through torch.compile, which fuses the operations between two matrix products."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlcore.errors import ConfigError
+
+
+class CompiledLayers:
+    """The decoder layers of a transformers model, compiled when they are first computed.
+
+    All layers of a kind share one compiled function, for any number of rows and tokens. Attention over a token tree is
+    not compiled, so each layer has a compiled part before it and one after it. Hooks, such as FSDP's, and gradient
+    checkpointing stay around the compiled forward.
+    """
+
+    def __init__(self, transformer: nn.Module, setting: str, backend: str | Callable[..., Any] = "inductor"):
+        """`setting`: the key that turns compiling off, for errors. `backend`: torch.compile's."""
+        self._transformer, self._setting, self._backend = transformer, setting, backend
+
+    @cached_property
+    def _forwards(self) -> dict[nn.Module, Callable[..., Any]]:
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        return {
+            layer: torch.compile(layer.forward, dynamic=True, backend=self._backend)
+            for layer in self._transformer.modules()
+            if isinstance(layer, GradientCheckpointingLayer)
+        }
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Context in which the layers are compiled; backward passes belong inside, too.
+
+        ConfigError if torch cannot compile them.
+        """
+        from torch._dynamo.exc import TorchDynamoException
+
+        for layer, forward in self._forwards.items():
+            layer.forward = forward
+        try:
+            with warnings.catch_warnings():  # torch looks at `grad` of each tensor when it compiles
+                warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
+                yield
+        except TorchDynamoException as error:
+            reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
+            raise ConfigError(
+                f"{self._setting}=true: torch {torch.__version__} does not compile the layers of "
+                f"{type(self._transformer).__name__}: {reason}; set {self._setting}=false"
+            ) from error
+        finally:
+            for layer in self._forwards:
+                del layer.forward
