@@ -112,17 +112,39 @@ def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Fac
 
 def _rank_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
     """Bytes of one rank of a role, embedded roles included."""
-    request, parameters = plan.request, facts.model_of(plan.request).parameters or 0
-    here = [worker for worker in workers if request.role in (worker.request.role, worker.request.embedded_in)]
-    working = max(working_bytes(config, worker, facts.model_of(worker.request)) for worker in here)
-    if config.rollout.on_new_weights == "continue":  # keys and values of unfinished rows stay while other roles work
-        kept = sum(_cache_bytes(config, worker, facts.model_of(worker.request)) for worker in here)
-        working = max(working, kept + working_bytes(config, plan, facts.model_of(request)))
-    held = int(request.bytes_per_parameter * parameters)
+    request, held = plan.request, held_bytes(plan, facts)
+    updating, inside = update_needs(config, plan, workers, facts), embedded_needs(config, plan, workers, facts)
+    working = updating if inside is None else max(updating, inside)
     if request.gpus:
         return CONTEXT_BYTES + held + working
+    parameters = facts.model_of(request).parameters or 0
     weights = held if request.engine is None else min(held, parameters * BYTES[request.engine.dtype])
     return PROCESS_BYTES + weights + int((PIECES if request.engine else 1.0) * (held + working - weights))
+
+
+def held_bytes(plan: WorkerPlan, facts: Facts) -> int:
+    """Weights, gradients and optimizer state of one rank."""
+    return int(plan.request.bytes_per_parameter * (facts.model_of(plan.request).parameters or 0))
+
+
+def update_needs(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
+    """Bytes in addition to `held_bytes` that a rank needs while the role itself, and not a sampler in it, computes."""
+    here = [worker for worker in workers if plan.request.role in (worker.request.role, worker.request.embedded_in)]
+    own = working_bytes(config, plan, facts.model_of(plan.request))
+    inside = [working_bytes(config, worker, facts.model_of(worker.request)) for worker in here if worker.request.engine]
+    if config.rollout.on_new_weights == "continue":  # keys and values of unfinished rows stay while other roles work
+        own += sum(_cache_bytes(config, worker, facts.model_of(worker.request)) for worker in here)
+    return max(own, *inside) if inside else own
+
+
+def embedded_needs(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int | None:
+    """Bytes in addition to `held_bytes` that a rank needs while a sampler in it computes; None if it has no sampler."""
+    needs = [
+        working_bytes(config, worker, facts.model_of(worker.request))
+        for worker in workers
+        if worker.request.embedded_in == plan.request.role and worker.request.engine is None
+    ]
+    return max(needs, default=None)
 
 
 def held_and_working_bytes(plan: WorkerPlan, estimate: int, facts: Facts) -> tuple[int, int]:
@@ -131,14 +153,18 @@ def held_and_working_bytes(plan: WorkerPlan, estimate: int, facts: Facts) -> tup
     `estimate`: the bytes of `memory_estimate`. With `offload` weights and gradients are resident; the activations of a
     backward pass are needed first, then the optimizer's state instead of them.
     """
-    request, engine = plan.request, plan.request.engine
     whole = max(0, estimate - CONTEXT_BYTES)
-    parameters = facts.model_of(request).parameters or 0
-    held = min(whole, int(request.bytes_per_parameter * parameters))
-    if engine is None or not engine.offload or engine.lora.enabled:
-        return held, whole - held
-    at_work = min(held, int(at_work_bytes_per_parameter(engine) * parameters))
+    held = min(whole, held_bytes(plan, facts))
+    at_work = at_work_bytes(plan, held, facts)
     return at_work, max(whole - held, held - at_work)
+
+
+def at_work_bytes(plan: WorkerPlan, held: int, facts: Facts) -> int:
+    """The part of `held` bytes that is on the device during a backward pass: with `offload` weights and gradients."""
+    engine = plan.request.engine
+    if engine is None or not engine.offload or engine.lora.enabled:
+        return held
+    return min(held, int(at_work_bytes_per_parameter(engine) * (facts.model_of(plan.request).parameters or 0)))
 
 
 def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
@@ -215,7 +241,7 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
         if request.gpus and facts.usable_gpu_bytes is not None and size > facts.usable_gpu_bytes:
             raise PlanError(
                 f"role '{request.role.name}' needs about {_gib(size)} GiB a rank, a device has "
-                f"{facts.usable_gpu_text}; {_remedy(config, plan, workers, facts)}"
+                f"{facts.usable_gpu_text}; {ways_to_fit(config, plan, workers, facts)}"
             )
         if size and not request.gpus:
             on_host[request.role.name] = size * request.replicas * request.ranks
@@ -227,7 +253,7 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
         )
         raise PlanError(
             f"memory: the run needs about {_gib(total)} GiB ({parts}), the machine has {_gib(facts.memory_bytes)}; "
-            f"{_remedy(config, largest, workers, facts)}"
+            f"{ways_to_fit(config, largest, workers, facts)}"
         )
 
 
@@ -243,7 +269,7 @@ def memory_plans(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
     return plans
 
 
-def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
+def ways_to_fit(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
     """The settings that lower a role's memory."""
     request = plan.request
     served = [

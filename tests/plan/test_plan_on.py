@@ -11,8 +11,8 @@ import pytest
 from rlcore.cli import main
 from rlcore.errors import ConfigError
 from rlcore.plan import machine_plan
+from rlcore.plan.device_memory import PHASES, RoleBytes, in_turn, together
 from rlcore.plan.machine_cards import CARDS, Card, Machine, facts_of, machine_of
-from rlcore.plan.machine_plan import PHASES
 from rlcore.plan.machine_times import StepEstimate, StepLayout, StepSize, estimate_step
 from rlcore.testing import write_prompts
 
@@ -337,7 +337,7 @@ def test_a_shard_that_comes_back_to_be_saved_has_room_next_to_servers_that_are_a
 
 
 def test_workers_start_one_after_another_and_work_one_at_a_time() -> None:
-    entries = [(1, 50), (60, 0), (5, 20)]
-    assert machine_plan._in_turn(entries) == 1 + 60 + 5 + 20
-    assert machine_plan._in_turn([(1, 90), (60, 0)]) == 1 + 90
-    assert machine_plan._together(entries) == 66 + 50
+    entries = [RoleBytes("actor", 1, 50), RoleBytes("judge", 60, 0), RoleBytes("rollout", 5, 20)]
+    assert in_turn(entries) == 1 + 60 + 5 + 20
+    assert in_turn([RoleBytes("actor", 1, 90), RoleBytes("rollout", 60, 0)]) == 1 + 90
+    assert together(entries) == 66 + 50
