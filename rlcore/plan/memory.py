@@ -238,6 +238,7 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
         request, size = plan.request, memory.get(plan.request.role.name, 0)
         if size and request.gpus:
             size = CONTEXT_BYTES + sum(held_and_working_bytes(plan, size, facts))
+            _check_share(plan, size - CONTEXT_BYTES, facts)
         if request.gpus and facts.usable_gpu_bytes is not None and size > facts.usable_gpu_bytes:
             raise PlanError(
                 f"role '{request.role.name}' needs about {_gib(size)} GiB a rank, a device has "
@@ -254,6 +255,18 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
         raise PlanError(
             f"memory: the run needs about {_gib(total)} GiB ({parts}), the machine has {_gib(facts.memory_bytes)}; "
             f"{ways_to_fit(config, largest, workers, facts)}"
+        )
+
+
+def _check_share(plan: WorkerPlan, size: int, facts: Facts) -> None:
+    """PlanError if a role reserves less of a device than its weights take."""
+    request = plan.request
+    reserved = int(request.device_frac * (facts.gpu_memory_bytes or 0))
+    if 0 < reserved < size:
+        raise PlanError(
+            f"role '{request.role.name}' reserves {_gib(reserved)} GiB of a device, and its weights take "
+            f"{_gib(size)} there; raise the share that {plan.cls.__qualname__} of {plan.provided_by} reserves, give a "
+            "replica more devices, or take a smaller model"
         )
 
 

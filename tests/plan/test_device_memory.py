@@ -81,6 +81,7 @@ def is_accepted(loaded: LoadedConfig, hooks: object, facts: Facts) -> bool:
 @pytest.mark.parametrize("ranks", [1, 2, 8, 64])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_plan_is_accepted_if_and_only_if_no_phase_of_its_table_exceeds_a_device(layout: str, ranks: int) -> None:
+    """And if the share that an engine reserves holds the weights."""
     counts = (f"actor.data_parallel={ranks}", *(SHARDED if ranks > 1 else ()))
     replicas = () if "backend=hf" in LAYOUTS[layout][0] else (f"rollout.replicas={ranks}",)
     hooks, loaded = configured(*counts, *replicas, *LAYOUTS[layout])
@@ -93,7 +94,9 @@ def test_a_plan_is_accepted_if_and_only_if_no_phase_of_its_table_exceeds_a_devic
         sizes["a byte less"] = sizes["full"] - 1
         for card, size in sizes.items():
             facts = replace(large, gpu_memory_bytes=size)
-            fits = most(table(plan, facts)) <= size
+            share = max(worker.request.device_frac for worker in plan.workers)
+            holds = not share or int(share * size) >= 2 * (model.parameters or 0)
+            fits = most(table(plan, facts)) <= size and holds
             assert is_accepted(loaded, hooks, facts) == fits, (card, table(plan, facts))
             seen.add(fits)
     assert seen == {True, False}
@@ -195,3 +198,24 @@ def test_a_sampler_in_the_actor_is_counted_next_to_a_judge_that_is_awake() -> No
 
 def test_every_phase_has_its_column() -> None:
     assert set(phases(single("rollout.backend=hf"))) == set(PHASES)
+
+
+def test_an_engine_reserves_at_least_what_its_weights_take() -> None:
+    lora = (
+        "rollout.backend=vllm",
+        "rollout.pool=rollout",
+        "actor.lora.enabled=true",
+        "plugins.vllm.gpu_memory_frac=0.6",
+    )
+    with pytest.raises(PlanError) as caught:
+        single(*lora, model="14B", size=40)
+    assert str(caught.value).startswith(
+        "role 'rollout' reserves 24.0 GiB of a device, and its weights take 27.5 there; "
+    )
+    assert "the share that VllmRollout of plugin 'vllm'" in str(caught.value)
+    for fits in (
+        "plugins.vllm.gpu_memory_frac=0.7",
+        "plugins.vllm.tensor_parallel=2",
+        "plugins.vllm.options.quantization=fp8",
+    ):
+        assert single(*lora, fits, model="14B", size=40).device_bytes["rollout"]["training"] > 20 * GIB
