@@ -289,7 +289,31 @@ def ways_to_fit(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPla
         worker for worker in workers if worker.request.embedded_in == request.role and worker.request.cached_tokens
     ]
     needs = [working_bytes(config, worker, facts.model_of(worker.request)) for worker in (plan, *served)]
-    return _ways_to_lower(config, plan, max(needs) > needs[0], _sharding_that_fits(config, plan, workers, facts))
+    sharding = _sharding_that_fits(config, plan, workers, facts)
+    return _ways_to_lower(config, plan, max(needs) > needs[0], sharding, _fits_offloaded(config, plan, workers, facts))
+
+
+def _fits_offloaded(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> bool:
+    """True if a role would fit with `offload`, on the device next to roles of its pool that rest, and on the host."""
+    request, engine, usable = plan.request, plan.request.engine, facts.usable_gpu_bytes
+    if engine is None or engine.offload or engine.lora.enabled or not request.gpus or usable is None:
+        return False
+    if facts.memory_bytes is not None and held_bytes(plan, facts) * request.ranks > facts.memory_bytes:
+        return False
+    other = replace(plan, request=replace(request, engine=replace(engine, offload=True)))
+    near = [worker for worker in workers if worker is not plan and worker.request.pool == request.pool]
+    resting = sum(
+        CONTEXT_BYTES + (worker.request.asleep_bytes if worker.request.device_frac else held_bytes(worker, facts))
+        for worker in near
+        if worker.request.gpus and worker.request.embedded_in is None
+    )
+    return resting + _device_bytes(config, other, workers, facts) <= usable
+
+
+def _device_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
+    """Bytes that one rank of a role needs on a device that it has to itself."""
+    estimate = _rank_bytes(config, plan, workers, facts)
+    return CONTEXT_BYTES + sum(held_and_working_bytes(plan, estimate, facts))
 
 
 def _sharding_that_fits(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
@@ -321,15 +345,17 @@ def _fewest_ranks(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerP
         other = replace(plan, request=replace(request, engine=sharded, ranks=ranks, bytes_per_parameter=held))
         others = [other if worker is plan else worker for worker in workers]
         changed = replace(config, actor=sharded) if request.role == ACTOR else config
-        if _rank_bytes(changed, other, others, facts) <= usable:
+        if _device_bytes(changed, other, others, facts) <= usable:
             return ranks
     return 0
 
 
-def _ways_to_lower(config: RunConfig, plan: WorkerPlan, generation: bool, sharding: str = "") -> str:
+def _ways_to_lower(
+    config: RunConfig, plan: WorkerPlan, generation: bool, sharding: str = "", offload: bool = False
+) -> str:
     """The settings that lower the memory of generation or of an update, without those that are already set.
 
-    `sharding`: those with which the role would fit in shards.
+    `sharding`: those with which the role would fit in shards. `offload`: it would fit with offload.
     """
     request = plan.request
     engine, where = request.engine, request.settings or request.role.name
@@ -346,6 +372,7 @@ def _ways_to_lower(config: RunConfig, plan: WorkerPlan, generation: bool, shardi
         helps = {
             "gradient_checkpointing=true": not generation and not engine.gradient_checkpointing,
             "lora.enabled=true": not engine.lora.enabled,
+            "offload=true": offload,
             "sharding=fsdp2": not sharding and engine.data_parallel > 1 and engine.sharding == "none",
         }
         settings = [f"{where}.{remedy}" for remedy, does in helps.items() if does]

@@ -50,7 +50,8 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     arithmetic = batch_sizes(config)
     rewards = resolve_rewards(loaded, offers, components["reward"])
     trackers, prompt_order = plan_trackers(config, offers), plan_prompt_order(config, offers)
-    workers = choose_classes(config, offers, gather(config, offers, components, _targets(algorithms)))
+    reasons = {choice.key: choice.reason for choice in loaded.choices if not choice.set_by}
+    workers = choose_classes(config, offers, gather(config, offers, components, _targets(algorithms)), reasons)
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
     workers, threads = share_threads(config, workers, facts, cluster.abilities)
     check_context(workers, facts, unshared)
