@@ -97,7 +97,7 @@ def _show(plan: "RunPlan", found: "MachinePlan") -> None:
 
 def _tables(plan: "RunPlan", found: "MachinePlan") -> "Iterator[Table]":
     from rlcore.cli.console import table
-    from rlcore.plan.machine_plan import PHASES
+    from rlcore.plan.device_memory import PHASES
 
     times = found.times
     everything = sum(times.seconds.values())

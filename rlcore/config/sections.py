@@ -165,7 +165,7 @@ class ClusterConfig:
     start_s: float = option(1800.0, above=0)
     """Timeout in seconds of a worker's set-up, of building a component and of starting it."""
     stuck_s: float = option(600.0, above=0)
-    """Seconds after which an unfinished call of a component is reported, and again after each such period."""
+    """Seconds after which an unfinished call of a component or worker is reported, and again after each such period."""
     pools: dict[str, PoolConfig] = field(default_factory=dict)
     """Pools by name; they win over pools of plugins."""
     layout: Literal["planned", "colocated", "split"] = "planned"

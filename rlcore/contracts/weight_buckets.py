@@ -75,7 +75,7 @@ def _memory(connection: socket.socket) -> Memory:
     if first == REFUSED:
         raise WorkerError(read_message(connection).decode())
     if first != READY or len(files) != 1:
-        raise EOFError("no memory came: the sender has gone, or has other weights by now")
+        raise EOFError("no memory came: the sender has gone, has other weights by now, or another secret")
     try:
         shared = mmap.mmap(files[0], os.fstat(files[0]).st_size, prot=mmap.PROT_READ)
     finally:

@@ -24,9 +24,13 @@ def read_exactly(connection: socket.socket, num: int) -> bytearray:
     data = bytearray(num)
     rest = memoryview(data)
     while rest:
-        count = connection.recv_into(rest)
+        try:
+            count = connection.recv_into(rest)
+        except ConnectionResetError:  # it was closed with bytes unread
+            count = 0
         if not count:
-            raise EOFError(f"{len(rest)} of {num} bytes are missing: the sender has gone, or has other weights by now")
+            missing = f"{len(rest)} of {num} bytes are missing"
+            raise EOFError(f"{missing}: the sender has gone, has other weights by now, or another secret")
         rest = rest[count:]
     return data
 

@@ -51,7 +51,7 @@ class WeightsServer:
         """Serve a listening socket; `place` is its address for receivers. `closed` is called at the end."""
         self._listening, self._place, self._send, self._on_closed = listening, place, send, closed
         self._offered: _Offered | None = None
-        self._closed = False
+        self._closed = self._told_stranger = False
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._accept, name="weights", daemon=True)]
@@ -98,7 +98,10 @@ class WeightsServer:
             with connection:
                 connection.settimeout(EXCHANGE_S)
                 peer_secret, offered = read_exactly(connection, 2 * SECRET_BYTES), self._offered
-                if offered is None or not hmac.compare_digest(bytes(peer_secret), offered.secret.encode()):
+                if offered is None:
+                    return
+                if not hmac.compare_digest(bytes(peer_secret), offered.secret.encode()):
+                    self._tell_stranger(connection)
                     return
                 self._send(connection, offered.tensors)
         except (OSError, EOFError) as error:  # the engine has gone, which is reported elsewhere
@@ -106,6 +109,18 @@ class WeightsServer:
         finally:
             with self._lock:
                 self._open.discard(connection)
+
+    def _tell_stranger(self, connection: socket.socket) -> None:
+        """Log the first wrong secret; a stranger that tries many should not fill the log."""
+        if not self._told_stranger:
+            self._told_stranger = True
+            peer = connection.getpeername()
+            who = f"a process at {peer[0]}" if isinstance(peer, tuple) else "a process of this machine"
+            logger.warning(
+                "weights: %s asked for them with a wrong secret and got nothing; it is not a replica of this run, or "
+                "one that took too long for its version; others are not reported",
+                who,
+            )
 
 
 def tcp_server(host: str) -> WeightsServer:

@@ -12,7 +12,8 @@ from rlcore.config import RunConfig
 from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.errors import PlanError
-from rlcore.plan.colocation import ACTOR, ROLLOUT, actor_pool, can_sleep, serves
+from rlcore.plan.colocation import ACTOR, ROLLOUT, actor_pool, can_sleep
+from rlcore.plan.device_memory import serves
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.planner_input import join_names
 from rlcore.plan.run_plan import LayoutPlan

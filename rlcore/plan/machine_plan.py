@@ -3,19 +3,16 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlcore.contracts.clusters import WorkerPlan
 from rlcore.errors import ConfigError, PlanError
-from rlcore.plan.activations import BYTES, forward_bytes
-from rlcore.plan.colocation import ACTOR, ROLLOUT, bytes_of, devices_of_ranks, resting_bytes, serves
-from rlcore.plan.gathered import gathered_bytes, largest_unit
+from rlcore.plan.activations import BYTES
+from rlcore.plan.colocation import ACTOR, ROLLOUT
+from rlcore.plan.device_memory import DeviceRoles, memory_by_phase
 from rlcore.plan.machine_cards import Machine
 from rlcore.plan.machine_times import StepEstimate, StepLayout, StepSize, estimate_step
-from rlcore.plan.memory import CONTEXT_BYTES, is_whole, working_bytes
 from rlcore.plan.run_plan import RunPlan
-from rlcore.plan.sharded_memory import host_bytes, sharded_bytes
+from rlcore.plan.sharded_memory import host_bytes
 from rlcore.plan.shared_device import PROFILE_BYTES, WEIGHTS_FACTOR, cached_bytes_per_token
 
-PHASES = ("start", "sample", "score", "update", "hand-over", "save")
 WORTH = 0.01
 """Minimum share of a step that a setting has to save to be listed."""
 NUM_SETTINGS = 3
@@ -123,88 +120,16 @@ def step_layout(plan: RunPlan, lengths: Lengths) -> StepLayout:
 
 
 def memory_of_phases(plan: RunPlan) -> dict[str, dict[str, int]]:
-    """Bytes on the fullest device of each pool in each phase, where they are known."""
-    by_name = {pool.name: pool for pool in plan.pools}
-    devices: dict[int, dict[str, list[tuple[int, int]]]] = {}
-    for worker in plan.workers:
-        if worker.request.embedded_in is None and worker.request.gpus:
-            phases = _of_worker(plan, worker)
-            for gpu in devices_of_ranks(worker, by_name[worker.request.pool]):
-                for phase, entry in phases.items():
-                    devices.setdefault(gpu, {}).setdefault(phase, []).append(entry)
-    totals = {
-        gpu: {phase: (_in_turn if phase == "start" else _together)(entries) for phase, entries in phases.items()}
-        for gpu, phases in devices.items()
-    }
-    return {
-        pool.name: {phase: max(totals[gpu][phase] for gpu in pool.gpus if gpu in totals) for phase in PHASES}
-        for pool in plan.pools
-        if any(gpu in totals for gpu in pool.gpus)
-    }
-
-
-def _together(entries: Sequence[tuple[int, int]]) -> int:
-    """Bytes of roles of which one at a time works."""
-    return sum(held for held, _ in entries) + max(work for _, work in entries)
-
-
-def _in_turn(entries: Sequence[tuple[int, int]]) -> int:
-    """The most bytes while roles start one after another, in the order of the plan: those before hold what stays."""
-    return max(sum(held for held, _ in entries[: place + 1]) + work for place, (_, work) in enumerate(entries))
+    """Bytes on the fullest device of each pool in each phase, where they are known: the numbers that the plan was
+    checked with."""
+    sizes = plan.memory_bytes, plan.facts
+    return memory_by_phase(DeviceRoles(plan.config, plan.pools, plan.workers, plan.colocated_roles, *sizes))
 
 
 def host_memory(plan: RunPlan) -> dict[str, dict[str, int]]:
     """Bytes of host memory of all ranks of each role that trains on GPUs, by purpose, where they are known."""
     found = {worker.request.role.name: host_bytes(plan, worker) for worker in plan.workers}
     return {role: sizes for role, sizes in found.items() if sizes}
-
-
-def _of_worker(plan: RunPlan, worker: WorkerPlan) -> dict[str, tuple[int, int]]:
-    """(resident bytes of a rank with its CUDA context, further bytes while it works) in each phase."""
-    request, facts = worker.request, plan.facts
-    held, working = bytes_of(worker, plan.memory_bytes, facts, facts.gpu_memory_bytes or 0)
-    if serves(worker):
-        asleep = request.asleep_bytes if request.role.name in plan.colocated_roles else held
-        weights = BYTES[plan.config.actor.dtype] * (facts.model_of(request).parameters or 0)
-        loading = min(held, asleep + int(weights / max(1.0, request.gpus))) if request.role.name == ROLLOUT else asleep
-        found = {"start": (held, 0), "sample": (held, 0), "score": (asleep, 0), "update": (asleep, 0)}
-        found["hand-over"] = (loading if request.role.name in plan.colocated_roles else held, 0)
-        found["save"] = (held, 0)  # servers are awake then
-    else:
-        found = _of_trainer(plan, worker, held, working)
-    return {phase: (CONTEXT_BYTES + kept, work) for phase, (kept, work) in found.items()}
-
-
-def _of_trainer(plan: RunPlan, worker: WorkerPlan, held: int, working: int) -> dict[str, tuple[int, int]]:
-    """`_of_worker` without the CUDA context, for a role that computes in the passes and updates of a step."""
-    config, facts, engine, model = plan.config, plan.facts, worker.request.engine, plan.facts.model_of(worker.request)
-    if engine is None:
-        return dict.fromkeys(PHASES, (held, 0)) | {"score": (held, working)}
-    served = any(serves(other) and other.request.gpus for other in plan.workers)
-    resting = resting_bytes(worker, plan.workers, held, facts)
-    sampled = [other for other in plan.workers if other.request.embedded_in == worker.request.role]
-    sampling = max([0, *(working_bytes(config, other, facts.model_of(other.request)) for other in sampled)])
-    scoring = forward_bytes(config, engine, worker.shared_prefix, model.shape)
-    gathered = unit = 0
-    if not is_whole(engine):
-        whole = BYTES[engine.dtype] * (model.parameters or 0)  # ranks that sample hold all weights between updates
-        gathered = whole if sampled else gathered_bytes(engine, model, backward=False)
-        unit = whole if sampled else largest_unit(engine, model)
-    kept = resting if served else held
-    found = {
-        "start": (kept, held - kept),
-        "sample": (resting, sampling),
-        "score": (held, min(working, gathered + scoring)),
-        "update": (held, working),
-        "hand-over": (resting, unit),  # an unsharded model is read where it rests
-        "save": (resting, unit),
-    }
-    if not is_whole(engine):
-        parts = sharded_bytes(engine, model)
-        returned = parts["hand-over"] - parts["sample"] - largest_unit(engine, model)  # offloaded shards come back
-        found |= {"start": (resting, max(0, parts["start"] - resting)), "score": (parts["sample"], gathered + scoring)}
-        found |= dict.fromkeys(("hand-over", "save"), (parts["sample"], returned + unit))
-    return found
 
 
 def _cached_rows(plan: RunPlan, size: StepSize, share: float, tensor_parallel: int) -> int:

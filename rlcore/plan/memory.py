@@ -112,17 +112,39 @@ def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Fac
 
 def _rank_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
     """Bytes of one rank of a role, embedded roles included."""
-    request, parameters = plan.request, facts.model_of(plan.request).parameters or 0
-    here = [worker for worker in workers if request.role in (worker.request.role, worker.request.embedded_in)]
-    working = max(working_bytes(config, worker, facts.model_of(worker.request)) for worker in here)
-    if config.rollout.on_new_weights == "continue":  # keys and values of unfinished rows stay while other roles work
-        kept = sum(_cache_bytes(config, worker, facts.model_of(worker.request)) for worker in here)
-        working = max(working, kept + working_bytes(config, plan, facts.model_of(request)))
-    held = int(request.bytes_per_parameter * parameters)
+    request, held = plan.request, held_bytes(plan, facts)
+    updating, inside = update_needs(config, plan, workers, facts), embedded_needs(config, plan, workers, facts)
+    working = updating if inside is None else max(updating, inside)
     if request.gpus:
         return CONTEXT_BYTES + held + working
+    parameters = facts.model_of(request).parameters or 0
     weights = held if request.engine is None else min(held, parameters * BYTES[request.engine.dtype])
     return PROCESS_BYTES + weights + int((PIECES if request.engine else 1.0) * (held + working - weights))
+
+
+def held_bytes(plan: WorkerPlan, facts: Facts) -> int:
+    """Weights, gradients and optimizer state of one rank."""
+    return int(plan.request.bytes_per_parameter * (facts.model_of(plan.request).parameters or 0))
+
+
+def update_needs(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
+    """Bytes in addition to `held_bytes` that a rank needs while the role itself, and not a sampler in it, computes."""
+    here = [worker for worker in workers if plan.request.role in (worker.request.role, worker.request.embedded_in)]
+    own = working_bytes(config, plan, facts.model_of(plan.request))
+    inside = [working_bytes(config, worker, facts.model_of(worker.request)) for worker in here if worker.request.engine]
+    if config.rollout.on_new_weights == "continue":  # keys and values of unfinished rows stay while other roles work
+        own += sum(_cache_bytes(config, worker, facts.model_of(worker.request)) for worker in here)
+    return max(own, *inside) if inside else own
+
+
+def embedded_needs(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int | None:
+    """Bytes in addition to `held_bytes` that a rank needs while a sampler in it computes; None if it has no sampler."""
+    needs = [
+        working_bytes(config, worker, facts.model_of(worker.request))
+        for worker in workers
+        if worker.request.embedded_in == plan.request.role and worker.request.engine is None
+    ]
+    return max(needs, default=None)
 
 
 def held_and_working_bytes(plan: WorkerPlan, estimate: int, facts: Facts) -> tuple[int, int]:
@@ -131,14 +153,18 @@ def held_and_working_bytes(plan: WorkerPlan, estimate: int, facts: Facts) -> tup
     `estimate`: the bytes of `memory_estimate`. With `offload` weights and gradients are resident; the activations of a
     backward pass are needed first, then the optimizer's state instead of them.
     """
-    request, engine = plan.request, plan.request.engine
     whole = max(0, estimate - CONTEXT_BYTES)
-    parameters = facts.model_of(request).parameters or 0
-    held = min(whole, int(request.bytes_per_parameter * parameters))
-    if engine is None or not engine.offload or engine.lora.enabled:
-        return held, whole - held
-    at_work = min(held, int(at_work_bytes_per_parameter(engine) * parameters))
+    held = min(whole, held_bytes(plan, facts))
+    at_work = at_work_bytes(plan, held, facts)
     return at_work, max(whole - held, held - at_work)
+
+
+def at_work_bytes(plan: WorkerPlan, held: int, facts: Facts) -> int:
+    """The part of `held` bytes that is on the device during a backward pass: with `offload` weights and gradients."""
+    engine = plan.request.engine
+    if engine is None or not engine.offload or engine.lora.enabled:
+        return held
+    return min(held, int(at_work_bytes_per_parameter(engine) * (facts.model_of(plan.request).parameters or 0)))
 
 
 def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
@@ -212,10 +238,11 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
         request, size = plan.request, memory.get(plan.request.role.name, 0)
         if size and request.gpus:
             size = CONTEXT_BYTES + sum(held_and_working_bytes(plan, size, facts))
+            _check_share(plan, size - CONTEXT_BYTES, facts)
         if request.gpus and facts.usable_gpu_bytes is not None and size > facts.usable_gpu_bytes:
             raise PlanError(
                 f"role '{request.role.name}' needs about {_gib(size)} GiB a rank, a device has "
-                f"{facts.usable_gpu_text}; {_remedy(config, plan, workers, facts)}"
+                f"{facts.usable_gpu_text}; {ways_to_fit(config, plan, workers, facts)}"
             )
         if size and not request.gpus:
             on_host[request.role.name] = size * request.replicas * request.ranks
@@ -227,7 +254,19 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
         )
         raise PlanError(
             f"memory: the run needs about {_gib(total)} GiB ({parts}), the machine has {_gib(facts.memory_bytes)}; "
-            f"{_remedy(config, largest, workers, facts)}"
+            f"{ways_to_fit(config, largest, workers, facts)}"
+        )
+
+
+def _check_share(plan: WorkerPlan, size: int, facts: Facts) -> None:
+    """PlanError if a role reserves less of a device than its weights take."""
+    request = plan.request
+    reserved = int(request.device_frac * (facts.gpu_memory_bytes or 0))
+    if 0 < reserved < size:
+        raise PlanError(
+            f"role '{request.role.name}' reserves {_gib(reserved)} GiB of a device, and its weights take "
+            f"{_gib(size)} there; raise the share that {plan.cls.__qualname__} of {plan.provided_by} reserves, give a "
+            "replica more devices, or take a smaller model"
         )
 
 
@@ -243,14 +282,38 @@ def memory_plans(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
     return plans
 
 
-def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
+def ways_to_fit(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
     """The settings that lower a role's memory."""
     request = plan.request
     served = [
         worker for worker in workers if worker.request.embedded_in == request.role and worker.request.cached_tokens
     ]
     needs = [working_bytes(config, worker, facts.model_of(worker.request)) for worker in (plan, *served)]
-    return _ways_to_lower(config, plan, max(needs) > needs[0], _sharding_that_fits(config, plan, workers, facts))
+    sharding = _sharding_that_fits(config, plan, workers, facts)
+    return _ways_to_lower(config, plan, max(needs) > needs[0], sharding, _fits_offloaded(config, plan, workers, facts))
+
+
+def _fits_offloaded(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> bool:
+    """True if a role would fit with `offload`, on the device next to roles of its pool that rest, and on the host."""
+    request, engine, usable = plan.request, plan.request.engine, facts.usable_gpu_bytes
+    if engine is None or engine.offload or engine.lora.enabled or not request.gpus or usable is None:
+        return False
+    if facts.memory_bytes is not None and held_bytes(plan, facts) * request.ranks > facts.memory_bytes:
+        return False
+    other = replace(plan, request=replace(request, engine=replace(engine, offload=True)))
+    near = [worker for worker in workers if worker is not plan and worker.request.pool == request.pool]
+    resting = sum(
+        CONTEXT_BYTES + (worker.request.asleep_bytes if worker.request.device_frac else held_bytes(worker, facts))
+        for worker in near
+        if worker.request.gpus and worker.request.embedded_in is None
+    )
+    return resting + _device_bytes(config, other, workers, facts) <= usable
+
+
+def _device_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
+    """Bytes that one rank of a role needs on a device that it has to itself."""
+    estimate = _rank_bytes(config, plan, workers, facts)
+    return CONTEXT_BYTES + sum(held_and_working_bytes(plan, estimate, facts))
 
 
 def _sharding_that_fits(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
@@ -282,15 +345,17 @@ def _fewest_ranks(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerP
         other = replace(plan, request=replace(request, engine=sharded, ranks=ranks, bytes_per_parameter=held))
         others = [other if worker is plan else worker for worker in workers]
         changed = replace(config, actor=sharded) if request.role == ACTOR else config
-        if _rank_bytes(changed, other, others, facts) <= usable:
+        if _device_bytes(changed, other, others, facts) <= usable:
             return ranks
     return 0
 
 
-def _ways_to_lower(config: RunConfig, plan: WorkerPlan, generation: bool, sharding: str = "") -> str:
+def _ways_to_lower(
+    config: RunConfig, plan: WorkerPlan, generation: bool, sharding: str = "", offload: bool = False
+) -> str:
     """The settings that lower the memory of generation or of an update, without those that are already set.
 
-    `sharding`: those with which the role would fit in shards.
+    `sharding`: those with which the role would fit in shards. `offload`: it would fit with offload.
     """
     request = plan.request
     engine, where = request.engine, request.settings or request.role.name
@@ -307,6 +372,7 @@ def _ways_to_lower(config: RunConfig, plan: WorkerPlan, generation: bool, shardi
         helps = {
             "gradient_checkpointing=true": not generation and not engine.gradient_checkpointing,
             "lora.enabled=true": not engine.lora.enabled,
+            "offload=true": offload,
             "sharding=fsdp2": not sharding and engine.data_parallel > 1 and engine.sharding == "none",
         }
         settings = [f"{where}.{remedy}" for remedy, does in helps.items() if does]

@@ -10,10 +10,11 @@ from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.plan.batch_sizes import batch_sizes
 from rlcore.plan.clusters import check_startable, plan_cluster
-from rlcore.plan.colocation import memory_of_devices, plan_colocation
+from rlcore.plan.colocation import plan_colocation
 from rlcore.plan.components import check_needs, choose_algorithms, choose_components
 from rlcore.plan.context_parallel import check_context
 from rlcore.plan.data_parallel import check_ranks
+from rlcore.plan.device_memory import DeviceRoles, memory_of_devices
 from rlcore.plan.device_notes import check_device, device_notes, share_threads
 from rlcore.plan.layout import lay_out, layout_notes, plan_layout
 from rlcore.plan.learning_notes import learning_notes
@@ -49,7 +50,8 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     arithmetic = batch_sizes(config)
     rewards = resolve_rewards(loaded, offers, components["reward"])
     trackers, prompt_order = plan_trackers(config, offers), plan_prompt_order(config, offers)
-    workers = choose_classes(config, offers, gather(config, offers, components, _targets(algorithms)))
+    reasons = {choice.key: choice.reason for choice in loaded.choices if not choice.set_by}
+    workers = choose_classes(config, offers, gather(config, offers, components, _targets(algorithms)), reasons)
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
     workers, threads = share_threads(config, workers, facts, cluster.abilities)
     check_context(workers, facts, unshared)
@@ -58,11 +60,12 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     workers, pools, layout = _placed(config, offers, workers, facts, cluster.abilities)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(config, workers, facts)
-    colocated_roles, on_devices = plan_colocation(pools, workers, schedule, memory, facts), dict[str, dict[str, int]]()
+    colocated_roles = plan_colocation(config, pools, workers, schedule, memory, facts)
+    on_devices: dict[str, dict[str, int]] = {}
     check_startable(config, cluster, pools, workers)
     if facts.of_workers or not cluster.abilities.elsewhere:  # elsewhere this machine's memory does not matter
         check_memory(config, workers, memory, facts)
-        on_devices = memory_of_devices(pools, workers, colocated_roles, memory, facts)
+        on_devices = memory_of_devices(DeviceRoles(config, pools, workers, colocated_roles, memory, facts))
     single = (cluster, prompt_order)
     used = _used_providers(single, components.values(), algorithms.values(), workers, pools, rewards, trackers)
     made = RunPlan(

@@ -69,12 +69,17 @@ FIXED = ("role", "backend", "targets", "isolated")
 """Fields of a request that the class which serves it cannot change."""
 
 
-def choose_classes(config: RunConfig, offers: Offers, owned_requests: Sequence[OwnedRequest]) -> tuple[WorkerPlan, ...]:
-    """A class for each request, in start order: by role name, embedded workers after their host."""
+def choose_classes(
+    config: RunConfig, offers: Offers, owned_requests: Sequence[OwnedRequest], reasons: Mapping[str, str]
+) -> tuple[WorkerPlan, ...]:
+    """A class for each request, in start order: by role name, embedded workers after their host.
+
+    `reasons`: why defaults were chosen, by key, for errors.
+    """
     plans = {owned.request.role.name: _fill(config, offers, owned) for owned in owned_requests}
     everywhere = {owned.request.role.name for owned in owned_requests if _only_class(offers, owned).value.on_every_rank}
     for name in sorted(plans):
-        plans[name] = _with_host(plans[name], plans, everywhere, offers)
+        plans[name] = _with_host(plans[name], plans, everywhere, offers, reasons)
     inside = [name for name in sorted(plans) if plans[name].request.embedded_in is not None]
     return tuple(plans[name] for name in sorted(set(plans) - set(inside)) + inside)
 
@@ -195,7 +200,9 @@ def _has_processes(plan: WorkerPlan, config: RunConfig, abilities: ClusterAbilit
     return needs_process(plan.request, config)
 
 
-def _with_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: Set[str], offers: Offers) -> WorkerPlan:
+def _with_host(
+    plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: Set[str], offers: Offers, reasons: Mapping[str, str]
+) -> WorkerPlan:
     """The plan with its host's pool if it is embedded; in each rank of the host, if the class supports that."""
     request = plan.request
     if request.embedded_in is None:
@@ -227,12 +234,21 @@ def _with_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: Se
     if request.isolated or request.replicas != host.request.replicas or request.ranks != host.request.ranks:
         raise PlanError(
             f"{who} is served inside '{served_in}', so it cannot be isolated and has as many replicas "
-            f"and ranks ({host.request.replicas} x {host.request.ranks})"
+            f"and ranks ({host.request.replicas} x {host.request.ranks}){_why_inside(request, reasons)}"
         )
     pool = WorkerRequest.pool
     if request.pool not in (pool, host.request.pool):
         raise PlanError(f"{who} asks for pool '{request.pool}', but its host is in pool '{host.request.pool}'")
     return replace(plan, request=replace(request, pool=host.request.pool))
+
+
+def _why_inside(request: WorkerRequest, reasons: Mapping[str, str]) -> str:
+    """The end of an error: why a backend that is embedded was chosen, if the user did not name it."""
+    key = f"{request.settings or request.role.name}.backend"
+    reason = reasons.get(key, "")
+    return (
+        f"; {key}={request.backend} was chosen because {reason}; set {key}, or leave the replicas out" if reason else ""
+    )
 
 
 def _instead(plan: WorkerPlan, host: Role[Any], offers: Offers) -> str:

@@ -1,9 +1,10 @@
-"""Decides whether host memory fits a copy of the trained state, so that training continues while a checkpoint is
-written."""
+"""Checks the host memory of a run on GPUs, and decides whether it fits a copy of the trained state, so that training
+continues while a checkpoint is written."""
 
 from dataclasses import replace
 
 from rlcore.contracts.clusters import WorkerPlan
+from rlcore.errors import PlanError
 from rlcore.plan.activations import BYTES
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.sharded_memory import MOMENT_BYTES, host_bytes
@@ -15,17 +16,39 @@ FILLED = 0.9
 def plan_saving(plan: RunPlan) -> RunPlan:
     """The plan with copies if they fit into host memory, else with a note that says why not.
 
-    The memory of other machines is not known, as in all memory checks.
+    PlanError if the host does not hold even what the run needs without copies. The memory of other machines is not
+    known, as in all memory checks.
     """
     others, copies = _others_bytes(plan), copied_bytes(plan)
     size = plan.facts.memory_bytes
     if size is None or plan.cluster.abilities.elsewhere or others + copies <= FILLED * size:
         return plan
+    if others > size:
+        raise PlanError(_exceeded(plan, others, size))
     note = (
         f"checkpoints: training waits while they are written: a copy of weights and optimizer state takes about "
         f"{_gib(copies)} GiB, the run {_gib(others)} GiB of the host's {_gib(size)} GiB"
     )
     return replace(plan, saves_copies=False, notes=(*plan.notes, note))
+
+
+def _exceeded(plan: RunPlan, needed: int, of_host: int) -> str:
+    """The host memory of each role, with the settings that lower it."""
+    parts, ways = [], []
+    for worker in plan.workers:
+        name, found, engine = worker.request.role.name, host_bytes(plan, worker), worker.request.engine
+        parts += [
+            f"{name} {_gib(found[purpose])} for {purpose}" for purpose in ("offload", "hand-over") if purpose in found
+        ]
+        where = worker.request.settings or name
+        if engine and "offload" in found:
+            ways += [f"{where}.offload=false"]
+            ways += [f"{where}.sharding=fsdp2"] if engine.shard_ranks == 1 < worker.request.ranks else []
+    advice = f"set {' or '.join(ways)}, or take a smaller model" if ways else "take a smaller model"
+    return (
+        f"memory: the run needs about {_gib(needed)} GiB of host memory ({', '.join(parts)}), the machine has "
+        f"{_gib(of_host)}; {advice}"
+    )
 
 
 def copied_bytes(plan: RunPlan) -> int:

@@ -103,9 +103,7 @@ async def launch(
         stack.push_async_callback(children.close)
         sampler = await start_sampler(plan, run_dir, limits, stack)
         context = await _build_context(sampler, children)
-        watch = HangWatch(plan.config.cluster.stuck_s)
-        stack.callback(watch.close)
-        start = partial(_start_component, plan, context, sampler.groups, limits, stack, watch, warn)
+        start = partial(_start_component, plan, context, sampler.groups, limits, stack, sampler.watch, warn)
         built = {slot: await start(slot) for slot in SLOT_INTERFACES}
         sampler.utilization.take()  # starting does not count as work
         yield Runtime(

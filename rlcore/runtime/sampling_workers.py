@@ -19,6 +19,7 @@ from rlcore.engines.freed_memory import keep_freed_memory
 from rlcore.errors import CALLED, PluginError, WorkerError, boundary, shown
 from rlcore.plan import RunPlan
 from rlcore.runtime.colocation import DeviceLease
+from rlcore.runtime.hang_watch import HangWatch
 from rlcore.runtime.offering_plugin import naming_offers
 from rlcore.runtime.rollout_service import RolloutService
 from rlcore.runtime.utilization import BusyMeter, roles_by_pool
@@ -59,6 +60,8 @@ class Sampler:
     lease: DeviceLease
     """The lease of the devices that several roles share."""
     utilization: BusyMeter
+    watch: HangWatch
+    """Reports calls of workers and components that do not return."""
     sink: MetricsSink
     weights: WeightsSync | None
     """None if the rollout samples from the actor's own weights."""
@@ -101,7 +104,9 @@ async def start_sampler(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: 
         keep_freed_memory()
     stack.enter_context(naming_offers(plan))
     tokens = await asyncio.to_thread(_tokens, plan)
-    busy = BusyMeter(roles_by_pool(plan))
+    watch = HangWatch(plan.config.cluster.stuck_s)
+    stack.callback(watch.close)
+    busy = BusyMeter(roles_by_pool(plan), watch=watch)
     groups = await _start_workers(plan, run_dir, limits, stack, busy)
     vocabulary = await _vocabulary(plan, groups)
     generator = _rollout_service(plan, groups, vocabulary)
@@ -116,6 +121,7 @@ async def start_sampler(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: 
         generator=generator,
         lease=_turns(plan, groups, sink),
         utilization=busy,
+        watch=watch,
         sink=sink,
         weights=weights,
         check=None if weights is None else _weights_check(plan, groups, tokens),

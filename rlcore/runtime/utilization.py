@@ -9,6 +9,7 @@ from rlcore.contracts.activity import CALL, current_activity
 from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, WorkerGroup
 from rlcore.errors import worker_call
 from rlcore.plan import RunPlan
+from rlcore.runtime.hang_watch import HangWatch
 from rlcore.types import Metrics
 
 
@@ -19,9 +20,11 @@ class BusyMeter:
     the pool. A role in a union of pools counts in each member.
     """
 
-    def __init__(self, pools: Mapping[str, Sequence[str]], clock: Callable[[], float] = monotonic) -> None:
-        """`pools`: the roles that work on each pool's devices."""
-        self._pools, self._clock = pools, clock
+    def __init__(
+        self, pools: Mapping[str, Sequence[str]], clock: Callable[[], float] = monotonic, watch: HangWatch | None = None
+    ) -> None:
+        """`pools`: the roles that work on each pool's devices. `watch` reports calls that do not return."""
+        self._pools, self._clock, self._watch = pools, clock, watch
         self._num_replicas: dict[str, int] = {}
         self._num_busy: dict[str, int] = {}
         self._busy_s = dict.fromkeys(pools, 0.0)
@@ -34,6 +37,10 @@ class BusyMeter:
         metered = MeteredGroup(group, [MeteredReplica(replica, role, self, offered_by) for replica in group.replicas])
         self.activity.groups[role] = metered
         return metered
+
+    def watching(self, call: str) -> AbstractContextManager[object]:
+        """Reports a call of a worker that does not return, such as one of ranks that wait for a slow one."""
+        return nullcontext() if self._watch is None else self._watch.watching(call)
 
     def change(self, role: str, by: int) -> None:
         """Change the number of the role's busy replicas."""
@@ -76,7 +83,7 @@ class MeteredReplica:
         self._add(1)
         key = self.begin(method)
         try:
-            with self.naming(method):
+            with self.naming(method), self._meter.watching(f"{self.name}.{method.__name__}()"):
                 return await self.replica.call(method, *args, **kwargs)
         finally:
             self._meter.activity.end(key)

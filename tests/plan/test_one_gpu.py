@@ -145,3 +145,19 @@ def test_a_critic_and_a_reference_have_the_actors_values_on_a_gpu() -> None:
     assert "plugins.critic_engine.dtype" not in chosen(trunk), "the actor's own weights have the actor's"
     on_cpu = loaded(*critic, kl, facts=machine(0)).config
     assert (on_cpu.plugins["critic_engine"].dtype, on_cpu.reference.micro_batch_tokens) == ("float32", 8192)
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_step_with_few_rows_needs_a_cache_of_these_rows_only() -> None:
+    """64 rows halfway through a response of 32 768 tokens take 31 GiB of keys and values, four take 2."""
+
+    def backend(*rows: str) -> str:
+        facts = machine(1, gpu_free_bytes=50 * GIB)
+        found = loaded(
+            "rollout.max_tokens=32768", "data.max_prompt_tokens=1024", "actor.offload=false", *rows, facts=facts
+        )
+        return found.config.rollout.backend
+
+    assert backend("train.prompts_per_step=64") == "hf"
+    assert backend("train.prompts_per_step=1", "rollout.samples_per_prompt=4") == "vllm"
+    assert backend("train.prompts_per_step=64", "rollout.max_rows=4") == "vllm"

@@ -11,8 +11,8 @@ import pytest
 from rlcore.cli import main
 from rlcore.errors import ConfigError
 from rlcore.plan import machine_plan
+from rlcore.plan.device_memory import PHASES, RoleBytes, in_turn, together
 from rlcore.plan.machine_cards import CARDS, Card, Machine, facts_of, machine_of
-from rlcore.plan.machine_plan import PHASES
 from rlcore.plan.machine_times import StepEstimate, StepLayout, StepSize, estimate_step
 from rlcore.testing import write_prompts
 
@@ -337,7 +337,47 @@ def test_a_shard_that_comes_back_to_be_saved_has_room_next_to_servers_that_are_a
 
 
 def test_workers_start_one_after_another_and_work_one_at_a_time() -> None:
-    entries = [(1, 50), (60, 0), (5, 20)]
-    assert machine_plan._in_turn(entries) == 1 + 60 + 5 + 20
-    assert machine_plan._in_turn([(1, 90), (60, 0)]) == 1 + 90
-    assert machine_plan._together(entries) == 66 + 50
+    entries = [RoleBytes("actor", 1, 50), RoleBytes("judge", 60, 0), RoleBytes("rollout", 5, 20)]
+    assert in_turn(entries) == 1 + 60 + 5 + 20
+    assert in_turn([RoleBytes("actor", 1, 90), RoleBytes("rollout", 60, 0)]) == 1 + 90
+    assert together(entries) == 66 + 50
+
+
+LARGE = QWEN_14B | {"num_hidden_layers": 64, "intermediate_size": 27648}
+"""Of Qwen2.5-32B."""
+
+
+@pytest.mark.slow
+def test_offload_is_advised_where_a_role_fits_with_it_and_not_where_it_does_not(
+    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LARGE))
+    sharded = ("actor.data_parallel=8", "actor.sharding=fsdp2", "--plugin", "vllm", "rollout.backend=vllm")
+    apart = (*sharded, "rollout.replicas=2", "plugins.vllm.tensor_parallel=4", "rollout.max_tokens=2048")
+    line = refused(capsys, *settings, *apart, "--on", "16xH100-80GB")
+    assert line.startswith("rlcore: role 'actor' needs about 89.1 GiB a rank, a device has 78.4")
+    assert "set actor.lora.enabled=true or actor.offload=true, " in line
+    on = planned(capsys, *settings, *apart, "actor.offload=true", "--on", "16xH100-80GB")["on"]
+    assert 76 * GIB < on["memory"]["main"]["update"] < 78.4 * GIB
+    taking_turns = (*sharded, "rollout.replicas=8", "rollout.max_tokens=2048")
+    line = refused(capsys, *settings, *taking_turns, "--on", "8xH100-80GB")
+    assert "offload" not in line, "next to what an engine keeps while it sleeps there is no room for it"
+    line = refused(capsys, *settings, "--plugin", "vllm", "--on", "1xH100-80GB")
+    assert "offload" not in line, "weights and gradients alone are too large"
+
+
+@pytest.mark.slow
+def test_replicas_of_a_sampler_that_was_chosen_to_be_embedded_are_refused_with_the_reason_for_the_choice(
+    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LARGE))
+    counts = ("actor.data_parallel=8", "actor.sharding=fsdp2", "rollout.replicas=8", "--plugin", "vllm")
+    line = refused(capsys, *settings, *counts, "--on", "8xH100-80GB")
+    assert "is served inside 'actor'" in line
+    assert (
+        "; rollout.backend=hf was chosen because 'vllm' needs devices in addition to the actor's 8; there are 8: "
+        in line
+    )
+    assert line.endswith("; set rollout.backend, or leave the replicas out")
+    named = refused(capsys, *settings, *counts, "rollout.backend=hf", "--on", "8xH100-80GB")
+    assert named.endswith("has as many replicas and ranks (1 x 8)")

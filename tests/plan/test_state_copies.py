@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from rlcore.contracts.requests import ModelFacts
+from rlcore.errors import PlanError
 from rlcore.plan import RunPlan, make_plan
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.state_copies import copied_bytes
@@ -50,3 +53,36 @@ def test_on_gpus_offloaded_state_counts_in_addition_to_the_copy() -> None:
     offloaded = configure([], [*settings, "actor.offload=true"], ["null"])
     assert make_plan(offloaded[1], offloaded[0], facts).saves_copies, "12 GB rest there, 12 GB are copied"
     assert not make_plan(offloaded[1], offloaded[0], replace(facts, memory_bytes=24 * GIB)).saves_copies
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gib", "message"),
+    [
+        (
+            1,
+            10,
+            "14.9 GiB of host memory (actor 13.0 for offload, actor 1.9 for hand-over), the machine has 10.0",
+        ),
+        (
+            4,
+            40,
+            "54.0 GiB of host memory (actor 52.2 for offload, actor 1.9 for hand-over), the machine has 40.0",
+        ),
+    ],
+)
+def test_offloaded_state_that_the_host_does_not_hold_is_refused_in_a_line(ranks: int, gib: int, message: str) -> None:
+    facts = Facts(gpus=2 * ranks, gpu_memory_bytes=80 * GIB, parameters=PARAMETERS, memory_bytes=gib * GIB)
+
+    def made(*overrides: str) -> RunPlan:
+        settings = (*SETTINGS, "actor.backend=hf", "rollout.backend=null_replica", "rollout.pool=rollout")
+        counts = (f"actor.data_parallel={ranks}", "train.prompts_per_step=4", "cluster.device=cuda")
+        hooks, loaded = configure([], [*settings, *counts, "actor.dtype=bfloat16", *overrides], ["null"])
+        return make_plan(loaded, hooks, facts)
+
+    with pytest.raises(PlanError) as caught:
+        made("actor.offload=true")
+    line, ways = str(caught.value), ["actor.offload=false", *(["actor.sharding=fsdp2"] if ranks > 1 else [])]
+    assert line == f"memory: the run needs about {message}; set {' or '.join(ways)}, or take a smaller model"
+    assert made().saves_copies is (ranks > 1)
+    if ranks > 1:
+        assert made("actor.offload=true", "actor.sharding=fsdp2").saves_copies

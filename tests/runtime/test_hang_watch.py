@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from rlcore.cluster.replica import ReplicaGroup
+from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.agents import RolloutTask
 from rlcore.contracts.offers import Scope
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.runtime.hang_watch import HangWatch
+from rlcore.runtime.utilization import BusyMeter
 from rlcore.testing.rewards import make_prompt, make_trajectory
 from rlcore.types import Lane, Reward, Sampling, ScoredTrajectory, Trajectory
 
@@ -90,6 +93,28 @@ def test_a_plain_method_that_hangs_is_reported(watch: HangWatch, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         CheckedRewards(Slow(""), "x", watch).metrics()
     assert f"in metrics at {__file__}:" in caplog.records[0].getMessage()
+
+
+class Waiting:
+    """A replica whose ranks wait for one that is slow."""
+
+    name = "actor[0]"
+    alive = True
+
+    async def call(self, method: Any, *args: Any) -> None:
+        await asyncio.sleep(0.3)
+
+
+@pytest.mark.slow
+def test_a_call_of_a_worker_is_reported_for_which_its_ranks_wait_for_a_slow_one(
+    watch: HangWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica: Any = Waiting()
+    group = BusyMeter({}, watch=watch).metered("actor", ReplicaGroup([replica]))
+    asyncio.run(group.replicas[0].call(ActorWorker.update))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) > 1
+    assert all(line.startswith("actor[0].update() has not returned for 0.") for line in told), told
 
 
 @pytest.mark.slow

@@ -77,10 +77,12 @@ class ActorBody:
     async def call(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
     ) -> Any:
-        """See `ReplicaBody.call`. Arguments common to all ranks are stored once."""
-        number = self._number
+        """See `ReplicaBody.call`. Arguments common to all ranks are stored once; the loop keeps running meanwhile."""
         with boundary(f"{where}: its arguments cannot be sent", WorkerError):
-            payload: Any = (args, kwargs) if len(self._actors) == 1 else ray.put((args, kwargs))
+            payload: Any = args, kwargs
+            if len(self._actors) > 1:
+                payload = await asyncio.to_thread(ray.put, payload)
+            number = self._number
             refs = [
                 actor.call.remote(number, role, method, payload, rank == 0) for rank, actor in enumerate(self._actors)
             ]

@@ -39,11 +39,20 @@ def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRe
         request,
         pool=config.rollout.pool or POOL,
         gpus=request.gpus * section.tensor_parallel,
+        bytes_per_parameter=_weight_bytes(config, section) if request.gpus else 0.0,
         device_frac=section.gpu_memory_frac if request.gpus else 0.0,
         asleep_bytes=asleep_bytes(eager=section.enforce_eager) if request.gpus else 0,
         takes_adapter=adapter,
         note=_note(config, section, request) if request.gpus else "",
     )
+
+
+def _weight_bytes(config: RunConfig, section: VllmSettings) -> float:
+    """Bytes per parameter on each of an engine's devices, as a part of the share that it reserves; 0: unknown."""
+    if "quantization" in section.options:
+        return 0.0
+    dtype = config.actor.dtype if section.dtype == "actor" else section.dtype
+    return (4.0 if dtype == "float32" else 2.0) / section.tensor_parallel
 
 
 def check_one_node(section: VllmSettings) -> None:
