@@ -64,6 +64,7 @@ class Endpoint:
             access_log=None,
             logger=server_logger,
             handle_signals=False,
+            handler_cancellation=True,  # a client that left reads no answer
             shutdown_timeout=CLOSE_S,
             keepalive_timeout=IDLE_S,
             lingering_time=LINGER_S,
