@@ -34,7 +34,8 @@ from typing import Any
 from rlcore.cluster import answers
 from rlcore.cluster.answers import OK, OURS, RAISED
 from rlcore.cluster.keeper import PR_SET_PDEATHSIG, fork_below_keeper
-from rlcore.errors import ChildError, RlcoreError, boundary
+from rlcore.errors import ChildError, RlcoreError, boundary, trace_of
+from rlcore.errors.redaction import beginning
 from rlcore.imports import import_target
 
 FRAME = struct.Struct("!QQ")
@@ -51,10 +52,6 @@ CLOSE_GRACE_S = 1.0
 
 KEPT = "kept"
 """The last argument of a child that runs foreign code: it runs below a keeper, see `rlcore.cluster.keeper`."""
-
-
-MAX_ERROR_CHARS = 100_000
-"""Characters that are sent of an exception and of its trace; far more than the parent shows."""
 
 
 class Pipe:
@@ -109,10 +106,9 @@ def answered(pipe: Pipe, number: int, work: Callable[[], Any]) -> bool:
     except ChildError as error:
         cause = error.__cause__ or error
         text = str(error).removeprefix(": ")  # the exception itself, or the message of a ChildError
-        trace = "".join(traceback.format_exception(cause, limit=-20))
-        pipe.answer(number, RAISED, (text[:MAX_ERROR_CHARS], trace[:MAX_ERROR_CHARS]))
+        pipe.answer(number, RAISED, (beginning(text), trace_of(cause)))
     except RlcoreError as error:
-        pipe.answer(number, OURS, (type(error).__name__, str(error)[:MAX_ERROR_CHARS]))
+        pipe.answer(number, OURS, (type(error).__name__, beginning(str(error))))
     else:
         pipe.answer(number, OK, value)
         return True

@@ -16,7 +16,7 @@ from rlcore_view.readers import read
 from rlcore_view.redaction import clipped, displayable, redact
 from rlcore_view.serve import Editions, server_of
 from rlcore_view.watch import diagnose, watched
-from rlcore_view.write_page import write_page
+from rlcore_view.write_page import left_out_names, write_page
 
 COMMANDS = ("page", "find", "diagnose", "diff")
 _PROMPTS = 20
@@ -111,6 +111,8 @@ def _page(parsed: argparse.Namespace) -> int:
     for run in runs:
         steps = len({sample.step for sample in run.samples})
         _say(f"{run.format}: {len(run.samples)} samples of {steps} steps in {out}")
+        for line in left_out_names(run):
+            _say(line if len(runs) == 1 else f"{run.name}: {line}")
         for finding in diagnose(run):
             _say(str(finding) if len(runs) == 1 else f"{run.name}: {finding}")
     return 0

@@ -171,6 +171,13 @@ def test_a_name_that_is_cut_holds_no_half_of_a_secret(tmp_path: Path, monkeypatc
     _secrets.cache_clear()
 
 
+def test_the_command_says_which_metrics_its_page_leaves_out(run: Path, tmp_path: Path, capsys) -> None:
+    record = {"step": 1, **{f"loss/{number}": 0.5 for number in range(2001)}}
+    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    assert main(["page", str(run), "--out", str(tmp_path / "page.html")]) == 0
+    assert "1 of 2001 metrics are left out, from 'loss/2000' on; a page shows 2000\n" in capsys.readouterr().out
+
+
 def test_words_that_only_resemble_tokens_stay() -> None:
     assert redact("sk-learn and hf_model, ghp_short") == "sk-learn and hf_model, ghp_short"
 
