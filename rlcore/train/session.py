@@ -29,7 +29,7 @@ from rlcore.runtime.launch import Runtime, launch
 from rlcore.train.best import StopRule, check_named
 from rlcore.train.callbacks import Callbacks, StepCallbacks
 from rlcore.train.observed import observed
-from rlcore.train.origin import Origin, Start, differences_from, find_origin
+from rlcore.train.origin import Origin, Start, check_remains, differences_from, find_origin
 from rlcore.train.result import TrainResult
 from rlcore.train.run_dir import (
     is_unused,
@@ -64,7 +64,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
     with (
         foreign_output(),
         stop.installed(),
-        locked(open_directory(run_dir, start.resume)),
+        locked(check_remains(open_directory(run_dir, start.resume), start)),
         removed_without_results(run_dir, made),
         logging_to(run_dir, plan.plugins),
         terminal.showing(),
