@@ -37,7 +37,7 @@ def main(command: Sequence[str]) -> int:
 def _become(command: Sequence[str], writing: int) -> NoReturn:
     os.dup2(writing, 1)
     try:
-        os.execvp(command[0], command)
+        os.execvp(command[0], list(command))
     except OSError as cause:
         sys.stderr.write(f"{command[0]}: {cause.strerror}\n")
         sys.stderr.flush()
