@@ -289,8 +289,12 @@ class Session:
         for problem in origin.passed_over:
             self._terminal.warn(f"passed over: {problem}")
         if path is not None:
-            for change in plan_changes(self._run_dir if origin.resumed else path, plan):
+            changes = plan_changes(self._run_dir if origin.resumed else path, plan)
+            for change in changes:
                 self._terminal.say(f"changed since the run was begun: {change}")
+            for change in plan_changes(path, plan):  # others, if a resume changed them or it is of another run
+                if change not in changes:
+                    self._terminal.say(f"changed since the checkpoint was saved: {change}")
             await self.saver.restore(path)
             records, progress = read(self._run_dir) if origin.resumed else None, self._trainer.progress
             for note in differences_from(progress.step, progress.order.changed, records):

@@ -137,6 +137,22 @@ def test_a_run_that_failed_in_its_first_step_is_resumed(config: dict[str, Any], 
 
 
 @pytest.mark.slow
+def test_a_resume_names_what_differs_in_a_checkpoint_of_another_run(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = run(config, "train.name=other", "train.max_steps=2", "actor.lr=0.9").run_dir
+    run_dir = run(config, "train.max_steps=2").run_dir
+    shutil.rmtree(run_dir / "checkpoints" / "step_2")
+    shutil.copytree(other / "checkpoints" / "step_2", run_dir / "checkpoints" / "step_2")
+    capsys.readouterr()
+    assert run(config, "train.max_steps=2", resume=True).steps == 2
+    shown = capsys.readouterr().out
+    assert "changed since the checkpoint was saved: config.actor.lr: 0.9 -> 0.1" in shown
+    assert 'changed since the checkpoint was saved: config.train.name: "other" -> "run"' in shown
+    assert "changed since the run was begun" not in shown
+
+
+@pytest.mark.slow
 def test_from_start_takes_a_checkpoint_that_can_be_used(config: dict[str, Any]) -> None:
     run(config, "train.max_steps=2")
     assert run(config, resume=True, from_start=True).steps == 4
