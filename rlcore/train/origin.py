@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcore.errors import CheckpointError, RlcoreError
+from rlcore.plan import RunPlan
 from rlcore.report.metrics import last_step
 from rlcore.report.status import STATUS, read_status
 from rlcore.report.token_log import TOKENS
 from rlcore.train import checkpoint
-from rlcore.train.run_dir import LOG, has_results
+from rlcore.train.run_dir import LOG, has_results, plan_changes
 from rlcore.types import Metrics
 
 BEGIN_AGAIN = "begin with step 1 by --resume --from-start, which cuts metrics and trajectories"
@@ -73,7 +74,7 @@ def check_remains(run_dir: Path, start: Start) -> Path:
 
 
 def _remains(run_dir: Path) -> Iterator[str]:
-    """What a run leaves when it has taken a step; of a failed start only plan, log, status and trace are left."""
+    """Names files that show a finished step. A start that failed leaves its plan, log, status and trace as well."""
     if num_tokens := len([*(run_dir / TOKENS).glob("step_*")]):
         yield f"{num_tokens} files of {TOKENS}/"
     with suppress(RlcoreError):  # an invalid one says nothing
@@ -91,6 +92,17 @@ def _last_logged(log: Path) -> int:
     with log.open("rb") as lines:
         found = [step for line in lines for step in FINISHED.findall(line[:1000])]
     return max((int(saved or int(begun) - 1) for saved, begun in found), default=0)
+
+
+def changes_since(begun: Path, saved: Path, plan: RunPlan) -> Iterator[str]:
+    """Lines on what differs from the plan in `begun`, and on what else differs from the one in the checkpoint `saved`.
+
+    The latter has others if a resume changed settings before, or if the checkpoint is a copy from another run.
+    """
+    changes = plan_changes(begun, plan)
+    yield from (f"changed since the run was begun: {change}" for change in changes)
+    others = (change for change in plan_changes(saved, plan) if change not in changes)
+    yield from (f"changed since the checkpoint was saved: {change}" for change in others)
 
 
 def differences_from(step: int, changed: Sequence[str], records: Sequence[Metrics] | None) -> Iterator[str]:

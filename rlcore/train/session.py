@@ -29,14 +29,13 @@ from rlcore.runtime.launch import Runtime, launch
 from rlcore.train.best import StopRule, check_named
 from rlcore.train.callbacks import Callbacks, StepCallbacks
 from rlcore.train.observed import observed
-from rlcore.train.origin import Origin, Start, check_remains, differences_from, find_origin
+from rlcore.train.origin import Origin, Start, changes_since, check_remains, differences_from, find_origin
 from rlcore.train.result import TrainResult
 from rlcore.train.run_dir import (
     is_unused,
     locked,
     logging_to,
     open_directory,
-    plan_changes,
     removed_without_results,
     write_plan,
     write_rewards,
@@ -289,12 +288,8 @@ class Session:
         for problem in origin.passed_over:
             self._terminal.warn(f"passed over: {problem}")
         if path is not None:
-            changes = plan_changes(self._run_dir if origin.resumed else path, plan)
-            for change in changes:
-                self._terminal.say(f"changed since the run was begun: {change}")
-            for change in plan_changes(path, plan):  # others, if a resume changed them or it is of another run
-                if change not in changes:
-                    self._terminal.say(f"changed since the checkpoint was saved: {change}")
+            for change in changes_since(self._run_dir if origin.resumed else path, path, plan):
+                self._terminal.say(change)
             await self.saver.restore(path)
             records, progress = read(self._run_dir) if origin.resumed else None, self._trainer.progress
             for note in differences_from(progress.step, progress.order.changed, records):

@@ -21,6 +21,10 @@ CHECKED_ELSEWHERE = {
         "rlcore/cluster/forks.py",
         "json.dumps([asdict(ended) for ended in endings])",
     ),  # through a pipe, for the process that started it
+    ("plugins/agent_loop/rlcore_agent_loop/tools/mcp_relay.py", "MAX_LINE"),  # read by the controller, into its log
+    ("plugins/agent_loop/rlcore_agent_loop/tools/mcp_relay.py", "command"),
+    ("plugins/agent_loop/rlcore_agent_loop/tools/mcp_relay.py", "cause.strerror"),
+    ("plugins/agent_loop/rlcore_agent_loop/tools/mcp_relay.py", "rest"),
     ("rlcore/train/signals.py", "name_of(signum)"),  # SIGINT or SIGTERM
 }
 """Texts of which the search cannot tell that they are safe, by file."""
@@ -32,7 +36,7 @@ class Prints(ast.NodeVisitor):
     def __init__(self, tree: ast.Module) -> None:
         self._functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         self._scopes: list[ast.AST] = [tree]
-        self._asked: set[str] = set()
+        self._resolving: set[str] = set()
         self.found: list[tuple[int, str]] = []
         """(line, text) of each."""
         self.visit(tree)
@@ -74,19 +78,19 @@ class Prints(ast.NodeVisitor):
         name = ast.unparse(call.func).rpartition(".")[2]
         if name in SAFE | SAFE_TABLES:
             return
-        if name in ("Text", "Table", "encode") or name in self._asked:
+        if name in ("Text", "Table", "encode") or name in self._resolving:
             return  # the first two show their arguments, which are looked at there
         if name not in self._functions:
             yield call
             return
-        self._asked.add(name)
+        self._resolving.add(name)
         self._scopes.append(self._functions[name])
         nodes = ast.walk(self._functions[name])
         returned = [node.value for node in nodes if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom))]
         if not returned or any(value is None or any(True for _ in self._unsafe(value)) for value in returned):
             yield call
         self._scopes.pop()
-        self._asked.discard(name)
+        self._resolving.discard(name)
 
     def _unsafe_name(self, name: ast.Name) -> Iterator[ast.expr]:
         """Safe if all that this function assigns to it is, or all that it iterates over."""

@@ -130,8 +130,8 @@ def test_an_mcp_server_that_writes_a_line_without_an_end_is_ended(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with caplog.at_level("INFO", "rlcore"):
         found = talk(says(call("first"), "Done."), odd_server(tmp_path, "long line", 60.0)).only
-    [(_, said), *_] = [content for content in contents(found) if content[0] == "tool"]
-    assert said.startswith("error: first: the server has ended")
+    [(_, result), *_] = [content for content in contents(found) if content[0] == "tool"]
+    assert result.startswith("error: first: the server has ended")
     assert caplog.text.count("a line of more than 4194304 bytes: the server is ended") == 2  # it is restarted once
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
