@@ -1,11 +1,12 @@
 """Arguments that commands share on the command line: configuration files, overrides and plugins, in any order."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+from rlcore.cli.console import complain
 
 
 class Leave(SystemExit):
@@ -20,7 +21,7 @@ class Parser(argparse.ArgumentParser):
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         if message:
-            self._print_message(message, sys.stderr)
+            complain(message, end="")
         raise Leave(status)
 
     def error(self, message: str) -> NoReturn:

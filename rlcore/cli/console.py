@@ -25,11 +25,14 @@ def stdout() -> "Console":
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
-    """A table whose cells are displayable text, never markup."""
+    """A table whose title, columns and cells are displayable text, never markup."""
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    heading = Text(displayable(title))
+    made = Table(
+        title=heading, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
     for column in columns:
         made.add_column(Text(displayable(column)), overflow="fold", header_style="dim")
     for row in rows:

@@ -14,6 +14,7 @@ from typing import Any
 
 import rlcore.errors
 from rlcore.errors import ChildError, RlcoreError, shown
+from rlcore.errors.redaction import beginning
 
 PLAIN = frozenset({str, int, float, bool, type(None), bytes, bytearray, list, tuple, dict, set, frozenset})
 BASES: tuple[Any, ...] = (str, int, float, bytes, list, tuple, dict, set, frozenset)
@@ -51,10 +52,10 @@ def error_of(kind: Any, value: Any, keeps_class: bool) -> RlcoreError:
     """The error in an answer of that kind; with rlcore's class only if `keeps_class`."""
     if kind == OURS:
         name, message = value
-        return (error_class(name) if keeps_class else ChildError)(str(message))
+        return (error_class(name) if keeps_class else ChildError)(beginning(str(message)))
     if kind == RAISED:
         message, trace = value
-        return ChildError(str(message), str(trace))
+        return ChildError(beginning(str(message)), beginning(str(trace)))
     return ChildError(f"it answered {shown(kind)}; needs one of: {OK}, {RAISED}, {OURS}")
 
 

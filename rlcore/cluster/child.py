@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.cluster import answers
-from rlcore.cluster.child_main import CLOSE_GRACE_S, FRAME, SETUP
+from rlcore.cluster.child_main import CLOSE_GRACE_S, FRAME, KEPT, SETUP
 from rlcore.cluster.environment import inherited, start_message
 from rlcore.cluster.stack import StackDump
 from rlcore.cluster.strays import VARIABLE, Strays
@@ -53,9 +53,13 @@ class ChildProcess(Child):
         max_message_bytes: int,
         environment: Mapping[str, str],
         descriptors: Sequence[int] = (),
+        *,
+        kept: bool = False,
     ) -> None:
-        """`descriptors`: open files that the child inherits with their numbers, in addition to its pipes."""
+        """`descriptors`: open files that the child inherits with their numbers, in addition to its pipes. `kept`: it
+        runs below a keeper, `rlcore.cluster.keeper`, because foreign code runs in it."""
         self.name = name
+        self._kept = kept
         self._descriptors = tuple(descriptors)
         self._max_bytes = max_message_bytes
         self._slots = asyncio.Semaphore(threads)
@@ -89,8 +93,8 @@ class ChildProcess(Child):
 
     @property
     def pid(self) -> int:
-        """The id of the process and of its process group."""
-        return self._process.pid
+        """The id of the process and of its process group; before it has said so, that of its keeper."""
+        return self._pid
 
     async def spawn(self) -> None:
         """Start the process and connect to it."""
@@ -99,6 +103,7 @@ class ChildProcess(Child):
         lifeline, self._lifeline_fd = os.pipe()
         theirs = (requests, their_answers, lifeline)
         command = [sys.executable, "-u", "-P", "-m", "rlcore.cluster.child_main", str(os.getpid()), *map(str, theirs)]
+        command += [KEPT] * self._kept
         try:
             # Started from this thread, which lives as long as the loop: PR_SET_PDEATHSIG watches threads.
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -117,6 +122,7 @@ class ChildProcess(Child):
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
+        self._pid = self._process.pid
         self._answers, self._answers_transport = await pipe_reader(os.fdopen(answers_fd, "rb", 0))
         output = self._process.stdout
         if output is None:
@@ -206,14 +212,19 @@ class ChildProcess(Child):
         self._kill_group()
 
     def _kill_group(self) -> None:
-        """Kill the process and what it started, unless its id was released and may belong to another process."""
+        """Kill the process and what it started, unless its id was released and may belong to another process.
+
+        A keeper does that on SIGTERM. SIGCONT comes first, in case foreign code has stopped it.
+        """
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            for number in (signal.SIGCONT, signal.SIGTERM) if self._kept else (signal.SIGKILL,):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, number)
 
     async def _read_answers(self) -> None:
         """Until the child ends: hand each answer to its call. Then reap it and close every descriptor."""
         try:
+            _, self._pid = FRAME.unpack(await self._answers.readexactly(FRAME.size))
             while True:
                 size, number = FRAME.unpack(await self._answers.readexactly(FRAME.size))
                 if size > 2 * self._max_bytes:
@@ -341,7 +352,7 @@ class ChildProcesses:
         An error of rlcore in the child keeps its class; ChildError for any other exception, WorkerError if the child
         died or was not ready within the deadline.
         """
-        child = ChildProcess(name, threads, self._max_bytes, inherited(env))
+        child = ChildProcess(name, threads, self._max_bytes, inherited(env), kept=True)
         spawning = asyncio.create_task(self._spawn(child), name=f"start of child {name}")
         ready = False
         try:

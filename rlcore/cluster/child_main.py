@@ -7,6 +7,8 @@ needs. Frames are a length and a call's number followed by a pickle. Code in the
 so the parent reads them with `rlcore.cluster.answers`, which runs no code from them. Only `rlcore.cluster.serve`, for
 workers, sends arbitrary objects.
 
+The first frame is empty: its number is the child's process id.
+
 A child never outlives its parent. Three mechanisms ensure it, each covering failures of the one before: the end of the
 request pipe; a lifeline pipe on which nothing is ever sent and whose end makes the *kernel* kill the child's process
 group, even while C code holds the interpreter lock; and PR_SET_PDEATHSIG.
@@ -31,7 +33,9 @@ from typing import Any
 
 from rlcore.cluster import answers
 from rlcore.cluster.answers import OK, OURS, RAISED
-from rlcore.errors import ChildError, RlcoreError, boundary
+from rlcore.cluster.keeper import PR_SET_PDEATHSIG, fork_below_keeper
+from rlcore.errors import ChildError, RlcoreError, boundary, trace_of
+from rlcore.errors.redaction import beginning
 from rlcore.imports import import_target
 
 FRAME = struct.Struct("!QQ")
@@ -46,11 +50,8 @@ CLOSE_GRACE_S = 1.0
 """Seconds that a child may take to exit after the parent closed the pipe."""
 
 
-PR_SET_PDEATHSIG = 1
-
-
-MAX_ERROR_CHARS = 100_000
-"""Characters that are sent of an exception and of its trace; far more than the parent shows."""
+KEPT = "kept"
+"""The last argument of a child that runs foreign code: it runs below a keeper, see `rlcore.cluster.keeper`."""
 
 
 class Pipe:
@@ -62,6 +63,10 @@ class Pipe:
         self._lock = threading.Lock()
         self.max_bytes = 1 << 26
         self.dumps: Callable[[Any], bytes] = answers.dumps
+
+    def announce(self) -> None:
+        """Send this process's id, as the number of an empty frame, before any foreign code runs."""
+        self._answers.write(FRAME.pack(0, os.getpid()))
 
     def read(self) -> tuple[int, bytes] | None:
         """The next call's number and pickle; None at the end of the pipe."""
@@ -101,10 +106,9 @@ def answered(pipe: Pipe, number: int, work: Callable[[], Any]) -> bool:
     except ChildError as error:
         cause = error.__cause__ or error
         text = str(error).removeprefix(": ")  # the exception itself, or the message of a ChildError
-        trace = "".join(traceback.format_exception(cause, limit=-20))
-        pipe.answer(number, RAISED, (text[:MAX_ERROR_CHARS], trace[:MAX_ERROR_CHARS]))
+        pipe.answer(number, RAISED, (beginning(text), trace_of(cause)))
     except RlcoreError as error:
-        pipe.answer(number, OURS, (type(error).__name__, str(error)[:MAX_ERROR_CHARS]))
+        pipe.answer(number, OURS, (type(error).__name__, beginning(str(error))))
     else:
         pipe.answer(number, OK, value)
         return True
@@ -170,12 +174,15 @@ def tie_to_parent(parent: int, lifeline: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve until the pipe ends. Arguments: the parent's id and the file descriptors of the three pipes."""
-    parent, requests_fd, answers_fd, lifeline = (int(argument) for argument in arguments)
+    """Serve until the pipe ends. Arguments: the parent's id, the file descriptors of the three pipes, and KEPT."""
+    parent, requests_fd, answers_fd, lifeline = (int(argument) for argument in arguments[:4])
     for descriptor in (requests_fd, answers_fd, lifeline):
         os.set_inheritable(descriptor, False)
+    if arguments[4:] == [KEPT]:
+        parent = fork_below_keeper(parent, (requests_fd, answers_fd, lifeline))
     tie_to_parent(parent, lifeline)
     pipe = Pipe(requests_fd, answers_fd)
+    pipe.announce()
     first = pipe.read()
     if first is None:
         return

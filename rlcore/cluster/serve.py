@@ -10,14 +10,14 @@ import os
 import queue
 import socket
 import threading
-import traceback
 from typing import Any
 
 from rlcore.cluster.answers import OK, OURS
 from rlcore.cluster.child_main import Pipe
 from rlcore.cluster.host import WorkerHost
 from rlcore.cluster.shared_arrays import ArrayLink, Message
-from rlcore.errors import RlcoreError, WorkerError, boundary
+from rlcore.errors import RlcoreError, WorkerError, boundary, trace_of
+from rlcore.errors.redaction import beginning
 
 BUILD, CALL, STREAM, CLOSE, CANCEL, MORE = "build", "call", "stream", "close", "cancel", "more"
 ITEM = "item"
@@ -127,5 +127,4 @@ class ServedHost:
 
 def _error_fields(error: RlcoreError) -> tuple[str, str, str]:
     """Class, message and traceback of a worker's error."""
-    trace = "".join(traceback.format_exception(error.__cause__ or error, limit=-20))
-    return type(error).__name__, str(error), trace
+    return type(error).__name__, beginning(str(error)), trace_of(error.__cause__ or error)

@@ -18,6 +18,8 @@ from traceback import TracebackException
 from types import TracebackType
 from typing import Any
 
+from rlcore.errors.redaction import LONGEST_TEXT, beginning
+
 
 class RlcoreError(Exception):
     """An error that a user, plugin author or operator can fix; `str()` is the one line to print."""
@@ -169,9 +171,20 @@ def describe(cause: BaseException) -> str:
         return f"it called {cause.call}"
     if isinstance(cause, SystemExit):
         return f"it called sys.exit({shown(cause.code)})"
-    text = str(TracebackException(type(cause), cause, None, limit=0))  # the exception's `__str__` may raise
+    text = beginning(str(TracebackException(type(cause), cause, None, limit=0)))  # the exception's `__str__` may raise
     lines = text.strip().splitlines()
     return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
+
+
+def trace_of(cause: BaseException) -> str:
+    """The last 20 frames of an exception's traceback and of those of its causes, cut to LONGEST_TEXT characters."""
+    parts, room = list[str](), LONGEST_TEXT
+    for part in TracebackException.from_exception(cause, limit=-20).format():
+        parts.append(beginning(part))
+        room -= len(part)
+        if room <= 0:
+            break
+    return beginning("".join(parts))
 
 
 def shown(value: object) -> str:

@@ -23,6 +23,9 @@ Shorter values, such as numbers, would redact much of the text.
 LONGEST_LINE = 10_000
 """Characters of a line of a warning, an error or the log; an exception's text may have any length."""
 
+LONGEST_TEXT = 100_000
+"""Characters that are kept of a text of any length, such as an exception's, before it is redacted and copied."""
+
 # For the whole process, because any output may contain a resolved value: text as printed -> '${oc.env:NAME}'.
 _resolved: dict[str, str] = {}
 _in_json: dict[str, bytes] = {}
@@ -108,6 +111,17 @@ def clipped(text: str, characters: int) -> str:
     """The beginning of a text without secrets. Redacts before it cuts, because half a secret is not recognised."""
     text = redact(text)
     return text if len(text) <= characters else text[:characters]
+
+
+def beginning(text: str) -> str:
+    """The first LONGEST_TEXT characters of a text, without a secret at their end that this or an earlier cut halves.
+
+    For texts that are too long to redact as a whole, which copies them several times.
+    """
+    if len(text) < LONGEST_TEXT:
+        return text
+    text = text[:LONGEST_TEXT]
+    return text[: len(text) - begun_secret(text)]
 
 
 def begun_secret(text: str) -> int:

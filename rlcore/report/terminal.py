@@ -123,10 +123,10 @@ class Terminal:
 
     def completions(self, step: int, rows: Sequence[tuple[ScoredTrajectory, float | None]]) -> None:
         """Print a table of prompts, completions, reward components and advantages (None: not trained on)."""
-        table = Table(title=f"completions of step {step}", title_justify="left", show_lines=True)
+        table = Table(title=f"completions of step {step:d}", title_justify="left", show_lines=True)
         parts = sorted({name for scored, _ in rows for name in scored.reward.components})
-        for name in ("prompt", "completion"):
-            table.add_column(name, overflow="fold", ratio=2)
+        for text in ("prompt", "completion"):
+            table.add_column(text, overflow="fold", ratio=2)
         for name in (*parts, "reward", "advantage"):
             table.add_column(_clip(name), justify="right", no_wrap=True)
         for scored, advantage in rows:

@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from rlcore.aio import Slot, SlotQueue, Stopwatch, Timers
 from rlcore.contracts.scorer import Outcome
-from rlcore.errors import ChildError, PluginError, RlcoreError, boundary, describe
+from rlcore.errors import ChildError, PluginError, RlcoreError, boundary, describe, trace_of
 from rlcore.reward.copies import private_copy
 from rlcore.reward.served import ServedReward
 from rlcore.reward.spec import FunctionSpec
@@ -37,7 +36,7 @@ class LoopCaller:
         self._spec, self._watch, self._task_name = spec, watch, str(spec)
         self._seats = SlotQueue([Slot(concurrency)], queued)
         self._served = ServedReward(spec)
-        self._calls: dict[asyncio.Task[list[Outcome]], asyncio.Future[None]] = {}
+        self._calls: dict[asyncio.Task[list[Outcome] | ChildError], asyncio.Future[None]] = {}
         """Resolved when the call is over."""
         self._timers = Timers()
 
@@ -83,18 +82,24 @@ class LoopCaller:
 
     async def _ask(
         self, trajectories: Sequence[Trajectory], scores: Scores, over: "asyncio.Future[None]"
-    ) -> list[Outcome]:
-        """Ends with the step that tells of it: a callback of the task would take another turn of the loop."""
+    ) -> list[Outcome] | ChildError:
+        """Ends with the step that tells of it: a callback of the task would take another turn of the loop.
+
+        Returns an error of the function without its cause, whose text and frames may hold much memory.
+        """
         try:
             with boundary("", ChildError):
                 copies = [private_copy(trajectory) for trajectory in trajectories]
                 if scores is not None:
                     return await self._watch.watched(self._spec.name, self._served.post_process_here(copies, scores))
                 return await self._watch.watched(self._spec.name, self._served.score_here(copies))
+        except RlcoreError as error:
+            cause = error.__cause__ if isinstance(error, ChildError) else None
+            return ChildError(str(error).removeprefix(": "), trace_of(cause) if cause else "")
         finally:
             _tell(over)
 
-    def _forget(self, task: "asyncio.Task[list[Outcome]]") -> None:
+    def _forget(self, task: "asyncio.Task[list[Outcome] | ChildError]") -> None:
         """Remove a call that nothing waits for any more."""
         del self._calls[task]
         if not task.cancelled():
@@ -117,15 +122,14 @@ def _tell(over: "asyncio.Future[None]") -> None:
         over.set_result(None)
 
 
-def _outcomes(task: "asyncio.Task[list[Outcome]]") -> list[Outcome]:
+def _outcomes(task: "asyncio.Task[list[Outcome] | ChildError]") -> list[Outcome]:
     """The outcomes of a finished call; ChildError with the error that the function raised."""
     if task.cancelled():
         raise ChildError("it cancelled itself")
     error = task.exception()
     if error is None:
-        return task.result()
-    if isinstance(error, RlcoreError):
-        cause = error.__cause__ if isinstance(error, ChildError) else None
-        trace = "".join(traceback.format_exception(cause, limit=-20)) if cause else ""
-        raise ChildError(str(error).removeprefix(": "), trace) from error
+        found = task.result()
+        if isinstance(found, ChildError):
+            raise found
+        return found
     raise ChildError(f"raised {describe(error)}") from error

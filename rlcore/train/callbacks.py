@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlcore.aio import in_daemon_thread
-from rlcore.errors import ConfigError, RlcoreError, boundary
+from rlcore.errors import ConfigError, RlcoreError, boundary, trace_of
 from rlcore.types import FrozenDict, Metrics
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class StepCallbacks:
                 await _in_thread("on_step", self._on_step, step, seen)
             except RlcoreError as error:
                 self._on_step = None
-                logger.warning("%s", "".join(traceback.format_exception(error)))
+                logger.warning("%s", trace_of(error))
                 self._warn(f"{error}; it is not called again, training continues")
         if self._callbacks.stop_when is None:
             return False

@@ -1,14 +1,23 @@
 """The start of a run: at step 1, or after a checkpoint of this run or another."""
 
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcore.errors import CheckpointError
+from rlcore.errors import CheckpointError, RlcoreError
+from rlcore.plan import RunPlan
 from rlcore.report.metrics import last_step
+from rlcore.report.status import STATUS, read_status
+from rlcore.report.token_log import TOKENS
 from rlcore.train import checkpoint
+from rlcore.train.run_dir import LOG, has_results, plan_changes
 from rlcore.types import Metrics
 
+BEGIN_AGAIN = "begin with step 1 by --resume --from-start, which cuts metrics and trajectories"
+FINISHED = re.compile(rb" rlcore\.train\.(?:saving: saving step (\d+)|trainer: step (\d+): )")
+"""Lines of log.txt that say how far a run has come."""
 NAMED = 5
 """Unusable checkpoints that an error names; of more it gives the number."""
 
@@ -50,6 +59,52 @@ def find_origin(run_dir: Path, start: Start) -> Origin:
     return Origin(found.newest, resumed=True, passed_over=found.passed_over)
 
 
+def check_remains(run_dir: Path, start: Start) -> Path:
+    """The directory. CheckpointError if it is resumed and other files than those that `find_origin` reads show that a
+    run has trained there.
+
+    To be called before anything is written there: a start also writes log.txt and status.json.
+    """
+    if start.resume and not start.from_start and not has_results(run_dir) and (remains := [*_remains(run_dir)]):
+        raise CheckpointError(
+            f"--resume: '{run_dir}' has no checkpoints, metrics and trajectories, but a run has trained there: "
+            f"found {', '.join(remains)}; restore the rest (is a volume mounted?), or {BEGIN_AGAIN}"
+        )
+    return run_dir
+
+
+def _remains(run_dir: Path) -> Iterator[str]:
+    """Names files that show a finished step. A start that failed leaves its plan, log, status and trace as well."""
+    if num_tokens := len([*(run_dir / TOKENS).glob("step_*")]):
+        yield f"{num_tokens} files of {TOKENS}/"
+    with suppress(RlcoreError):  # an invalid one says nothing
+        status = read_status(run_dir)
+        if status is not None and status[0].step > 1:
+            yield f"{STATUS} of step {status[0].step}"
+    if not (run_dir / LOG).exists():
+        yield from (f"{name} without {LOG}" for name in ("plan.json", "rewards.json") if (run_dir / name).exists())
+    elif (step := _last_logged(run_dir / LOG)) > 0:
+        yield f"{LOG} of step {step}"
+
+
+def _last_logged(log: Path) -> int:
+    """The last step of which a log says that it was finished: that it was saved, or that a later one was begun."""
+    with log.open("rb") as lines:
+        found = [step for line in lines for step in FINISHED.findall(line[:1000])]
+    return max((int(saved or int(begun) - 1) for saved, begun in found), default=0)
+
+
+def changes_since(begun: Path, saved: Path, plan: RunPlan) -> Iterator[str]:
+    """Lines on what differs from the plan in `begun`, and on what else differs from the one in the checkpoint `saved`.
+
+    The latter has others if a resume changed settings before, or if the checkpoint is a copy from another run.
+    """
+    changes = plan_changes(begun, plan)
+    yield from (f"changed since the run was begun: {change}" for change in changes)
+    others = (change for change in plan_changes(saved, plan) if change not in changes)
+    yield from (f"changed since the checkpoint was saved: {change}" for change in others)
+
+
 def differences_from(step: int, changed: Sequence[str], records: Sequence[Metrics] | None) -> Iterator[str]:
     """Notes on differences between a run that continues and the checkpoint of `step`.
 
@@ -71,16 +126,15 @@ def differences_from(step: int, changed: Sequence[str], records: Sequence[Metric
 
 def _refuse(run_dir: Path, passed_over: Sequence[str]) -> None:
     directory = run_dir / "checkpoints"
-    way_out = "begin with step 1 by --resume --from-start, which cuts metrics and trajectories"
     if passed_over:
         more = len(passed_over) - NAMED
         named = "; ".join(passed_over[:NAMED]) + (f"; and {more} more" if more > 0 else "")
         raise CheckpointError(
-            f"--resume: no checkpoint in '{directory}' can be used: {named}; restore one, or {way_out}"
+            f"--resume: no checkpoint in '{directory}' can be used: {named}; restore one, or {BEGIN_AGAIN}"
         )
     step = last_step(run_dir)
     if step > 0:
         raise CheckpointError(
             f"--resume: '{directory}' has no checkpoint, but the run has taken {step} steps; make the checkpoints "
-            f"available there (is a volume mounted?), or {way_out}"
+            f"available there (is a volume mounted?), or {BEGIN_AGAIN}"
         )

@@ -29,14 +29,13 @@ from rlcore.runtime.launch import Runtime, launch
 from rlcore.train.best import StopRule, check_named
 from rlcore.train.callbacks import Callbacks, StepCallbacks
 from rlcore.train.observed import observed
-from rlcore.train.origin import Origin, Start, differences_from, find_origin
+from rlcore.train.origin import Origin, Start, changes_since, check_remains, differences_from, find_origin
 from rlcore.train.result import TrainResult
 from rlcore.train.run_dir import (
     is_unused,
     locked,
     logging_to,
     open_directory,
-    plan_changes,
     removed_without_results,
     write_plan,
     write_rewards,
@@ -64,7 +63,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
     with (
         foreign_output(),
         stop.installed(),
-        locked(open_directory(run_dir, start.resume)),
+        locked(check_remains(open_directory(run_dir, start.resume), start)),
         removed_without_results(run_dir, made),
         logging_to(run_dir, plan.plugins),
         terminal.showing(),
@@ -289,8 +288,8 @@ class Session:
         for problem in origin.passed_over:
             self._terminal.warn(f"passed over: {problem}")
         if path is not None:
-            for change in plan_changes(self._run_dir if origin.resumed else path, plan):
-                self._terminal.say(f"changed since the run was begun: {change}")
+            for change in changes_since(self._run_dir if origin.resumed else path, path, plan):
+                self._terminal.say(change)
             await self.saver.restore(path)
             records, progress = read(self._run_dir) if origin.resumed else None, self._trainer.progress
             for note in differences_from(progress.step, progress.order.changed, records):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rlcore.cluster.child import ChildProcesses
-from rlcore.cluster.child_main import MAX_ERROR_CHARS
 from rlcore.errors import ChildError
+from rlcore.errors.redaction import LONGEST_TEXT
 from rlcore.testing.leaks import leaks
 
 SERVED = """
@@ -38,5 +38,5 @@ def test_the_text_of_an_exception_is_cut_before_it_is_sent(tmp_path: Path, kind:
 
     with leaks():
         error = asyncio.run(call())
-    assert 10_000 < len(str(error)) <= MAX_ERROR_CHARS
-    assert len(error.trace) <= MAX_ERROR_CHARS
+    assert 10_000 < len(str(error)) <= LONGEST_TEXT
+    assert len(error.trace) <= LONGEST_TEXT

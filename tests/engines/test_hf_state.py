@@ -201,6 +201,21 @@ def test_an_adapter_of_other_layers_is_refused_also_when_it_has_fewer(llama: Pat
         assert_same(weights_of(engine), before)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved", "resumed"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_a_state_without_the_masters_of_the_run_is_refused(
+    llama: Path, tmp_path: Path, saved: str, resumed: str
+) -> None:
+    engine = engine_of(llama, dtype=saved)
+    engine.update(random_batch(seed=0))
+    engine.save(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"masters of \d+ tensors, and this run of \d+: actor\.dtype is"
+    ) as caught:
+        engine_of(llama, dtype=resumed).restore(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_damaged_training_state_is_a_checkpoint_error(llama: Path, tmp_path: Path) -> None:
     engine = engine_of(llama)
     engine.save(tmp_path)

@@ -6,11 +6,37 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rlcore.errors import CALLED, PluginError, boundary
+from rlcore.errors import CALLED, PluginError, boundary, describe, trace_of
+from rlcore.errors.redaction import LONGEST_TEXT, beginning, remember_variable
 
 
 class Odd(BaseException):
     """Derived from no Exception, as a plugin's own may be."""
+
+
+def raised(text: str) -> KeyError:
+    """An error that repeats the text of its cause."""
+    try:
+        try:
+            raise ValueError(text)
+        except ValueError as cause:
+            raise KeyError(text + "!") from cause
+    except KeyError as error:
+        return error
+
+
+@pytest.mark.parametrize("num_shown", [1, 5, 19])
+def test_the_text_of_an_exception_is_cut_and_holds_no_half_of_a_secret(
+    num_shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLCORE_TEST_TOKEN", "s3cr3t-s3cr3t-s3cr3t")
+    remember_variable("RLCORE_TEST_TOKEN")
+    error = raised("x" * 10 * LONGEST_TEXT)
+    assert 1000 < len(describe(error)) <= len("KeyError: ") + LONGEST_TEXT
+    assert 1000 < len(trace_of(error)) <= LONGEST_TEXT
+    kept = beginning("x" * (LONGEST_TEXT - num_shown) + "s3cr3t-s3cr3t-s3cr3t")
+    assert kept == "x" * (LONGEST_TEXT - num_shown)
+    assert beginning(kept + "s3cr3t-s3cr3t-s3cr3t"[:num_shown]) == kept  # another process has cut it
 
 
 @pytest.mark.parametrize("cause", [ValueError("x"), SystemExit(0), Odd("x")])

@@ -1,6 +1,5 @@
 """Foreign text reaches terminal and log without secrets, escape sequences or markup."""
 
-import ast
 import asyncio
 import base64
 import contextlib
@@ -23,6 +22,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 from rich.console import Console
 
+from rlcore.cli.arguments import Parser
 from rlcore.cli.console import table
 from rlcore.cluster.streams import MAX_REST, lines
 from rlcore.cluster.worker_output import MAX_LINE, WorkerOutput
@@ -76,9 +76,16 @@ def test_everything_on_the_terminal_of_a_run_is_harmless(secret: str) -> None:
 
 def test_titles_and_cells_of_tables_are_harmless(secret: str) -> None:
     out = io.StringIO()
-    Console(file=out, width=400).print(table("t", (f"{HOSTILE} {secret}",), [(f"{HOSTILE} {secret}",)]))
-    assert out.getvalue().count("[/bold] [link=x]") == 2
+    text = f"{HOSTILE} {secret}"
+    Console(file=out, width=400).print(table(text, (text,), [(text,)]))
+    assert out.getvalue().count("[/bold] [link=x]") == 3
     assert_harmless(out.getvalue(), secret)
+
+
+def test_errors_about_arguments_are_harmless(secret: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        Parser("plan", "").parse([f"--unknown={HOSTILE} {secret}"])
+    assert_harmless(capsys.readouterr().err, secret)
 
 
 def test_the_log_is_harmless(secret: str) -> None:
@@ -206,49 +213,6 @@ def test_what_an_async_reward_prints_is_harmless(is_terminal: bool, tmp_path: Pa
     assert shown.count(b"[/bold] [link=x]") >= 4
     for foreign in (b"\x1b]0;title", b"\x1b[31mred", b"\x07", "\u202e".encode(), b"s3cr3t-s3cr3t"):
         assert foreign not in shown
-
-
-SAFE = ("displayable(", "bounded(")
-"""Calls that make text safe; the second one calls the first."""
-
-
-def calls_that_print(path: Path) -> list[int]:
-    """Lines that write to a terminal by themselves."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            prints = name in ("print", "sys.stdout.write", "sys.stderr.write", "sys.__stdout__.write", "rich.print")
-            if prints and not isinstance(node.args[0], ast.Constant):
-                found.append(node.lineno)
-            if name in ("Text", "rich.text.Text", "Text.from_markup") and node.args:
-                argument = ast.unparse(node.args[0])
-                if not argument.startswith((*SAFE, "text if len(text)")):
-                    found.append(node.lineno)
-    return found
-
-
-@pytest.mark.slow
-def test_what_modules_write_to_the_terminal_goes_through_one_function() -> None:
-    places = {
-        str(path.relative_to(ROOT))
-        for top in ("rlcore", "plugins")
-        for path in (ROOT / top).rglob("*.py")
-        if "tests" not in path.parts and "build" not in path.parts and calls_that_print(path)
-    }
-    places.remove("rlcore/cluster/forks.py")  # JSON through a pipe, for the process that started it
-    assert places == {"rlcore/cli/console.py", "rlcore/plugins/hook_calls.py", "rlcore/plan/time_limit.py"}
-    for place in places:
-        for node in ast.walk(ast.parse((ROOT / place).read_text("utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.stderr.write"):
-                assert any(name in ast.unparse(node.args[0]) for name in SAFE)
-
-
-def test_the_search_for_prints_finds_them(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(
-        "import sys\nprint(a)\nsys.stderr.write(x)\nText(name)\nText(displayable(name))\nprint('a')\n"
-    )
-    assert calls_that_print(tmp_path / "a.py") == [2, 3, 4]
 
 
 def command(tmp_path: Path, *more: str) -> list[str]:

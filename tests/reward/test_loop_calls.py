@@ -10,6 +10,7 @@ import pytest
 
 from rlcore.aio import Stopwatch
 from rlcore.errors import ChildError
+from rlcore.errors.redaction import LONGEST_TEXT
 from rlcore.reward.loop_calls import Allowance, LoopCaller
 from rlcore.reward.spec import FunctionSpec
 from rlcore.reward.watchdog import LoopWatch
@@ -21,6 +22,9 @@ import asyncio
 
 async def raises(trajectory):
     raise KeyError("gone")
+
+async def floods(trajectory):
+    raise KeyError("x" * 1_000_000)
 
 async def waits(trajectory):
     await asyncio.sleep(60)
@@ -61,6 +65,19 @@ def test_an_error_is_seen_also_where_the_caller_leaves_as_it_is_raised(tmp_path:
             await call
 
     assert called("raises", tmp_path, use) == []
+
+
+@pytest.mark.slow
+def test_an_error_keeps_neither_the_exception_nor_all_of_its_text(tmp_path: Path) -> None:
+    async def use(caller: LoopCaller, call: "asyncio.Task[Any]") -> None:
+        with pytest.raises(ChildError, match="KeyError: 'xxx") as caught:
+            await call
+        assert caught.value.__cause__ is None
+        assert caught.value.__context__ is None
+        assert len(str(caught.value)) < 110_000
+        assert len(caught.value.trace) <= LONGEST_TEXT
+
+    assert called("floods", tmp_path, use) == []
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.errors import CheckpointError
+from rlcore.errors import CheckpointError, RewardError
 from rlcore.plugins.planning import plan_run
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
@@ -90,6 +90,66 @@ def test_resume_of_steps_whose_checkpoints_are_gone_is_refused(config: dict[str,
         run(config, resume=True)
     assert [row["step"] for row in metrics.read(run_dir)] == [1, 2]
     assert differing(whole, run(config, resume=True, from_start=True).run_dir) == []
+
+
+REMOVED = ("checkpoints", "metrics.jsonl", "trajectories", "tokens", "trace.json", "status.json", "log.txt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kept", "named"),
+    [
+        ("tokens", "found 2 files of tokens/, plan.json without log.txt"),
+        ("status.json", "found status.json of step 2, plan.json without log.txt"),
+        ("log.txt", "found log.txt of step 2;"),
+        ("trace.json", "found plan.json without log.txt, rewards.json without log.txt;"),
+    ],
+)
+def test_resume_of_a_run_of_which_little_is_left_is_refused_however_often(
+    config: dict[str, Any], kept: str, named: str
+) -> None:
+    run_dir = run(config, "train.max_steps=2").run_dir
+    for name in REMOVED:
+        path = run_dir / name
+        if path.exists() and name != kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    for _ in range(2):
+        with pytest.raises(CheckpointError) as caught:
+            run(config, resume=True)
+        assert f"--resume: '{run_dir}' has no checkpoints, metrics and trajectories, but a run" in str(caught.value)
+        assert named in str(caught.value)
+        assert "--resume --from-start" in str(caught.value)
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    assert run(config, resume=True, from_start=True).steps == 4
+
+
+@pytest.mark.slow
+def test_a_run_that_failed_in_its_first_step_is_resumed(config: dict[str, Any], tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    config["reward"] = {"functions": {"mine": {"fn": f"{reward}:mine", "children": 1}}}
+    reward.write_text("def mine(trajectory):\n    raise KeyError('gone')\n")
+    with pytest.raises(RewardError):
+        run(config)
+    assert (tmp_path / "runs" / "run" / "log.txt").exists()
+    reward.write_text("def mine(trajectory):\n    return 1.0\n")
+    assert run(config, resume=True).steps == 4
+
+
+@pytest.mark.slow
+def test_a_resume_names_what_differs_in_a_checkpoint_of_another_run(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = run(config, "train.name=other", "train.max_steps=2", "actor.lr=0.9").run_dir
+    run_dir = run(config, "train.max_steps=2").run_dir
+    shutil.rmtree(run_dir / "checkpoints" / "step_2")
+    shutil.copytree(other / "checkpoints" / "step_2", run_dir / "checkpoints" / "step_2")
+    capsys.readouterr()
+    assert run(config, "train.max_steps=2", resume=True).steps == 2
+    shown = capsys.readouterr().out
+    assert "changed since the checkpoint was saved: config.actor.lr: 0.9 -> 0.1" in shown
+    assert 'changed since the checkpoint was saved: config.train.name: "other" -> "run"' in shown
+    assert "changed since the run was begun" not in shown
 
 
 @pytest.mark.slow

@@ -7,16 +7,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from rlcore_view import compare, query
 from rlcore_view.file_memory import FileMemory
 from rlcore_view.model import Run, Sample, ViewError
 from rlcore_view.readers import read
-from rlcore_view.redaction import redact
+from rlcore_view.redaction import clipped, displayable, redact
 from rlcore_view.serve import Editions, server_of
 from rlcore_view.watch import diagnose, watched
-from rlcore_view.write_page import write_page
+from rlcore_view.write_page import left_out_names, write_page
 
 COMMANDS = ("page", "find", "diagnose", "diff")
 _PROMPTS = 20
@@ -43,8 +43,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "rlcore-view") -> i
         return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors show arguments without secrets and control characters."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        for line in (message or "").splitlines():
+            _say(line, sys.stderr)
+        raise SystemExit(status)
+
+
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description="Show runs of RL trainers as one HTML file.")
+    parser = _Parser(prog=prog, description="Show runs of RL trainers as one HTML file.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     page = commands.add_parser("page", help="write the HTML file (the default: rlcore-view PATH...)")
     page.add_argument(
@@ -102,6 +111,8 @@ def _page(parsed: argparse.Namespace) -> int:
     for run in runs:
         steps = len({sample.step for sample in run.samples})
         _say(f"{run.format}: {len(run.samples)} samples of {steps} steps in {out}")
+        for line in left_out_names(run):
+            _say(line if len(runs) == 1 else f"{run.name}: {line}")
         for finding in diagnose(run):
             _say(str(finding) if len(runs) == 1 else f"{run.name}: {finding}")
     return 0
@@ -168,7 +179,9 @@ def _summary_lines(found: Mapping[str, Any]) -> list[str]:
     lines += [f"{name}: {_number(row['a'])} | {_number(row['b'])}" for name, row in metrics.items()]
     prompts = found["prompts"]
     lines.append(f"{len(prompts)} prompts of both, mean reward, largest difference first")
-    lines += [f"  {row['prompt'][:80]}: {_number(row['a'])} | {_number(row['b'])}" for row in prompts[:_PROMPTS]]
+    lines += [
+        f"  {clipped(row['prompt'], 80)}: {_number(row['a'])} | {_number(row['b'])}" for row in prompts[:_PROMPTS]
+    ]
     return lines
 
 
@@ -230,10 +243,7 @@ def _named(paths: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
 
 def _say(text: str, to: TextIO | None = None) -> None:
     """Print a line without secrets and terminal control characters."""
-    shown = "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in redact(text)
-    )
-    (to or sys.stdout).write(shown + "\n")
+    (to or sys.stdout).write(displayable(text) + "\n")
 
 
 def _record(sample: Sample) -> dict[str, object]:
@@ -244,5 +254,5 @@ def _record(sample: Sample) -> dict[str, object]:
 
 def _line(sample: Sample) -> str:
     score = "none" if sample.score is None else f"{sample.score:g}"
-    text = redact(sample.text())[:120]
-    return f"step {sample.step} {sample.prompt_id[:80]} sample {sample.sample}: reward {score}: {text}"
+    text = clipped(sample.text(), 120)
+    return f"step {sample.step} {clipped(sample.prompt_id, 80)} sample {sample.sample}: reward {score}: {text}"

@@ -1,4 +1,4 @@
-"""Removes secrets from what is shown.
+"""Prepares foreign text for a terminal or a page: removes secrets and control characters.
 
 Secrets are environment variables with telling names, and tokens with a known format.
 """
@@ -21,6 +21,17 @@ def redact(text: str) -> str:
         if value in text:
             text = text.replace(value, f"${{{name}}}")
     return _FORMS.sub(lambda match: f"[{match[0][:4]}... redacted]", text)
+
+
+def displayable(text: str) -> str:
+    """A line for a terminal, without secrets; control characters are written as Python escapes."""
+    text = redact(text)
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def clipped(text: str, characters: int) -> str:
+    """The beginning of a text without secrets. Redacts before it cuts, because half a secret is not recognised."""
+    return redact(text)[:characters]
 
 
 @cache

@@ -19,7 +19,7 @@ from typing import Any
 
 from rlcore_view.compare import changes, families, settings
 from rlcore_view.model import Event, Run, Sample
-from rlcore_view.redaction import redact
+from rlcore_view.redaction import clipped, redact
 from rlcore_view.token_files import WITHHELD
 from rlcore_view.watch import diagnose
 
@@ -44,6 +44,8 @@ FOLLOW = "follow.js"
 """The script that polls the server for changes; only in pages of `--serve`."""
 MEGABYTE = 1_000_000
 NAN = float("nan")
+MAX_NAMES = 2000
+"""Most metrics, and most reward components, of a run that its page shows."""
 CHUNK = 256
 """Most samples whose texts are packed together."""
 
@@ -131,7 +133,7 @@ def parts(runs: Sequence[Run], max_mb: float, packer: PackedChunks | None = None
     found = {"about": _packed(about)}
     for number, run in enumerate(runs):
         chunks, where, left_out = _chunks(run.samples, int(max_mb * MEGABYTE / max(1, len(runs))), packer)
-        notes = [*run.notes]
+        notes = [*run.notes, *left_out_names(run)]
         if left_out:
             notes.append(
                 f"texts of {left_out} of {len(run.samples)} samples are left out, to stay below {max_mb:g} MB; the "
@@ -141,6 +143,29 @@ def parts(runs: Sequence[Run], max_mb: float, packer: PackedChunks | None = None
         found[f"events-{number}"] = _packed(_events(run))
         found |= {f"chunk-{number}-{place}": chunk for place, chunk in enumerate(chunks)}
     return found
+
+
+def _metrics(run: Run) -> list[str]:
+    """The names of a run's metrics, in the order in which they appear."""
+    names: dict[str, Any] = {}
+    for record in run.metrics:
+        names |= record
+    return [name for name in names if name not in ("step", "time/unix_s")]
+
+
+def _components(run: Run) -> list[str]:
+    """The names of a run's reward components, in the order in which they appear."""
+    return [*dict.fromkeys(name for sample in run.samples for name in sample.components)]
+
+
+def left_out_names(run: Run) -> list[str]:
+    """A line for each kind of names of which the page shows only the first MAX_NAMES."""
+    return [
+        f"{len(names) - MAX_NAMES} of {len(names)} {kind} are left out, from '{clipped(names[MAX_NAMES], 80)}' on; a "
+        f"page shows {MAX_NAMES}"
+        for kind, names in (("metrics", _metrics(run)), ("reward components", _components(run)))
+        if len(names) > MAX_NAMES
+    ]
 
 
 def _events(run: Run) -> dict[str, Any]:
@@ -175,8 +200,8 @@ def _head(run: Run, where: Sequence[Sequence[int]], notes: Sequence[str]) -> dic
     samples = run.samples
     prompts = {name: number for number, name in enumerate(dict.fromkeys(sample.prompt_id for sample in samples))}
     sources = {name: number for number, name in enumerate(dict.fromkeys(sample.source for sample in samples))}
-    components = sorted({name for sample in samples for name in sample.components})
-    names = sorted({name for record in run.metrics for name in record} - {"step", "time/unix_s"})
+    components = sorted(_components(run)[:MAX_NAMES])
+    names = sorted(_metrics(run)[:MAX_NAMES])
     return {
         "name": run.name,
         "format": run.format,

@@ -145,6 +145,39 @@ def test_secrets_are_taken_out(run: Path, monkeypatch: pytest.MonkeyPatch, capsy
     _secrets.cache_clear()
 
 
+def test_arguments_that_are_refused_are_shown_without_secrets_and_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "s3cret-s3cret")
+    _secrets.cache_clear()
+    with pytest.raises(SystemExit) as ended:
+        main(["find", "run", "reward < 1", "--unknown=s3cret-s3cret\x1b[31m"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("--unknown=${MY_API_KEY}\\x1b[31m")
+    monkeypatch.delenv("MY_API_KEY")
+    _secrets.cache_clear()
+
+
+def test_a_name_that_is_cut_holds_no_half_of_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("MY_API_KEY", "s3cret-s3cret")
+    _secrets.cache_clear()
+    runs = [write_rlcore_run(tmp_path / name) for name in "ab"]
+    for file in tmp_path.glob("*/trajectories/*.jsonl"):
+        file.write_text(file.read_text().replace("sums/0", "x" * 73 + "s3cret-s3cret"))
+    assert main(["find", str(runs[0]), "reward == 1"]) == 0
+    assert main(["diff", *map(str, runs)]) == 0
+    assert "s3cret" not in capsys.readouterr().out
+    monkeypatch.delenv("MY_API_KEY")
+    _secrets.cache_clear()
+
+
+def test_the_command_says_which_metrics_its_page_leaves_out(run: Path, tmp_path: Path, capsys) -> None:
+    record = {"step": 1, **{f"loss/{number}": 0.5 for number in range(2001)}}
+    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    assert main(["page", str(run), "--out", str(tmp_path / "page.html")]) == 0
+    assert "1 of 2001 metrics are left out, from 'loss/2000' on; a page shows 2000\n" in capsys.readouterr().out
+
+
 def test_words_that_only_resemble_tokens_stay() -> None:
     assert redact("sk-learn and hf_model, ghp_short") == "sk-learn and hf_model, ghp_short"
 

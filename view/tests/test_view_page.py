@@ -151,6 +151,19 @@ def test_a_full_disk_leaves_the_older_page_and_nothing_else(tmp_path: Path) -> N
     assert sorted(file.name for file in tmp_path.iterdir()) == ["page.html", "talk.jsonl"]
 
 
+@pytest.mark.slow
+def test_a_page_shows_so_many_names_and_says_which_it_leaves_out() -> None:
+    components = {f"part/{number}": 1.0 for number in range(2003)}
+    metrics = {f"loss__{number}": [0.5] for number in range(2002)}
+    head = unpacked(page(run_of([sample(components=components)], **metrics)))["head-0"]
+    assert len(head["metrics"]) == 2000
+    assert len([name for name in head["columns"] if name.startswith("reward.part/")]) == 2000
+    assert head["notes"] == [
+        "2 of 2002 metrics are left out, from 'loss/2000' on; a page shows 2000",
+        "3 of 2003 reward components are left out, from 'part/2000' on; a page shows 2000",
+    ]
+
+
 def test_tokens_that_spell_a_secret_together_are_withheld() -> None:
     pieces = ["sk-", "abcdefgh", "ijklmnop", "qrst", " end"]
     tokens = Tokens(pieces, {"advantage": [1.0, float("inf"), None, 0.5, 0.5]})

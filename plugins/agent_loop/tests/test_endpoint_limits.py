@@ -355,6 +355,16 @@ def test_a_body_that_is_nested_deep_is_refused(opened: str, depth: int, caplog: 
     assert not caplog.records
 
 
+@pytest.mark.slow
+def test_a_body_of_very_many_values_is_refused_before_it_is_parsed() -> None:
+    async def work(server: Server) -> None:
+        answer = await server.ask(b'{"messages": [' + b"[]," * 500_000 + b"[]]}")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"the body has more than 1000000 lists, objects and entries" in answer
+
+    serving(work)
+
+
 class Counting(ByteTokens):
     """Counts the conversations that are tokenised."""
 

@@ -1,5 +1,6 @@
 """Servers of the Model Context Protocol as sources of tools."""
 
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,9 @@ for line in sys.stdin:
     elif method == "tools/list":
         last = "cursor" in params
         result = {"tools": [TOOL | {"name": "second" if last else "first"}]} | ({} if last else {"nextCursor": "2"})
+    elif method == "tools/call" and sys.argv[1] == "long line":
+        while True:
+            sys.stdout.write("x" * 65536)
     elif method == "tools/call":
         print("not JSON", flush=True)
         result = {"content": [{"type": "text", "text": ""}, {"type": "text", "text": params["name"]}]}
@@ -80,10 +84,12 @@ for line in sys.stdin:
 """
 
 
-def odd_server(directory: Path, mode: str) -> AgentLoopSettings:
+def odd_server(directory: Path, mode: str, deadline_s: float = 4.0) -> AgentLoopSettings:
     (directory / "odd.py").write_text(ODD)
     command = (sys.executable, str(directory / "odd.py"), mode)
-    return AgentLoopSettings(describe_tools="template", mcp={"odd": McpSettings(command=command, deadline_s=4.0)})
+    return AgentLoopSettings(
+        describe_tools="template", mcp={"odd": McpSettings(command=command, deadline_s=deadline_s)}
+    )
 
 
 def server(directory: Path, **settings: Any) -> McpSettings:
@@ -114,6 +120,20 @@ def test_tools_of_an_mcp_server_answer_fail_and_are_bounded(tmp_path: Path) -> N
     assert failed.startswith("error: fails: ")
     assert hung.startswith("error: hangs")
     assert '"name": "hangs"' in bytes(policy.requests[0].token_ids).decode()
+
+
+@pytest.mark.fault
+def test_an_mcp_server_that_writes_a_line_without_an_end_is_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mcp")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with caplog.at_level("INFO", "rlcore"):
+        found = talk(says(call("first"), "Done."), odd_server(tmp_path, "long line", 60.0)).only
+    [(_, result), *_] = [content for content in contents(found) if content[0] == "tool"]
+    assert result.startswith("error: first: the server has ended")
+    assert caplog.text.count("a line of more than 4194304 bytes: the server is ended") == 2  # it is restarted once
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
 @pytest.mark.fault

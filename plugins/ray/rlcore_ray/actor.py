@@ -4,7 +4,6 @@ import asyncio
 import os
 import socket
 import sys
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import ray
 
 from rlcore.cluster.kit import WorkerHost
 from rlcore.contracts.clusters import Shipment
-from rlcore.errors import RlcoreError, WorkerError, boundary
+from rlcore.errors import RlcoreError, WorkerError, boundary, trace_of
+from rlcore.errors.redaction import beginning
 
 OK, FAILED = "ok", "failed"
 Answer = tuple[str, Any]
@@ -152,8 +152,7 @@ async def _answered(work: Callable[[], Awaitable[Any]]) -> Answer:
         with boundary("the worker's actor", WorkerError):
             return OK, await work()
     except RlcoreError as error:
-        trace = "".join(traceback.format_exception(error.__cause__ or error, limit=-20))
-        return FAILED, (type(error).__name__, str(error), trace)
+        return FAILED, (type(error).__name__, beginning(str(error)), trace_of(error.__cause__ or error))
     except asyncio.CancelledError:
         return CANCELLED
 

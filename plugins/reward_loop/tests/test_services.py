@@ -172,6 +172,15 @@ BAD_ANSWERS = {
 }
 
 
+@pytest.mark.slow
+def test_an_answer_of_very_many_values_is_a_failure_before_it_is_parsed(score: Score, one_service: Settings) -> None:
+    content = b'{"score": 1.0, "info": [' + b"[]," * 500_000 + b"[]]}"
+    with serving(lambda call: ServiceAnswer(content)) as service:
+        error = error_of(score, one_service(service.url, max_response_bytes=len(content)))
+    assert "[],[]" in error
+    assert error.endswith(", more than 1000000 lists, objects and entries; needs fewer")
+
+
 @pytest.mark.parametrize("name", BAD_ANSWERS)
 def test_an_answer_without_a_usable_score_is_a_failure_that_is_not_tried_again(
     name: str, score: Score, one_service: Settings

@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rlcore.contracts.connections import Connections, descriptor_budget
+from rlcore.contracts.foreign_json import TooManyValues, read_json
 from rlcore.errors import RlcoreError
 from rlcore_agent_loop.agents.bodies import MAX_BODY_BYTES, Bodies, TooBusy
 from rlcore_agent_loop.agents.messages import BadRequest, check_texts
@@ -64,6 +65,7 @@ class Endpoint:
             access_log=None,
             logger=server_logger,
             handle_signals=False,
+            handler_cancellation=True,  # a client that left reads no answer
             shutdown_timeout=CLOSE_S,
             keepalive_timeout=IDLE_S,
             lingering_time=LINGER_S,
@@ -137,8 +139,10 @@ class Endpoint:
         number, _ = self._sample(request)
         raw = await self._bodies.read(number, request.content.iter_any())
         try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError) as cause:
+            body = read_json(raw)
+        except TooManyValues as cause:
+            raise BadRequest(f"the body has {cause}") from cause
+        except ValueError as cause:
             raise BadRequest("the body is not JSON") from cause
         if not isinstance(body, dict):
             raise BadRequest("the body is not an object")

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import os
+import shutil
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TextIO
@@ -10,6 +12,7 @@ from typing import Any, TextIO
 from rlcore.cluster.kit import WorkerOutput, lines, pipe_reader
 from rlcore.errors import ChildError, ConfigError, RlcoreError, boundary, nearest
 from rlcore_agent_loop.settings import McpSettings
+from rlcore_agent_loop.tools import mcp_relay
 from rlcore_agent_loop.tools.calls import as_text, is_deeper
 from rlcore_agent_loop.tools.sources import ToolSource, within
 
@@ -135,8 +138,11 @@ class McpServer(ToolSource):
             async with Client(self._settings.url) as client:
                 yield client
             return
-        program, *arguments = self._settings.command
-        command = StdioServerParameters(command=program, args=arguments, cwd=os.getcwd())
+        program = self._settings.command[0]
+        if shutil.which(program) is None:
+            raise ConfigError(f"{self.name}: found no program '{program}' to run; correct its `command`")
+        arguments = ["-I", "-S", mcp_relay.__file__, *self._settings.command]
+        command = StdioServerParameters(command=sys.executable, args=arguments, cwd=os.getcwd())
         async with logged_output(self.name) as output, Client(stdio_client(command, output)) as client:
             yield client
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,13 @@ from rlcore_agent_loop.tools.schemas import schema_of
 from rlcore_agent_loop.tools.toolbox import FUNCTION, OBJECTS, created, kind_of
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+CANCEL_S = 1.0
+"""Seconds that a cancelled call has to end."""
+_left: set[asyncio.Task[Any]] = set()
+"""Cancelled calls that have not ended; the event loop keeps no task alive by itself."""
 
 
 class ToolSource(ABC):
@@ -179,12 +187,40 @@ async def awaited(value: Any) -> Any:
 
 
 async def within(who: str, deadline_s: float, work: Awaitable[T]) -> T:
-    """The result of a foreign coroutine; ChildError naming it when it raises, exits, takes too long, or claims to be
-    cancelled although this task is not."""
-    limit = asyncio.timeout(deadline_s)
+    """The result of a foreign coroutine, in its own task; ChildError naming it when it raises, exits, takes too long,
+    cancels itself, or claims to be cancelled although its task is not.
+
+    One that ignores its cancellation is left behind after CANCEL_S, so that it holds up neither its sample nor the run.
+    """
+
+    async def bounded() -> T:
+        with boundary(who, ChildError):
+            return await work
+
+    task = asyncio.create_task(bounded(), name=who)
     try:
-        async with limit:
-            with boundary(who, ChildError):
-                return await work
-    except TimeoutError as cause:
-        raise ChildError(f"{who} took longer than {deadline_s:g} s") from cause
+        await asyncio.wait([task], timeout=deadline_s)
+        is_late = not task.done()
+    finally:
+        if not task.done():
+            await _cancelled(task)
+    if is_late and (not task.done() or task.cancelled()):
+        raise ChildError(f"{who} took longer than {deadline_s:g} s")
+    if task.cancelled():
+        raise ChildError(f"{who}: it cancelled itself")
+    return task.result()
+
+
+async def _cancelled(task: "asyncio.Task[Any]") -> None:
+    task.cancel()
+    _left.add(task)
+    task.add_done_callback(_forget)
+    await asyncio.wait([task], timeout=CANCEL_S)
+    if not task.done():
+        logger.warning("%s is left behind, because it ignores its cancellation", task.get_name())
+
+
+def _forget(task: "asyncio.Task[Any]") -> None:
+    _left.discard(task)
+    if not task.cancelled():
+        task.exception()  # retrieved, or asyncio logs it

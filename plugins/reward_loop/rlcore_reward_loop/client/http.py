@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from rlcore.contracts.foreign_json import TooManyValues, read_json
 from rlcore.errors import describe
 from rlcore.errors.redaction import begun_secret, clipped
 
@@ -119,8 +120,10 @@ class Client:
         if "json" not in kind:
             raise NoAnswer(f"answered with {kind}, {_quoted(content)}; needs JSON")
         try:
-            return json.loads(content), content
-        except (ValueError, RecursionError) as cause:  # RecursionError: nested too deeply
+            return read_json(content), content
+        except TooManyValues as cause:
+            raise NoAnswer(f"answered with {_quoted(content)}, {cause}; needs fewer") from cause
+        except ValueError as cause:
             raise NoAnswer(f"answered with {_quoted(content)}; needs JSON") from cause
 
 

@@ -19,7 +19,7 @@ from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.gradients import Masters, add
 from rlcore.engines.hf.train.rounding import HALF, RoundingKey, publish
 from rlcore.engines.hf.train.sharded_tensors import like, own
-from rlcore.errors import ConfigError
+from rlcore.errors import CheckpointError, ConfigError
 
 
 def learning_rate(config: EngineConfig, update: int, num_updates: int) -> float:
@@ -166,7 +166,14 @@ class MasterAdamW:
         return tensors, {"param_groups": adamw["param_groups"]}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Continue from what `state` returned, bit for bit."""
+        """Continue from what `state` returned, bit for bit. CheckpointError if it has other masters."""
+        num_saved = sum(name.startswith("master.") for name in tensors)
+        if num_saved != len(self._values()):
+            raise CheckpointError(
+                f"the checkpoint has float32 masters of {num_saved} tensors, and this run of {len(self._values())}: "
+                "actor.dtype is another one; resume with that of the checkpoint, or begin a new run with its model as "
+                "model.path"
+            )
         trained = [parameter for group in self._adamw.param_groups for parameter in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():

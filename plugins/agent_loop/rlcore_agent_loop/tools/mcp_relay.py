@@ -1,0 +1,64 @@
+"""Runs a tool server and passes its standard output on, up to a line that is too long: `python mcp_relay.py COMMAND`.
+
+The package mcp reads a line into memory however long it is. This process stands between the two: at a line of more than
+MAX_LINE bytes it ends the server and itself, which the package sees as the end of the server. Standard input and error
+are the server's own. It is run as a file, without the site's packages, so it imports the standard library only.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+MAX_LINE = 4 << 20
+CHUNK = 1 << 16
+
+
+def main(command: Sequence[str]) -> int:
+    """Run the server; its exit code, 1 after a line that is too long."""
+    reading, writing = os.pipe()
+    server = os.fork()
+    if server == 0:
+        _become(command, writing)
+    os.close(writing)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)  # only the server reads it, so that its end is seen
+    if not _relayed(reading):
+        sys.stderr.write(f"a line of more than {MAX_LINE} bytes: the server is ended\n")
+        sys.stderr.flush()
+        os.kill(server, signal.SIGKILL)
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        return 1
+    return os.waitstatus_to_exitcode(os.waitpid(server, 0)[1]) & 0xFF
+
+
+def _become(command: Sequence[str], writing: int) -> NoReturn:
+    os.dup2(writing, 1)
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as cause:
+        sys.stderr.write(f"{command[0]}: {cause.strerror}\n")
+        sys.stderr.flush()
+        os._exit(127)
+
+
+def _relayed(reading: int) -> bool:
+    """Pass everything on until the end; False at a line that is too long, of which MAX_LINE bytes were passed on."""
+    length = 0
+    while chunk := os.read(reading, CHUNK):
+        end = chunk.find(b"\n")
+        length += len(chunk) if end < 0 else end
+        if length > MAX_LINE:
+            return False
+        if end >= 0:
+            length = len(chunk) - chunk.rfind(b"\n") - 1
+        rest = memoryview(chunk)
+        while rest:
+            rest = rest[os.write(1, rest) :]
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
