@@ -51,7 +51,7 @@ class WeightsServer:
         """Serve a listening socket; `place` is its address for receivers. `closed` is called at the end."""
         self._listening, self._place, self._send, self._on_closed = listening, place, send, closed
         self._offered: _Offered | None = None
-        self._closed = self._told_stranger = False
+        self._closed = self._stranger_is_logged = False
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._accept, name="weights", daemon=True)]
@@ -112,8 +112,8 @@ class WeightsServer:
 
     def _tell_stranger(self, connection: socket.socket) -> None:
         """Log the first wrong secret; a stranger that tries many should not fill the log."""
-        if not self._told_stranger:
-            self._told_stranger = True
+        if not self._stranger_is_logged:
+            self._stranger_is_logged = True
             peer = connection.getpeername()
             who = f"a process at {peer[0]}" if isinstance(peer, tuple) else "a process of this machine"
             logger.warning(

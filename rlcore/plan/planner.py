@@ -50,8 +50,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     arithmetic = batch_sizes(config)
     rewards = resolve_rewards(loaded, offers, components["reward"])
     trackers, prompt_order = plan_trackers(config, offers), plan_prompt_order(config, offers)
-    reasons = {choice.key: choice.reason for choice in loaded.choices if not choice.set_by}
-    workers = choose_classes(config, offers, gather(config, offers, components, _targets(algorithms)), reasons)
+    workers = choose_classes(loaded, offers, gather(config, offers, components, _targets(algorithms)))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
     workers, threads = share_threads(config, workers, facts, cluster.abilities)
     check_context(workers, facts, unshared)
@@ -61,13 +60,12 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(config, workers, facts)
     colocated_roles = plan_colocation(config, pools, workers, schedule, memory, facts)
-    on_devices: dict[str, dict[str, int]] = {}
     check_startable(config, cluster, pools, workers)
-    if facts.of_workers or not cluster.abilities.elsewhere:  # elsewhere this machine's memory does not matter
-        check_memory(config, workers, memory, facts)
-        on_devices = memory_of_devices(DeviceRoles(config, pools, workers, colocated_roles, memory, facts))
-    single = (cluster, prompt_order)
-    used = _used_providers(single, components.values(), algorithms.values(), workers, pools, rewards, trackers)
+    roles = DeviceRoles(config, pools, workers, colocated_roles, memory, facts)
+    is_known = facts.of_workers or not cluster.abilities.elsewhere  # elsewhere this machine's memory does not matter
+    used = _used_providers(
+        (cluster, prompt_order), components.values(), algorithms.values(), workers, pools, rewards, trackers
+    )
     made = RunPlan(
         loaded=loaded,
         facts=facts,
@@ -86,12 +84,18 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         schedule=schedule,
         batch_sizes=arithmetic,
         memory_bytes=memory,
-        device_bytes=on_devices,
+        device_bytes=_checked_memory(roles) if is_known else {},
         choices=(*loaded.choices, *threads),
         notes=(),
         plugins=_enabled_plugins(offers, used, loaded),
     )
     return plan_saving(replace(made, notes=_notes(made, offers, unshared)))
+
+
+def _checked_memory(roles: DeviceRoles) -> dict[str, dict[str, int]]:
+    """Bytes of each pool's fullest device by phase; PlanError if the host or a device has too little."""
+    check_memory(roles.config, roles.workers, roles.memory, roles.facts)
+    return memory_of_devices(roles)
 
 
 def _notes(plan: RunPlan, offers: Offers, unshared: Sequence[str]) -> tuple[str, ...]:

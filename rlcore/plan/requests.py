@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlcore.config import RunConfig
+from rlcore.config import LoadedConfig, RunConfig
 from rlcore.config.providers import Offer
 from rlcore.contracts.clusters import ClusterAbilities, ProcessUse, WorkerPlan, needs_process
 from rlcore.contracts.offers import WorkerClass
@@ -70,12 +70,10 @@ FIXED = ("role", "backend", "targets", "isolated")
 
 
 def choose_classes(
-    config: RunConfig, offers: Offers, owned_requests: Sequence[OwnedRequest], reasons: Mapping[str, str]
+    loaded: LoadedConfig, offers: Offers, owned_requests: Sequence[OwnedRequest]
 ) -> tuple[WorkerPlan, ...]:
-    """A class for each request, in start order: by role name, embedded workers after their host.
-
-    `reasons`: why defaults were chosen, by key, for errors.
-    """
+    """A class for each request, in start order: by role name, embedded workers after their host."""
+    config, reasons = loaded.config, {choice.key: choice.reason for choice in loaded.choices if not choice.set_by}
     plans = {owned.request.role.name: _fill(config, offers, owned) for owned in owned_requests}
     everywhere = {owned.request.role.name for owned in owned_requests if _only_class(offers, owned).value.on_every_rank}
     for name in sorted(plans):

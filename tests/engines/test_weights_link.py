@@ -61,7 +61,7 @@ def test_a_client_with_the_address_gets_every_tensor_as_it_was_offered_at_any_ti
 
 
 @pytest.mark.parametrize("kind", ["tcp", "shm", "nccl"])
-def test_a_wrong_secret_is_told_once_on_the_side_of_the_weights(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_secret_is_logged_once_on_the_side_of_the_weights(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     from rlcore.engines.bucket_server import bucket_server
     from rlcore.engines.group_server import group_server
 
@@ -76,10 +76,12 @@ def test_a_wrong_secret_is_told_once_on_the_side_of_the_weights(kind: str, caplo
         with pytest.raises(WorkerError, match=r"the sender has gone, has other weights by now, or another secret$"):
             dict(weights.weights_of(WeightsHandle(1, kind, f"{place}/{'0' * len(secret)}")))
     server.close()
-    told = [record.getMessage() for record in caplog.records if "wrong secret" in record.getMessage()]
-    assert len(told) == 1
-    assert told[0].startswith(f"weights: a process {'of this machine' if kind == 'shm' else 'at 127.0.0.1'} asked for ")
-    assert secret not in told[0]
+    logged = [record.getMessage() for record in caplog.records if "wrong secret" in record.getMessage()]
+    assert len(logged) == 1
+    assert logged[0].startswith(
+        f"weights: a process {'of this machine' if kind == 'shm' else 'at 127.0.0.1'} asked for "
+    )
+    assert secret not in logged[0]
 
 
 def test_an_address_is_good_for_one_version_and_for_those_who_know_the_secret(server: Any) -> None:

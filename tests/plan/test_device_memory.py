@@ -112,7 +112,7 @@ def phases(plan: RunPlan) -> dict[str, int]:
     return memory_of_phases(plan)["main"]
 
 
-def test_a_sampler_in_the_actor_holds_its_cache_beside_weights_and_optimizer_state() -> None:
+def test_a_sampler_in_the_actor_holds_its_cache_and_the_actor_its_weights_and_optimizer_state() -> None:
     plan = single("rollout.backend=hf", "rollout.max_rows=4096", "rollout.max_tokens=2048", size=800)
     found = phases(plan)
     resting = CONTEXT_BYTES + 14 * 7_615_616_512

@@ -1,12 +1,12 @@
 """`rlcore plan --on`: machines that are not here, and the estimates of a step compared with published ones."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from planned_machines import GIB, QWEN_7B, QWEN_14B, planned, refused, settings_of_7b
 
 from rlcore.cli import main
 from rlcore.errors import ConfigError
@@ -14,50 +14,13 @@ from rlcore.plan import machine_plan
 from rlcore.plan.device_memory import PHASES, RoleBytes, in_turn, together
 from rlcore.plan.machine_cards import CARDS, Card, Machine, facts_of, machine_of
 from rlcore.plan.machine_times import StepEstimate, StepLayout, StepSize, estimate_step
-from rlcore.testing import write_prompts
 
-GIB = 2**30
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
-QWEN_7B = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 28,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "tie_word_embeddings": False,
-}
-"""Of Qwen2.5-7B."""
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> list[str]:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_7B))
-    return [
-        f"model.path={tmp_path / 'model'}",
-        "model.tokenizer=bytes",
-        f"data.sources.all.path={write_prompts(tmp_path / 'prompts.jsonl', 64, '{index}')}",
-        "reward.functions.exact_match.fn=exact_match",
-        "data.max_prompt_tokens=1024",
-        "rollout.max_tokens=8192",
-        "rollout.samples_per_prompt=16",
-        "train.prompts_per_step=64",
-    ]
-
-
-def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["plan", "--json", *arguments]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["plan", *arguments]) == 2
-    line = capsys.readouterr().err.strip()
-    assert "\n" not in line
-    return line
+    return settings_of_7b(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -263,42 +226,6 @@ def test_each_phase_takes_what_bounds_it() -> None:
     assert across > 1.5 * within, "gradients of many small updates over the network"
 
 
-QWEN_14B = QWEN_7B | {
-    "num_hidden_layers": 48,
-    "hidden_size": 5120,
-    "intermediate_size": 13824,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", [(), ("--plugin", "vllm", "rollout.backend=vllm")])
-def test_a_model_that_needs_several_devices_is_planned_in_two_steps_by_what_the_errors_say(
-    backend: tuple[str, ...], settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_14B))
-    line = refused(capsys, *settings, *backend, "--on", "8xH100-80GB")
-    found = re.search(r"role 'actor' needs about 279\.\d GiB .* shard it over devices \(([^)]*)\), or", line)
-    assert found, line
-    advised = found[1].split()
-    assert "actor.sharding=fsdp2" in advised
-    memory = planned(capsys, *settings, *backend, "--plugin", "vllm", *advised, "--on", "8xH100-80GB")["on"]["memory"]
-    assert all(size < 78.4 * GIB for size in memory["main"].values()), memory
-
-
-@pytest.mark.slow
-def test_of_an_embedded_sampler_no_shards_help_and_the_error_says_what_does(
-    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_14B))
-    sharded = ("actor.data_parallel=8", "actor.sharding=fsdp2", "rollout.backend=hf")
-    line = refused(capsys, *settings, *sharded, "--on", "8xH100-80GB")
-    assert "shard it over devices" not in line
-    assert "choose a rollout.backend that is not embedded (ranks that sample hold all weights" in line
-    assert "with rollout.replicas=8 replicas share the actor's devices)" in line
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [QWEN_7B, QWEN_14B])
 @pytest.mark.parametrize("offload", ["true", "false"])
@@ -341,43 +268,3 @@ def test_workers_start_one_after_another_and_work_one_at_a_time() -> None:
     assert in_turn(entries) == 1 + 60 + 5 + 20
     assert in_turn([RoleBytes("actor", 1, 90), RoleBytes("rollout", 60, 0)]) == 1 + 90
     assert together(entries) == 66 + 50
-
-
-LARGE = QWEN_14B | {"num_hidden_layers": 64, "intermediate_size": 27648}
-"""Of Qwen2.5-32B."""
-
-
-@pytest.mark.slow
-def test_offload_is_advised_where_a_role_fits_with_it_and_not_where_it_does_not(
-    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "model" / "config.json").write_text(json.dumps(LARGE))
-    sharded = ("actor.data_parallel=8", "actor.sharding=fsdp2", "--plugin", "vllm", "rollout.backend=vllm")
-    apart = (*sharded, "rollout.replicas=2", "plugins.vllm.tensor_parallel=4", "rollout.max_tokens=2048")
-    line = refused(capsys, *settings, *apart, "--on", "16xH100-80GB")
-    assert line.startswith("rlcore: role 'actor' needs about 89.1 GiB a rank, a device has 78.4")
-    assert "set actor.lora.enabled=true or actor.offload=true, " in line
-    on = planned(capsys, *settings, *apart, "actor.offload=true", "--on", "16xH100-80GB")["on"]
-    assert 76 * GIB < on["memory"]["main"]["update"] < 78.4 * GIB
-    taking_turns = (*sharded, "rollout.replicas=8", "rollout.max_tokens=2048")
-    line = refused(capsys, *settings, *taking_turns, "--on", "8xH100-80GB")
-    assert "offload" not in line, "next to what an engine keeps while it sleeps there is no room for it"
-    line = refused(capsys, *settings, "--plugin", "vllm", "--on", "1xH100-80GB")
-    assert "offload" not in line, "weights and gradients alone are too large"
-
-
-@pytest.mark.slow
-def test_replicas_of_a_sampler_that_was_chosen_to_be_embedded_are_refused_with_the_reason_for_the_choice(
-    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "model" / "config.json").write_text(json.dumps(LARGE))
-    counts = ("actor.data_parallel=8", "actor.sharding=fsdp2", "rollout.replicas=8", "--plugin", "vllm")
-    line = refused(capsys, *settings, *counts, "--on", "8xH100-80GB")
-    assert "is served inside 'actor'" in line
-    assert (
-        "; rollout.backend=hf was chosen because 'vllm' needs devices in addition to the actor's 8; there are 8: "
-        in line
-    )
-    assert line.endswith("; set rollout.backend, or leave the replicas out")
-    named = refused(capsys, *settings, *counts, "rollout.backend=hf", "--on", "8xH100-80GB")
-    assert named.endswith("has as many replicas and ranks (1 x 8)")

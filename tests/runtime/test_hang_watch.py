@@ -112,9 +112,9 @@ def test_a_call_of_a_worker_is_reported_for_which_its_ranks_wait_for_a_slow_one(
     replica: Any = Waiting()
     group = BusyMeter({}, watch=watch).metered("actor", ReplicaGroup([replica]))
     asyncio.run(group.replicas[0].call(ActorWorker.update))
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) > 1
-    assert all(line.startswith("actor[0].update() has not returned for 0.") for line in told), told
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) > 1
+    assert all(line.startswith("actor[0].update() has not returned for 0.") for line in lines), lines
 
 
 @pytest.mark.slow
