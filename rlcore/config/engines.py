@@ -61,8 +61,9 @@ class RolloutConfig:
     """Warn when the log-probs of the actor and of a rollout with a copy of its weights differ by more, on
     average over a step."""
     check_weights_every: int = option(16, at_least=0)
-    """After the first two weight syncs, and then after every N-th, each rollout with a copy samples a few tokens. Their
-    log-probs are compared with the actor's, and the run stops if the rollout did not load the weights; 0: never."""
+    """After the first two weight syncs, and then after every N-th, each rollout with a copy samples a few tokens, and
+    after any other sync one of them in turn. Their log-probs are compared with the actor's, and the run stops if the
+    rollout did not load the weights; 0: never."""
 
     @property
     def truncates(self) -> bool:

@@ -82,6 +82,8 @@ class WeightsCheck:
         self._actor, self._rollout, self._tokens, self._config = actor, rollout, tokens, config
         self._versions: list[int] = []
         """The first two versions that were sampled with in this process."""
+        self._one_is_busy = False
+        """True if a replica had no token within ANSWER_S when it was asked last."""
         self._pending: list[tuple[str, _Sampled]] = []
         """Samples of the current version by replica name, not yet computed by the actor."""
         self._first: dict[str, float] = {}
@@ -90,15 +92,31 @@ class WeightsCheck:
         """The last answer of each replica."""
 
     async def sample(self, version: int) -> None:
-        """Let each replica continue the sentence, at the first two versions and at those of the settings."""
+        """Let replicas continue the sentence: all of them at the first two versions and at those of the settings, at
+        any other version one in turn.
+
+        A replica that is too busy delays every hand-over, so none is asked in turn until all are asked again.
+        """
         self._pending = []
-        every = self._config.check_weights_every
+        every, replicas = self._config.check_weights_every, self._rollout.replicas
+        if not every:
+            return
         if len(self._versions) < 2 and version not in self._versions:
             self._versions.append(version)
-        if every and (version in self._versions or version % every == 0):
-            for replica in self._rollout.replicas:
-                if (sampled := await self._sampled(replica, version)) is not None:
-                    self._pending.append((replica.name, sampled))
+        if version in self._versions or version % every == 0:
+            self._one_is_busy = False
+        elif self._one_is_busy:
+            return
+        else:
+            replicas = (replicas[version % len(replicas)],)
+        answers = await asyncio.gather(
+            *(self._sampled(replica, version) for replica in replicas), return_exceptions=True
+        )
+        for replica, answer in zip(replicas, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is not None:
+                self._pending.append((replica.name, answer))
 
     async def confirm(self) -> None:
         """Compare the samples' log-probs with those of the actor, whose weights are still of that version.
@@ -119,6 +137,7 @@ class WeightsCheck:
                 async with aclosing(replica.stream(RolloutWorker.generate, [request])) as stream:
                     completions = [completion async for completion in stream]
         except TimeoutError:
+            self._one_is_busy = True
             logger.warning(
                 "%s: version %d of the weights is not checked: no token in %g s", replica.name, version, ANSWER_S
             )

@@ -88,16 +88,19 @@ class Hands:
 
 
 @pytest.mark.parametrize("rounding", [0.0, ROUNDING])
-def test_replicas_that_follow_sample_with_the_first_two_versions_and_then_with_every_few(rounding: float) -> None:
+def test_all_replicas_sample_with_the_first_two_versions_and_every_few_and_one_in_turn_with_the_others(
+    rounding: float,
+) -> None:
     replicas = Replica(rounding=rounding), Replica("rollout[1]", rounding)
     hands = Hands(*replicas, check_weights_every=5, temperature=0.7)
-    versions = []
+    versions: tuple[list[int], list[int]] = [], []
     for version in range(3, 21):
-        before = len(replicas[1].requests)
+        before = [len(replica.requests) for replica in replicas]
         hands.over(version)
-        versions += [version] * (len(replicas[1].requests) - before)
-    assert versions == [3, 4, 5, 10, 15, 20]
-    assert len(replicas[0].requests) == len(versions)
+        for own, replica, num in zip(versions, replicas, before, strict=True):
+            own += [version] * (len(replica.requests) - num)
+    assert versions[0] == [3, 4, 5, 6, 8, 10, 12, 14, 15, 16, 18, 20]
+    assert versions[1] == [3, 4, 5, 7, 9, 10, 11, 13, 15, 17, 19, 20]
     assert set(hands.actor.rows) == {1}, "always one row: the same weights give the same numbers"
     request = replicas[0].requests[0]
     assert (request.sampling.temperature, request.sampling.top_p, request.n) == (0.7, 1.0, 1)
@@ -114,6 +117,34 @@ def test_one_that_takes_no_weights_is_found_below_the_rounding_of_its_format() -
         f"the actor's moved by {STEP:.3g} per token; it does not follow the actor: "
     )
     assert (caught.value.role, caught.value.method) == ("rollout", "load_weights")
+
+
+def test_replicas_that_all_stop_following_are_found_at_the_next_version() -> None:
+    replicas = Replica(rounding=ROUNDING), Replica("rollout[1]", ROUNDING), Replica("rollout[2]", ROUNDING)
+    hands = Hands(*replicas)
+    for version in range(1, 7):
+        hands.over(version)
+    hands.over(7, replicas[0])
+    hands.over(8, *replicas)
+    with pytest.raises(WorkerError, match=r"^rollout\[0\]: log-probs of a fixed sentence are the same with version 9 "):
+        hands.over(9, *replicas)
+
+
+def test_after_one_that_is_busy_none_is_asked_in_turn_until_all_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_check, "ANSWER_S", 0.01)
+    replica = Replica()
+    hands = Hands(replica, check_weights_every=8)
+    for version in (1, 2, 3):
+        hands.over(version)
+    replica.problem = lambda: asyncio.sleep(60)
+    hands.over(4)
+    replica.problem = None
+    for version in (5, 6, 7):
+        hands.over(version)
+    assert len(replica.requests) == 4
+    for version in (8, 9):
+        hands.over(version)
+    assert len(replica.requests) == 6
 
 
 def test_an_actor_that_stands_still_asks_no_replica_to_move() -> None:
