@@ -194,7 +194,8 @@ def choose_defaults(config: RunConfig, origins: Mapping[str, str], facts: Facts,
     found = Situation(_with(config, DEVICE, device.value), facts, backend, is_set)
     for row in ON_CUDA if on_cuda else ON_CPU:
         if row.key in is_set:
-            choices.append(Choice(row.key, lookup(config, row.key), "", origins[row.key]))
+            if on_cuda or row.when(found):  # a CPU's row concerns no other CPU
+                choices.append(Choice(row.key, lookup(config, row.key), "", origins[row.key]))
         elif row.when(found):
             value = row.value(found)
             choices.append(Choice(row.key, value, row.reason(found)))

@@ -79,6 +79,12 @@ def test_float32_stays_where_it_is_set_or_others_sample_or_train(override: str) 
     assert (found.config.actor.dtype, chosen(found)) == ("float32", {})
 
 
+def test_a_set_format_is_listed_where_another_would_have_been_chosen() -> None:
+    for facts, keys in ((BFLOAT16_CPU, ["cluster.device", "actor.dtype"]), (machine(0), ["cluster.device"])):
+        found = loaded("actor.dtype=float32", facts=facts)
+        assert [choice.key for choice in found.choices] == keys
+
+
 def test_with_a_gpu_they_are_those_of_the_table() -> None:
     found = loaded()
     assert found.config.cluster.device == "cuda"
