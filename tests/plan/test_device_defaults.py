@@ -159,6 +159,17 @@ def test_layers_are_not_compiled_without_something_that_builds_kernels() -> None
         loaded("actor.compile=true", facts=machine(0))
 
 
+def test_replicas_of_a_sampler_that_was_not_chosen_by_the_user_are_refused_with_the_reason_for_it() -> None:
+    with pytest.raises(PlanError) as caught:
+        planned("rollout.replicas=2")
+    why = next(choice.reason for choice in loaded().choices if choice.key == "rollout.backend")
+    assert str(caught.value).endswith(
+        f"(1 x 1); rollout.backend=hf was chosen because {why}; set rollout.backend, or leave the replicas out"
+    )
+    with pytest.raises(PlanError, match=r" has as many replicas and ranks \(1 x 1\)$"):
+        planned("rollout.replicas=2", "rollout.backend=hf")
+
+
 def test_tf32_is_for_float32_and_makes_log_probs_of_the_sampler_others() -> None:
     assert "actor.tf32" not in chosen(loaded())
     found = loaded("actor.dtype=float32")

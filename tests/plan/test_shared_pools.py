@@ -179,6 +179,7 @@ def happened(overrides: list[str], error: type[BaseException] | None = None, *fa
 def test_servers_sleep_while_the_actor_trains_and_get_its_weights_before_they_wake(overrides: list[str]) -> None:
     events = happened(overrides)
     steps = [list(words) for is_end, words in groupby(events, lambda word: word in WAKE) if not is_end]
+    assert steps.pop() == ["sample"], "a replica's, with the last version, which nothing trains on"
     assert len(steps) == 2
     assert [set(words) for is_end, words in groupby(events, lambda word: word in WAKE) if is_end] == [WAKE, WAKE]
     for words in steps:
