@@ -38,7 +38,7 @@ def group(samples: int, prompt: int, length: int) -> Batch:
 def measured(model: Path, device: str, dtype: str, batch: Batch, rounds: int, backend: str) -> dict[str, Any]:
     """Seconds of updates of both ways on this batch. `backend`: torch.compile's."""
     engines = {way: _engine(model, device, dtype, batch) for way in ("eager", "compiled")}
-    engines["compiled"].model.compiled = CompiledLayers(engines["compiled"].model.transformer, "actor.compile", backend)
+    engines["compiled"].model.compiled = CompiledLayers(engines["compiled"].model.transformer, backend)
     apart = float(np.abs(engines["eager"].logprobs(batch) - engines["compiled"].logprobs(batch)).max())
     first = {way: _seconds(engine, batch) for way, engine in engines.items()}
     times: dict[str, list[float]] = {way: [] for way in engines}

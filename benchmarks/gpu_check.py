@@ -193,18 +193,16 @@ def page(device: str, results: Mapping[str, Any], facts: Mapping[str, Any]) -> s
     """The results as Markdown."""
     lines = ["# GPU checks", "", f"{made_by('make gpu-check', facts)} Device: {device}.", ""]
     for name, result in results.items():
-        lines += [f"## {name.replace('_', ' ')}", "", *TABLES.get(name, _sentence)(result), ""]
+        failed = [f"Failed: {result['failed']}"] if "failed" in result else None
+        lines += [f"## {name.replace('_', ' ')}", "", *(failed or TABLES.get(name, _sentence)(result)), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _sentence(result: Mapping[str, Any]) -> Iterator[str]:
-    yield str(result.get("failed") or result.get("tests") or json.dumps(result))
+    yield str(result.get("tests") or json.dumps(result))
 
 
 def _attention_table(result: Mapping[str, Any]) -> Iterator[str]:
-    if "failed" in result:
-        yield f"Failed: {result['failed']}"
-        return
     yield from ("| way | tokens of a response | peak, GiB | s |", "|---|---|---|---|")
     for row in result["rows"]:
         yield f"| {row['way']} | {row['length']} | {row['peak_bytes'] / GIB:.3f} | {row['s']:.3f} |"
@@ -231,18 +229,12 @@ def _runs_table(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _head_table(result: Mapping[str, Any]) -> Iterator[str]:
-    if "failed" in result:
-        yield f"Failed: {result['failed']}"
-        return
     yield from ("| rows of logits at a time | seconds of an update |", "|---|---|")
     for rows, seconds in result["seconds"].items():
         yield f"| {rows} | {seconds:.3f} |"
 
 
 def _compiled_table(result: Mapping[str, Any]) -> Iterator[str]:
-    if "failed" in result:
-        yield f"Failed: {result['failed']}"
-        return
     yield from ("| layers | first update, s | update, s |", "|---|---|---|")
     for way, seconds in result["first_s"].items():
         yield f"| {way} | {seconds:.2f} | {result['update_s'][way]['median']:.3f} |"
@@ -251,9 +243,6 @@ def _compiled_table(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _peer_table(result: Mapping[str, Any]) -> Iterator[str]:
-    if "failed" in result:
-        yield f"Failed: {result['failed']}"
-        return
     yield from ("| model | side | step, s | generation, s | update, s |", "|---|---|---|---|---|")
     for shape, sides in result.items():
         for side, found in sides.items():

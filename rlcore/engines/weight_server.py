@@ -101,7 +101,7 @@ class WeightsServer:
                 if offered is None:
                     return
                 if not hmac.compare_digest(bytes(peer_secret), offered.secret.encode()):
-                    self._tell_stranger(connection)
+                    self._log_stranger(connection)
                     return
                 self._send(connection, offered.tensors)
         except (OSError, EOFError) as error:  # the engine has gone, which is reported elsewhere
@@ -110,7 +110,7 @@ class WeightsServer:
             with self._lock:
                 self._open.discard(connection)
 
-    def _tell_stranger(self, connection: socket.socket) -> None:
+    def _log_stranger(self, connection: socket.socket) -> None:
         """Log the first wrong secret; a stranger that tries many should not fill the log."""
         if not self._stranger_is_logged:
             self._stranger_is_logged = True

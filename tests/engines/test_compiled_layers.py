@@ -45,7 +45,7 @@ def engine_of(path: Path, shared: SharedPrefix, backend: str = "", **settings: A
         "causal_lm", model, EngineConfig(lr=1e-3, **settings), loss, shared_prefix=shared, num_updates=BATCHES
     )
     if backend:
-        engine.model.compiled = CompiledLayers(engine.model.transformer, "actor.compile", backend)
+        engine.model.compiled = CompiledLayers(engine.model.transformer, backend)
     return engine
 
 
@@ -101,10 +101,10 @@ def test_a_compiler_that_fails_is_one_line_that_names_the_setting(path: Path) ->
         raise RuntimeError("no kernel for you\nand more")
 
     engine = engine_of(path, SharedPrefix.TREE)
-    engine.model.compiled = CompiledLayers(engine.model.transformer, "critic.compile", fails)
-    with pytest.raises(ConfigError, match=r"^critic\.compile=true: torch .* of Qwen3ForCausalLM: .*no kernel") as found:
+    engine.model.compiled = CompiledLayers(engine.model.transformer, fails)
+    with pytest.raises(ConfigError, match=r"^actor\.compile=true: torch .* of Qwen3ForCausalLM: .*no kernel") as found:
         engine.logprobs(random_batch())
-    assert str(found.value).endswith("; set critic.compile=false")
+    assert str(found.value).endswith("; set actor.compile=false")
     assert "\n" not in str(found.value)
     assert not any("forward" in vars(module) for module in engine.model.modules())
 

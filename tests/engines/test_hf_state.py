@@ -210,7 +210,7 @@ def test_a_state_without_the_masters_of_the_run_is_refused(
     engine.update(random_batch(seed=0))
     engine.save(tmp_path)
     with pytest.raises(
-        CheckpointError, match=r"masters of \d+ tensors, and this run of \d+: actor\.dtype is"
+        CheckpointError, match=r"masters of \d+ tensors, and this run of \d+: the dtype is another one"
     ) as caught:
         engine_of(llama, dtype=resumed).restore(tmp_path)
     assert "\n" not in str(caught.value)

@@ -54,7 +54,7 @@ def test_offload_is_advised_where_a_role_fits_with_it_and_not_where_it_does_not(
     assert 76 * GIB < on["memory"]["main"]["update"] < 78.4 * GIB
     taking_turns = (*sharded, "rollout.replicas=8", "rollout.max_tokens=2048")
     line = refused(capsys, *settings, *taking_turns, "--on", "8xH100-80GB")
-    assert "offload" not in line, "next to what an engine keeps while it sleeps there is no room for it"
+    assert "offload" not in line, "what a sleeping engine keeps leaves no room for it"
     line = refused(capsys, *settings, "--plugin", "vllm", "--on", "1xH100-80GB")
     assert "offload" not in line, "weights and gradients alone are too large"
 

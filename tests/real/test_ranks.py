@@ -60,7 +60,7 @@ SOURCE = """
             from rlcore.engines.hf.train.compiled import CompiledLayers
 
             model = self.engine.model
-            model.compiled = CompiledLayers(model.transformer, "actor.compile", "aot_eager")
+            model.compiled = CompiledLayers(model.transformer, "aot_eager")
 
         def parameters(self):
             with self.engine.whole():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlcore.runtime import gpus, machine
-from rlcore.runtime.gpus import Gpu, find_gpus, torch_problem
+from rlcore.runtime.gpus import Gpu, compile_problem, find_gpus, torch_problem
 
 GIB = 2**30
 
@@ -157,3 +157,23 @@ def test_the_facts_of_a_machine_are_those_of_its_smallest_and_its_fullest_device
     assert (facts.gpus, facts.gpu_memory_bytes, facts.gpu_free_bytes) == (2, 40 * GIB, 20 * GIB)
     assert facts.gpu_problem == "why not"
     assert facts.usable_gpu_bytes == 20 * GIB
+
+
+def test_kernels_need_triton_and_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"triton": False}
+    monkeypatch.setattr(gpus.importlib.util, "find_spec", lambda name: object() if installed[name] else None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert compile_problem() == "triton is not installed"
+    installed["triton"] = True
+    assert (
+        compile_problem()
+        == "triton needs a C compiler, and this machine has neither gcc nor clang, nor the variable CC"
+    )
+    for variable, name in ((None, "gcc"), (None, "clang"), ("CC", "mycc")):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+        if variable:
+            monkeypatch.setenv(variable, name)
+        assert compile_problem() == "", name
+        (tmp_path / name).unlink()

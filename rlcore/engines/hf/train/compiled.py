@@ -20,9 +20,9 @@ class CompiledLayers:
     checkpointing stay around the compiled forward.
     """
 
-    def __init__(self, transformer: nn.Module, setting: str, backend: str | Callable[..., Any] = "inductor"):
-        """`setting`: the key that turns compiling off, for errors. `backend`: torch.compile's."""
-        self._transformer, self._setting, self._backend = transformer, setting, backend
+    def __init__(self, transformer: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
+        """`backend`: torch.compile's."""
+        self._transformer, self._backend = transformer, backend
 
     @cached_property
     def _forwards(self) -> dict[nn.Module, Callable[..., Any]]:
@@ -51,8 +51,8 @@ class CompiledLayers:
         except TorchDynamoException as error:
             reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
             raise ConfigError(
-                f"{self._setting}=true: torch {torch.__version__} does not compile the layers of "
-                f"{type(self._transformer).__name__}: {reason}; set {self._setting}=false"
+                f"actor.compile=true: torch {torch.__version__} does not compile the layers of "
+                f"{type(self._transformer).__name__}: {reason}; set actor.compile=false"
             ) from error
         finally:
             for layer in self._forwards:

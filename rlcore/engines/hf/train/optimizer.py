@@ -171,8 +171,8 @@ class MasterAdamW:
         if num_saved != len(self._values()):
             raise CheckpointError(
                 f"the checkpoint has float32 masters of {num_saved} tensors, and this run of {len(self._values())}: "
-                "actor.dtype is another one; resume with that of the checkpoint, or begin a new run with its model as "
-                "model.path"
+                "the dtype is another one (actor.dtype, or the critic's); resume with that of the checkpoint, or begin "
+                "a new run with its model as model.path"
             )
         trained = [parameter for group in self._adamw.param_groups for parameter in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}

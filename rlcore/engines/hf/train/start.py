@@ -77,6 +77,6 @@ def start_model(
         if ranks is not None and ranks.context is not None:
             check_context(loaded, shared_prefix, ranks.context, section)
     if config.compile:
-        loaded.compiled = CompiledLayers(loaded.transformer, f"{section}.compile")
+        loaded.compiled = CompiledLayers(loaded.transformer)
     masters = load_masters(kind, model, loaded, path_key, mesh) if isinstance(model, ModelConfig) else {}
     return Started(loaded, shards, masters)
