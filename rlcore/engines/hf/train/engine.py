@@ -372,9 +372,8 @@ class TrainEngine:
         return ReadMetrics.merged([ReadMetrics(**numbers) for numbers in self.ranks.gather(asdict(read))])
 
     def _adding(self) -> AbstractContextManager[None]:
-        """Context in which gradients are accumulated in place; without effect if FSDP or a compiler must see them."""
-        apart = self._shards is not None or self.model.compiled is not None
-        return nullcontext() if apart else self.model.adding_gradients(self._optimizer.summed_in())
+        """Context in which gradients are accumulated in place; without effect if FSDP has to see each of them."""
+        return self.model.adding_gradients(self._optimizer.summed_in()) if self._shards is None else nullcontext()
 
     def _performance(self, minibatch: Batch, seconds: float) -> Metrics:
         """time/tflops/<name>: required operations per second of wall time; time/mfu/<name>: the same over the device's

@@ -34,7 +34,7 @@ from rlcore.engines.hf.train.stored_weights import (
     start_masters,
 )
 from rlcore.engines.hf.train.tensor_names import check_tensors
-from rlcore.engines.hf.train.tree import TREE_ATTENTION, register_tree_attention, tree_hidden
+from rlcore.engines.hf.train.tree import attending_to_trees, tree_hidden
 from rlcore.errors import CheckpointError, ConfigError, boundary
 from rlcore.types import SharedPrefix
 
@@ -116,26 +116,9 @@ class Model(nn.Module):
     def attending(self, shared_prefix: SharedPrefix) -> Iterator[None]:
         """Context with the attention that `shared_prefix` needs, and compiled layers if the model has them; backward
         passes belong inside, too."""
-        with nullcontext() if self.compiled is None else self.compiled.used(), self._attention(shared_prefix):
+        attention = attending_to_trees(self.transformer) if shared_prefix is SharedPrefix.TREE else nullcontext()
+        with nullcontext() if self.compiled is None else self.compiled.used(), attention:
             yield
-
-    @contextmanager
-    def _attention(self, shared_prefix: SharedPrefix) -> Iterator[None]:
-        if shared_prefix is not SharedPrefix.TREE:
-            yield
-            return
-        register_tree_attention()
-        configs = {
-            id(module.config): module.config for module in self.transformer.modules() if hasattr(module, "config")
-        }
-        before = {key: config._attn_implementation for key, config in configs.items()}
-        try:
-            for config in configs.values():
-                config._attn_implementation = TREE_ATTENTION
-            yield
-        finally:
-            for key, config in configs.items():
-                config._attn_implementation = before[key]
 
     @contextmanager
     def training_mode(self) -> Iterator[None]:
@@ -162,8 +145,11 @@ class Model(nn.Module):
     def adding_gradients(self, masters: Masters) -> Iterator[None]:
         """Context in which weight gradients are accumulated in place; backward passes belong inside, too.
 
-        `masters`: those of half-precision weights, which get their gradients.
+        `masters`: those of half-precision weights, which get their gradients. Compiled layers accumulate as torch does.
         """
+        if self.compiled is not None:
+            yield
+            return
         with adding_gradients(self, masters):
             self._masters = masters
             try:

@@ -5,7 +5,8 @@ Letters: B rows, T positions, N tokens of the packed sequence, M loss tokens, H 
 Only attention uses the tree: a token sees the runs above its run, and its run up to itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -156,6 +157,21 @@ def tree_attention(
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
     """Replaces the [N, N] mask, which a packed sequence does not need."""
+
+
+@contextmanager
+def attending_to_trees(transformer: Any) -> Iterator[None]:
+    """Context in which a transformers model has `TREE_ATTENTION`; backward passes belong inside, too."""
+    register_tree_attention()
+    configs = {id(module.config): module.config for module in transformer.modules() if hasattr(module, "config")}
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    try:
+        for config in configs.values():
+            config._attn_implementation = TREE_ATTENTION
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = before[key]
 
 
 @lru_cache(maxsize=1)
