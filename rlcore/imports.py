@@ -14,6 +14,9 @@ from typing import Any
 
 from rlcore.errors import PluginError, boundary, nearest
 
+FILE_DIRECTORIES: set[str] = set()
+"""Entries of `sys.path` that are there only for imports of a file that this process, or its parent, imported."""
+
 
 def import_function(target: str) -> Callable[..., Any]:
     """The function that 'module:attr' or '/absolute/file.py:attr' names; a file is imported once per process.
@@ -87,8 +90,9 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
 def import_target(target: str) -> Any:
     """The object that 'module:attr' or '/path/file.py:attr' names; attr may have dots.
 
-    A file is imported once per process, and its directory is appended to `sys.path`. PluginError when the file, module
-    or attribute does not exist; errors of the import itself pass unchanged.
+    A file is imported once per process. What it imports is also found in its directory, if nowhere before in `sys.path`
+    but in directories of other files. PluginError when the file, module or attribute does not exist; errors of the
+    import itself pass unchanged.
     """
     where, separator, attribute = target.rpartition(":")
     if not separator or not where or not attribute:
@@ -121,8 +125,7 @@ def _load_file(path: str) -> ModuleType:
         raise PluginError(f"target '{path}': there is no such file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    if str(full.parent) not in sys.path:
-        sys.path.append(str(full.parent))
+    _search_last_but_first_of_files(str(full.parent))
     loaded = False
     try:
         spec.loader.exec_module(module)
@@ -135,6 +138,16 @@ def _load_file(path: str) -> ModuleType:
         if not loaded:
             del sys.modules[name]
     return module
+
+
+def _search_last_but_first_of_files(directory: str) -> None:
+    """Search modules in the directory after all of `sys.path`, and before directories of files imported earlier: two
+    files may each have a `helper.py` next to them."""
+    if directory in sys.path and directory not in FILE_DIRECTORIES:
+        return
+    FILE_DIRECTORIES.add(directory)
+    earlier = [entry for entry in sys.path if entry in FILE_DIRECTORIES and entry != directory]
+    sys.path[:] = [*(entry for entry in sys.path if entry not in FILE_DIRECTORIES), directory, *earlier]
 
 
 def no_relative_imports(path: Path) -> str:

@@ -36,7 +36,7 @@ from rlcore.cluster.answers import OK, OURS, RAISED
 from rlcore.cluster.keeper import PR_SET_PDEATHSIG, fork_below_keeper
 from rlcore.errors import ChildError, RlcoreError, boundary, trace_of
 from rlcore.errors.redaction import beginning
-from rlcore.imports import import_target
+from rlcore.imports import FILE_DIRECTORIES, import_target
 
 FRAME = struct.Struct("!QQ")
 """Number of bytes of the pickle, and number of the call it belongs to."""
@@ -188,6 +188,7 @@ def main(arguments: list[str]) -> None:
         return
     start = pickle.loads(first[1])
     sys.path[:] = start["path"]
+    FILE_DIRECTORIES.update(start["file_directories"])
     sys.argv[:] = [start["name"]]
     os.environ.pop("PYTHONPATH", None)
     os.environ.update(start["environment"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import rlcore
+from rlcore.imports import FILE_DIRECTORIES
 
 NEEDED = frozenset(
     (
@@ -44,5 +45,6 @@ def start_message(name: str, target: str, args: Sequence[Any], threads: int, max
         "threads": threads,
         "max_bytes": max_bytes,
         "path": [entry or str(Path.cwd()) for entry in sys.path],
+        "file_directories": sorted(FILE_DIRECTORIES),
         "environment": {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ},
     }

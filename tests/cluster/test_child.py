@@ -14,7 +14,6 @@ import pytest
 
 from rlcore.cluster.child import ChildProcess, ChildProcesses
 from rlcore.errors import ChildError, ConfigError, PluginError, WorkerError
-from rlcore.imports import import_target
 from rlcore.testing.leaks import descendants, is_running, leaks
 
 SERVED = """
@@ -352,16 +351,3 @@ def test_no_descendant_survives_a_parent_that_was_killed(served: str, method: st
     while any(map(is_running, pids)) and time.monotonic() < patience:
         time.sleep(0.02)
     assert not any(map(is_running, pids))
-
-
-def test_a_file_is_loaded_once_and_sees_its_neighbours(tmp_path: Path) -> None:
-    (tmp_path / "rlcore_test_neighbour.py").write_text("value = 41")
-    (tmp_path / "scorer.py").write_text(
-        "import rlcore_test_neighbour\nclass A:\n    x = rlcore_test_neighbour.value + 1"
-    )
-    path = list(sys.path)
-    try:
-        assert import_target(f"{tmp_path / 'scorer.py'}:A.x") == 42
-        assert import_target(f"{tmp_path / 'scorer.py'}:A") is import_target(f"{tmp_path / 'scorer.py'}:A")
-    finally:
-        sys.path[:] = path
