@@ -17,6 +17,9 @@ SUITES = ("fault", "real", "gpu")
 MARKS = (*SUITES, "browser", "slow")
 """A file with tests of one of these names it: see `MarkedFiles`."""
 
+# Their asserts count under `python -O`, too, and show what they compared.
+pytest.register_assert_rewrite("gpu_machines", "planned_machines")
+
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
