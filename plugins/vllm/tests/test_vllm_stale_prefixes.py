@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,17 @@ def spread(prompts, completions, **columns):
 '''
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run whose prompts are the same in every step, and longer than the blocks of the cache."""
-    directory = tmp_path_factory.mktemp("stale")
+@dataclass(frozen=True)
+class StaleRun:
+    """A run that has ended."""
+
+    directory: Path
+    code: int
+    output: str
+
+
+def stale_run(directory: Path, check_weights_every: int) -> StaleRun:
+    """Train on prompts that are the same in every step, and longer than the blocks of the cache."""
     write_tiny_model(directory / "tiny", num_attention_heads=1)
     (directory / "careless.py").write_text(SCHEDULER)
     (directory / "spread.py").write_text(REWARD)
@@ -72,6 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rollout.backend": "vllm",
         "rollout.samples_per_prompt": 4,
         "rollout.max_tokens": 16,
+        "rollout.check_weights_every": check_weights_every,
         "plugins.vllm.kv_cache_gib": 0.1,
         "plugins.vllm.enforce_eager": "true",
         "plugins.vllm.options": json.dumps(engine),
@@ -87,7 +96,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     command = [sys.executable, "-m", "rlcore", "train", *(f"{key}={value}" for key, value in values.items())]
     path = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
-    with (directory / "said").open("w") as output:
+    with (directory / "output").open("w") as output:
         done = subprocess.run(
             command,
             cwd=directory,
@@ -97,24 +106,40 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             timeout=DEADLINE_S,
             check=False,
         )
-    assert done.returncode == 0, (directory / "said").read_text()[-4000:]
-    return directory / "run"
+    return StaleRun(directory / "run", done.returncode, " ".join((directory / "output").read_text().split()))
 
 
-def differences(run: Path) -> list[float]:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> StaleRun:
+    """A run that does not check weights at hand-overs, and so continues with what it samples."""
+    ended = stale_run(tmp_path_factory.mktemp("stale"), check_weights_every=0)
+    assert ended.code == 0, ended.output[-4000:]
+    return ended
+
+
+def differences(run: StaleRun) -> list[float]:
     """By step, how far log-probs of vLLM and of the actor are apart."""
-    return [row["policy/rollout_logprob_diff"] for row in metrics.read(run) if "reward/mean" in row]
+    return [row["policy/rollout_logprob_diff"] for row in metrics.read(run.directory) if "reward/mean" in row]
 
 
-def test_either_guard_alone_keeps_prefixes_of_other_weights_out_of_what_is_sampled(run: Path) -> None:
+def test_a_run_that_checks_weights_ends_at_the_hand_over_after_which_the_cache_is_stale(tmp_path: Path) -> None:
+    ended = stale_run(tmp_path, check_weights_every=16)
+    assert ended.code == 2, ended.output[-4000:]
+    assert f"with version {NUM_STEPS - 1} of the weights, where at most" in ended.output
+    assert "it samples with other weights" in ended.output
+    assert len(differences(ended)) == NUM_STEPS - 1
+    assert max(differences(ended)) < 1e-3, "nothing stale was trained on"
+
+
+def test_either_guard_alone_keeps_prefixes_of_other_weights_out_of_what_is_sampled(run: StaleRun) -> None:
     *guarded, unguarded = differences(run)
     assert len(guarded) == NUM_STEPS - 1
     assert max(guarded) < 1e-3
     assert unguarded > 0.05, "without guards the cache is stale: the prompts are found in it"
 
 
-def test_a_sampler_that_is_not_the_actors_policy_is_reported_in_the_step_where_it_happens(run: Path) -> None:
-    output = " ".join((run.parent / "said").read_text().split())
+def test_a_sampler_that_is_not_the_actors_policy_is_reported_in_the_step_where_it_happens(run: StaleRun) -> None:
+    output = run.output
     sentence = "log-probs of rollout.backend=vllm and of the actor differ"
     found = f"{sentence} by {differences(run)[-1]:.3g} per token"
     assert output.count(sentence) == 2, "in its step, and with the last words of the run"
