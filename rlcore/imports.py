@@ -19,15 +19,17 @@ FILE_DIRECTORIES: set[str] = set()
 
 
 def import_function(target: str) -> Callable[..., Any]:
-    """The function that 'module:attr' or '/absolute/file.py:attr' names; a file is imported once per process.
+    """The function that 'module:attr' or '/absolute/file.py:attr' names; files are imported as by `import_target`.
 
     PluginError when the target is malformed, the import fails, or the module lacks the function.
     """
     where, separator, name = target.rpartition(":")
     if not (separator and where and name):
         raise PluginError(f"target '{target}': needs the form 'module:function' or '/absolute/file.py:function'")
+    if where.endswith(".py") and not Path(where).is_absolute():
+        raise PluginError(f"file '{where}': needs an absolute path, workers may start in another directory")
     with boundary(f"target '{target}': importing '{where}' failed", PluginError):
-        module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        module = _load_file(where) if where.endswith(".py") else importlib.import_module(where)
     found = getattr(module, name, None)
     if callable(found):
         result: Callable[..., Any] = found
@@ -36,28 +38,6 @@ def import_function(target: str) -> Callable[..., Any]:
         raise PluginError(f"target '{target}': '{name}' is {type(found).__name__}; needs a function")
     choices = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
     raise PluginError(f"target '{target}': '{where}' has no '{name}'; {nearest(name, choices)}")
-
-
-def _from_file(path: Path) -> ModuleType:
-    """The module of a bare file, under a unique name that no package has."""
-    if not path.is_absolute():
-        raise PluginError(f"file '{path}': needs an absolute path, workers may start in another directory")
-    name = f"rlcore file {path.resolve()}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise PluginError(f"file '{path}': cannot be imported as a Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before execution, because dataclasses look up their module
-    loaded = False
-    try:
-        spec.loader.exec_module(module)
-        loaded = True
-    finally:
-        if not loaded:
-            del sys.modules[name]
-    return module
 
 
 @functools.cache
