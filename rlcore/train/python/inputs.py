@@ -14,6 +14,17 @@ from rlcore.plugins.saved_run import INPUTS
 from rlcore.train.python.row_files import check_form, check_no_columns, is_rows, rows_as_lines
 from rlcore.train.python.shared_functions import describe_type, share_function
 
+OTHER_NAMES = {
+    "train_dataset": "data",
+    "dataset": "data",
+    "rows": "data",
+    "eval_dataset": "eval",
+    "reward": "rewards",
+    "reward_funcs": "rewards",
+    "reward_fn": "rewards",
+}
+"""Names under which other trainers take an argument. `reward` is also a section of the configuration."""
+
 
 @dataclass(frozen=True)
 class InputFile:
@@ -149,6 +160,9 @@ class _Gathered:
 
 def gather_inputs(model: Any, rewards: Any, data: Any, eval: Any, settings: Mapping[str, Any]) -> Inputs:
     """The arguments as settings and files; ConfigError for an argument that cannot become either."""
+    for name, value in settings.items():
+        if name in OTHER_NAMES and not (name == "reward" and isinstance(value, Mapping)):
+            raise ConfigError(f"{name}: found {describe_type(value)}; pass it as {OTHER_NAMES[name]}=")
     gathered = _Gathered()
     if model is not None:
         if not isinstance(model, (str, os.PathLike)):
