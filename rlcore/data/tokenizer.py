@@ -179,7 +179,10 @@ def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=False)
     if model.chat_template:
         with boundary(f"model.chat_template='{model.chat_template}'", ConfigError):
-            tokenizer.chat_template = Path(model.chat_template).expanduser().read_text(encoding="utf-8")
+            file = Path(model.chat_template).expanduser()
+            if file.is_fifo():  # opening it would wait for its other end
+                raise ConfigError(f"model.chat_template='{model.chat_template}': it is a pipe; needs a Jinja file")
+            tokenizer.chat_template = file.read_text(encoding="utf-8")
     if not tokenizer.chat_template:
         raise ConfigError(
             f"tokenizer '{name}': it has no chat template, and prompts are conversations; name a Jinja file in "

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -235,6 +236,13 @@ def test_a_vocabulary_that_fits_no_memory_is_refused_before_it_is_read(
     with pytest.raises(ConfigError, match=r"'vocab.json' has 65536 MiB; needs at most 256 MiB") as refused:
         load_tokens(ModelConfig(**{key: str(path) for key, path in settings.items()}), "")  # type: ignore[arg-type]
     assert f"'{tmp_path / 'huge'}'" in str(refused.value)
+
+
+@pytest.mark.timeout(20)
+def test_a_template_in_a_pipe_is_not_waited_for(directory: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "chat.jinja")
+    with pytest.raises(ConfigError, match=r"^model\.chat_template='.*chat\.jinja': it is a pipe; needs a Jinja file$"):
+        tokens_of(directory, chat_template=str(tmp_path / "chat.jinja"))
 
 
 def test_end_and_padding_are_tokens_that_the_model_has(directory: Path, tmp_path: Path) -> None:
