@@ -1,12 +1,15 @@
 """Arguments that commands share on the command line: configuration files, overrides and plugins, in any order."""
 
 import argparse
+import errno
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from rlcore.cli.console import complain
+from rlcore.errors import shown
 
 
 class Leave(SystemExit):
@@ -57,7 +60,19 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The parsed arguments; options may stand between positionals."""
-        return self.parse_intermixed_args(list(arguments))
+        parsed = self.parse_intermixed_args(list(arguments))
+        for value in vars(parsed).values():
+            for path in value if isinstance(value, list) else (value,):
+                if isinstance(path, Path):
+                    self._refuse_too_long(path)
+        return parsed
+
+    def _refuse_too_long(self, path: Path) -> None:
+        try:
+            os.lstat(path)
+        except OSError as cause:
+            if cause.errno == errno.ENAMETOOLONG:
+                self.error(f"{shown(str(path))} is too long for a path; needs names of at most 255 bytes")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.contracts.requests import ModelShape
+from rlcore.errors import ConfigError, boundary
 
 Answers = Literal["", "instruct", "thinking"]
 OTHER_NAMES = {
@@ -26,6 +27,10 @@ ODD = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError
 """Errors that reading a file with arbitrary content may raise."""
 MAX_JSON = 64 << 20
 """Limit of config.json and of an index in bytes; those of the largest models have 10 MB."""
+MAX_READ = 256 << 20
+"""Limit of any file that transformers reads at once; the largest vocabularies have some 50 MB."""
+READ_AT_ONCE = frozenset({".json", ".jinja", ".txt", ".model"})
+"""Suffixes of a model's files that transformers reads at once."""
 MAX_HEADER = 100_000_000
 """Limit of the header of a safetensors file in bytes, as in the library safetensors."""
 MAX_SIZE = 1 << 50
@@ -138,12 +143,42 @@ def _weights_of(directory: Path) -> list[Path]:
     """The files of the weights; none if some are missing, as in a cache during a download."""
     index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
     if index.is_file():
-        names = set(_json(index)["weight_map"].values())
-        if any(Path(name).name != name for name in names):
-            raise ValueError(f"'{index}' names files of other directories")
-        files = {directory / name for name in names}
+        files = {directory / name for name in _named_by(index)}
         return sorted(files) if all(path.is_file() for path in files) else []
-    return [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
+    # opening a pipe would wait for its other end
+    return [whole] if whole.is_file() else sorted(filter(Path.is_file, directory.glob("*.safetensors")))
+
+
+def _named_by(index: Path) -> set[str]:
+    """The names of the files of an index. ValueError if one is in another directory."""
+    names = set(_json(index)["weight_map"].values())
+    outside = next((name for name in names if Path(name).name != name), None)
+    if outside is not None:
+        raise ValueError(f"it names the file '{outside}' of another directory; needs files next to it")
+    return names
+
+
+def check_model_files(who: str, directory: Path) -> None:
+    """ConfigError if transformers must not read the files of a local model; a name on the Hub passes.
+
+    Checked are files of JSON and text, which are regular and not too large for memory, and each index of weights, which
+    names only files of the directory.
+    """
+    if not directory.is_dir():
+        return
+    for file in sorted(directory.iterdir()):
+        if file.suffix not in READ_AT_ONCE or file.is_dir() or not file.exists():
+            continue
+        if not file.is_file():
+            raise ConfigError(f"{who}: '{file.name}' is a pipe, a device or a socket; needs a file")
+        if (size := file.stat().st_size) > MAX_READ:
+            raise ConfigError(
+                f"{who}: '{file.name}' has {size >> 20} MiB; needs at most {MAX_READ >> 20} MiB, since such files are "
+                "read at once; move it to another directory if it does not belong to the model"
+            )
+        if file.name.endswith(".index.json"):
+            with boundary(f"{who}: '{file.name}'", ConfigError):
+                _named_by(file)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.contracts.foreign_text import ForeignText
+from rlcore.contracts.model_files import check_model_files
 from rlcore.contracts.templates import render
 from rlcore.contracts.workers import WorkerContext
 from rlcore.errors import ConfigError, RlcoreError, WorkerError, boundary, shown
@@ -80,7 +81,9 @@ class Conversations:
 
         self._model = model
         self._tokenizer: Any = None
-        with boundary(f"reward model '{model.path}' cannot be loaded", WorkerError):
+        whose = f"reward model '{model.path}' cannot be loaded"
+        with boundary(whose, WorkerError):
+            check_model_files(whose, Path(model.path))
             self.config: Any = AutoConfig.from_pretrained(model.path, trust_remote_code=False)
             if model.tokenizer != BYTES:
                 where = model.tokenizer or model.path

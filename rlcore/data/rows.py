@@ -23,6 +23,8 @@ MAX_DEPTH = 64
 """Most levels of lists and objects in a row."""
 MAX_LINE = 1 << 28
 """Most bytes of one line of JSON; a file without line breaks would take all memory."""
+MAX_LIST = 1 << 30
+"""Most bytes of a file that is one list of JSON, which is read at once."""
 GZIP = b"\x1f\x8b"
 """The first bytes of a file that is compressed by gzip."""
 TABLES = frozenset({".csv", ".parquet"})
@@ -162,9 +164,17 @@ def _line_rows(path: Path, who: str) -> Iterator[Row]:
 
 
 def _json_rows(path: Path, who: str) -> Iterator[Row]:
-    """The objects of one list, or of the lines of a file that is not one JSON value."""
+    """The objects of one list, or of the lines of a file that is not one JSON value or too large to be one."""
     with _reading(path, who) as file:
-        content = file.read()
+        is_list = file.read(1024).lstrip().startswith(b"[")
+        is_small = os.fstat(file.fileno()).st_size <= MAX_LIST
+        file.seek(0)
+        content = file.read() if is_small else b""
+    if not is_small and is_list:
+        raise ConfigError(
+            f"{who}: '{path}' is a list of more than {MAX_LIST >> 20} MiB, which is read at once; write one object per "
+            "line into a .jsonl file"
+        )
     try:
         values = json.loads(content, object_pairs_hook=_unambiguous)
     except _Ambiguous as cause:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.config import ModelConfig
 from rlcore.contracts.foreign_text import ForeignText
+from rlcore.contracts.model_files import check_model_files
 from rlcore.contracts.templates import TemplateRefused, render
 from rlcore.errors import ConfigError, boundary
 
@@ -174,10 +175,14 @@ def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
 
     name = model.tokenizer or model.path
     with boundary(f"tokenizer '{name}' (model.tokenizer, model.path)", ConfigError):
+        check_model_files(f"tokenizer '{name}' (model.tokenizer, model.path)", Path(name))
         tokenizer = AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=False)
     if model.chat_template:
         with boundary(f"model.chat_template='{model.chat_template}'", ConfigError):
-            tokenizer.chat_template = Path(model.chat_template).expanduser().read_text(encoding="utf-8")
+            file = Path(model.chat_template).expanduser()
+            if file.is_fifo():  # opening it would wait for its other end
+                raise ConfigError(f"model.chat_template='{model.chat_template}': it is a pipe; needs a Jinja file")
+            tokenizer.chat_template = file.read_text(encoding="utf-8")
     if not tokenizer.chat_template:
         raise ConfigError(
             f"tokenizer '{name}': it has no chat template, and prompts are conversations; name a Jinja file in "
@@ -212,6 +217,7 @@ def _model_facts(model: ModelConfig) -> tuple[frozenset[int], int | None, int | 
     from transformers import AutoConfig, GenerationConfig
 
     with boundary(f"model.path='{model.path}'", ConfigError):
+        check_model_files(f"model.path='{model.path}'", Path(model.path))
         config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=False)
     text = config.get_text_config()
     with boundary(f"model.path='{model.path}': generation_config.json", ConfigError):

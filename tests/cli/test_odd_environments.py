@@ -77,3 +77,11 @@ def test_without_a_directory_for_temporary_files_training_is_refused_in_one_line
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("rlcore: train: FileNotFoundError: ")
     assert last.endswith("set TMPDIR")
+
+
+@pytest.mark.parametrize("command", [["where"], ["resume"], ["chat"], ["runs"], ["export", "."]])
+def test_a_path_that_is_too_long_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([*command, "b" * 5000])
+    assert left.value.code == 2
+    assert "is too long for a path; needs names of at most 255 bytes" in capsys.readouterr().err

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from rlcore.contracts.model_files import ODD, model_shape, num_parameters, saved_tensors, usual_answers
+from rlcore.contracts.model_files import (
+    ODD,
+    check_model_files,
+    model_shape,
+    num_parameters,
+    saved_tensors,
+    usual_answers,
+)
+from rlcore.errors import ConfigError
 
 GOOD: dict[str, Any] = {
     "model_type": "llama",
@@ -95,6 +103,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "a tokenizer of 64 GiB": lambda d: sparse(d / "tokenizer_config.json", 1 << 36),
     "a tokenizer that is deep": lambda d: (d / "tokenizer_config.json").write_text("[" * 100_000),
     "a tokenizer that is a pipe": lambda d: os.mkfifo(d / "tokenizer_config.json"),
+    "weights in a pipe": lambda d: os.mkfifo(d / "model.safetensors"),
     "a template that is a pipe": lambda d: os.mkfifo(d / "chat_template.jinja"),
 }
 
@@ -111,3 +120,40 @@ def test_a_file_with_anything_in_it_is_not_known(tmp_path: Path, name: str) -> N
         assert not saved_tensors(directory)
     except ODD as error:
         assert len(str(error).splitlines()) <= 1  # noqa: PT017
+
+
+REFUSED: dict[str, str] = {
+    "an index that leads upwards": "the file '../w.safetensors' of another directory",
+    "an index that leads elsewhere": "the file '/etc/passwd' of another directory",
+    "an index of numbers": "TypeError",
+    "an index that is deep": "nested too deep",
+    "an index of 64 GiB": "has 65536 MiB; needs at most 256 MiB",
+    "a tokenizer of 64 GiB": "has 65536 MiB; needs at most 256 MiB",
+    "a configuration that is a pipe": "'config.json' is a pipe",
+    "a configuration that is a device": "'config.json' is a pipe, a device",
+    "a template that is a pipe": "'chat_template.jinja' is a pipe",
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", REFUSED)
+def test_transformers_reads_no_pipe_no_huge_file_and_no_weights_of_other_directories(tmp_path: Path, name: str) -> None:
+    (tmp_path / "w.safetensors").write_bytes(tensors({"w": ENTRY}))
+    directory = tmp_path / "model"
+    directory.mkdir()
+    FILES[name](directory)
+    with pytest.raises(ConfigError) as refused:
+        check_model_files("model.path", directory)
+    assert str(refused.value).startswith("model.path: '")
+    assert REFUSED[name] in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_directory_of_links_to_files_and_a_name_on_the_hub_may_be_read(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_text(index("model-00001.safetensors"))
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "model.safetensors.index.json").symlink_to("../blob")
+    (directory / "config.json").symlink_to("../gone")
+    check_model_files("model.path", directory)
+    check_model_files("model.path", Path("HuggingFaceTB/SmolLM2-135M"))

@@ -93,6 +93,20 @@ def test_a_mark_of_byte_order_and_line_breaks_of_other_systems_are_read(tmp_path
     assert [row.values["prompt"] for row in rows] == ["a", "b"]
 
 
+def test_a_large_file_of_json_is_not_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlcore.data.rows.MAX_LIST", 1 << 10)
+    monkeypatch.setattr("rlcore.data.rows.MAX_LINE", 1 << 9)
+    source = SourceConfig(path=str(tmp_path / "rows.json"))
+    (tmp_path / "rows.json").write_text('{"prompt": "a"}\n' * 100)
+    assert len(read_rows(source, "x")) == 100
+    (tmp_path / "rows.json").write_text(" [" + ", ".join(['{"prompt": "a"}'] * 100) + "]")
+    with pytest.raises(ConfigError, match=r"^x: '.*' is a list of more than 0 MiB.*into a \.jsonl file$"):
+        read_rows(source, "x")
+    (tmp_path / "rows.json").write_bytes(bytes(2 << 10))
+    with pytest.raises(ConfigError, match="line 1 has more than 0 MiB"):
+        read_rows(source, "x")
+
+
 def test_a_line_without_an_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "holes.jsonl").open("wb") as file:
         file.write(ROWS)

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -221,6 +223,26 @@ def test_a_generation_configuration_that_is_not_one_is_one_line(directory: Path,
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(ConfigError, match=r"^model\.path='.*': (generation_config\.json|eos_token_id.*): \w+Error"):
         tokens_of(tmp_path)
+
+
+@pytest.mark.parametrize("of", ["model", "tokenizer"])
+def test_a_vocabulary_that_fits_no_memory_is_refused_before_it_is_read(
+    directory: Path, tmp_path: Path, of: str
+) -> None:
+    shutil.copytree(directory, tmp_path / "huge")
+    with (tmp_path / "huge" / "vocab.json").open("wb") as file:
+        file.truncate(1 << 36)
+    settings = {"path": directory, "tokenizer": directory, ("path" if of == "model" else of): tmp_path / "huge"}
+    with pytest.raises(ConfigError, match=r"'vocab.json' has 65536 MiB; needs at most 256 MiB") as refused:
+        load_tokens(ModelConfig(**{key: str(path) for key, path in settings.items()}), "")  # type: ignore[arg-type]
+    assert f"'{tmp_path / 'huge'}'" in str(refused.value)
+
+
+@pytest.mark.timeout(20)
+def test_a_template_in_a_pipe_is_not_waited_for(directory: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "chat.jinja")
+    with pytest.raises(ConfigError, match=r"^model\.chat_template='.*chat\.jinja': it is a pipe; needs a Jinja file$"):
+        tokens_of(directory, chat_template=str(tmp_path / "chat.jinja"))
 
 
 def test_end_and_padding_are_tokens_that_the_model_has(directory: Path, tmp_path: Path) -> None:

@@ -338,3 +338,13 @@ except ConfigError as error:
 sys.exit(2)
 """
     assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "link"])
+def test_an_export_to_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, out: str) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=r"^export: '.*' cannot be written; choose a new directory: \w+Error.*$"):
+        export_model(tmp_path, tmp_path / out, "hf")

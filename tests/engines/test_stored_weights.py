@@ -99,3 +99,15 @@ def test_activations_that_overflow_in_float16_are_refused_in_one_line(tmp_path: 
         "float32"
     )
     TrainEngine(kind, ModelConfig(path=str(path)), EngineConfig(dtype="bfloat16"), None)
+
+
+def test_an_index_that_names_weights_of_another_directory_is_refused_by_the_engine(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "model")
+    names = list(load_file(path / "model.safetensors"))
+    (path / "model.safetensors").rename(tmp_path / "w.safetensors")
+    (path / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, "../w.safetensors")})
+    )
+    with pytest.raises(ConfigError) as caught:
+        engine_of(path, dtype="float32")
+    assert str(caught.value).startswith(f"model.path='{path}': 'model.safetensors.index.json': ValueError: it names")

@@ -9,6 +9,7 @@ import hmac
 import json
 import os
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -106,14 +107,24 @@ def _entries(path: Path, depth: int) -> Iterator[tuple[str, int, int]]:
             yield from _entries(path / name, depth - 1)
 
 
+class _Server(ThreadingHTTPServer):
+    """Serves each connection in a thread that does not outlive the command."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing about a reader that leaves in the middle of an answer; see `BaseServer.handle_error`."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
 def server_of(editions: Editions, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
     """A server on 127.0.0.1, not yet serving, and the address of its page; port 0 picks a free port."""
     word, hosts = secrets.token_urlsafe(24), set[str]()
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(editions, word, hosts))
+        server = _Server(("127.0.0.1", port), _handler(editions, word, hosts))
     except OSError as error:
         raise ViewError(f"port {port}: {error.strerror or error}; choose another with --port") from error
-    server.daemon_threads = True
     hosts.update((f"127.0.0.1:{server.server_port}", f"localhost:{server.server_port}"))
     return server, f"http://127.0.0.1:{server.server_port}/{word}/"
 
@@ -126,7 +137,11 @@ def _handler(editions: Editions, word: str, hosts: Set[str]) -> type[BaseHTTPReq
         server_version, sys_version = "rlcore-view", ""
 
         def do_GET(self) -> None:
-            address = urlsplit(self.path)
+            try:
+                address = urlsplit(self.path)
+            except ValueError:  # such as the address http://[/
+                self._answer(HTTPStatus.BAD_REQUEST, "text/plain", "not an address")
+                return
             prefix, slash, rest = address.path.removeprefix("/").partition("/")
             if self.headers.get("Host") not in hosts:
                 self._answer(HTTPStatus.FORBIDDEN, "text/plain", "ask for 127.0.0.1")

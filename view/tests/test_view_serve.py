@@ -4,9 +4,12 @@ import http.client
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -72,6 +75,22 @@ def test_a_request_for_another_host_is_refused(address: str, host: str) -> None:
     assert ask(address, host=host)[::2] == (403, "ask for 127.0.0.1")
     port = urlsplit(address).port
     assert ask(address, host=f"localhost:{port}")[0] == 200
+
+
+def test_a_request_for_no_address_and_a_reader_that_leaves_print_no_traceback(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(address, "http://[/")[0] == 400
+    parts = urlsplit(address)
+    for _ in range(5):
+        reader = socket.create_connection((parts.hostname, parts.port), timeout=10)
+        reader.sendall(f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        reader.close()  # by a reset
+    assert ask(address)[0] == 200
+    while any("process_request_thread" in thread.name for thread in threading.enumerate()):
+        time.sleep(0.01)
+    assert capsys.readouterr().err == ""
 
 
 def test_nothing_can_be_sent(address: str) -> None:

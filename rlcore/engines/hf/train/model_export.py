@@ -16,10 +16,16 @@ def export_model(checkpoint_dir: Path, out_dir: Path, form: Form) -> Path:
 
     hf: a directory that `AutoModelForCausalLM.from_pretrained` opens without peft (a LoRA adapter is merged into its
     base); merged: the same, for LoRA checkpoints only; adapter: peft's adapter directory as it is. ConfigError if the
-    checkpoint has no adapter or `out_dir` is not empty; CheckpointError if the checkpoint has no model.
+    checkpoint has no adapter, or `out_dir` is not empty or cannot be written; CheckpointError if the checkpoint has no
+    model.
     """
-    if out_dir.exists() and any(out_dir.iterdir()):
-        raise ConfigError(f"export: '{out_dir}' is not empty; choose a new directory")
+    with boundary(f"export: '{out_dir}' cannot be written; choose a new directory", ConfigError, OSError):
+        if out_dir.exists() and any(out_dir.iterdir()):
+            raise ConfigError(f"export: '{out_dir}' is not empty; choose a new directory")
+        return _written(checkpoint_dir, out_dir, form)
+
+
+def _written(checkpoint_dir: Path, out_dir: Path, form: Form) -> Path:
     adapter, model = checkpoint_dir / ADAPTER_DIR, checkpoint_dir / MODEL_DIR
     if not adapter.is_dir():
         if not (model / "config.json").is_file():

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from rlcore.contracts.model_files import check_model_files
 from rlcore.engines.hf.train.sharded_tensors import own
 from rlcore.errors import ConfigError
 
@@ -20,11 +21,12 @@ WIDE = ("F64", "F32", "BF16", "F16")
 
 
 def check_stored(path_key: str, path: str) -> None:
-    """ConfigError when the files of a model directory hold quantised weights, numbers of 8 bits or integer weights.
+    """ConfigError for a model directory whose files transformers must not read, or hold quantised or integer weights.
 
     A path that is not a directory passes.
     """
     directory = Path(path)
+    check_model_files(f"{path_key}='{path}'", directory)
     config_file = directory / "config.json"
     if config_file.is_file():
         check_not_quantised(path_key, path, json.loads(config_file.read_text("utf-8")).get("quantization_config"))
