@@ -16,14 +16,12 @@ from rlcore.types import Lane, RewardStatus, ScoredTrajectory, Trajectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
+SHARDED = {"data_parallel": 2, "sharding": "fsdp2"}
 MESHES: dict[str, dict[str, Any]] = {
     "two, each whole": {"data_parallel": 2},
-    "two, sharded": {"data_parallel": 2, "sharding": "fsdp2"},
-    "two slices": {"data_parallel": 2, "context_parallel": 2},
-    "two slices, sharded": {"data_parallel": 2, "context_parallel": 2, "sharding": "fsdp2"},
-    "four, two copies": {"data_parallel": 4, "sharding": "fsdp2", "dp_replicate": 2},
     "four, sharded, two slices": {"data_parallel": 4, "context_parallel": 2, "sharding": "fsdp2"},
 }
+"""Others: tests/engines/test_classifier_ranks.py."""
 
 
 def samples() -> list[Trajectory]:
@@ -65,7 +63,7 @@ def test_scores_of_several_ranks_are_those_of_one_process(
 
 def test_ranks_that_slept_score_as_before(config_of: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     path = write_tiny_classifier(tmp_path / "classifier")
-    plan = plan_run([config_of(**both(path, MESHES["two, sharded"]))], [])
+    plan = plan_run([config_of(**both(path, SHARDED))], [])
 
     async def run() -> list[list[ScoredTrajectory]]:
         async with launch(plan, tmp_path / "run") as live:
