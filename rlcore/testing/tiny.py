@@ -65,8 +65,8 @@ def write_tiny_classifier(
 ) -> Path:
     """Write a random float32 classifier of sequences or tokens for byte tokens; returns the directory.
 
-    One label is a scalar. `key_heads`: heads of keys, 0 for as many as `num_heads`. The hidden size is 32. With `num_heads=1` that is also the head size, and the least one that
-    every engine computes on a CPU.
+    One label is a scalar. `key_heads`: heads of keys; 0 for as many as `num_heads`. The hidden size is 32. With
+    `num_heads=1` that is also the head size, and the least one that every engine computes on a CPU.
     """
     import torch
     import transformers

@@ -90,9 +90,9 @@ def main(rank: str, directory: str, path: str) -> None:
             memory = HostMemory()
             setattr(parts, "begin_move", memory.moved)  # noqa: B010 - a fake in place of an accelerator
             found[f"{name}, {dtype}"] = scored(ranks, path, mesh, dtype, memory)
-        told = [ranks.instructed({"number": number} if rank == "0" else None) for number in range(2)]
-        if told != [{"number": 0}, {"number": 1}]:
-            raise ValueError(f"instructed: {told}")
+        instructions = [ranks.instructed({"number": number} if rank == "0" else None) for number in range(2)]
+        if instructions != [{"number": 0}, {"number": 1}]:
+            raise ValueError(f"instructed: {instructions}")
         ranks.gather({})
         ranks.close()
     (Path(directory) / f"found-{rank}.json").write_text(json.dumps(found))

@@ -68,10 +68,10 @@ def test_outputs_of_several_ranks_are_those_of_one_process(
     numbers = [ranks[f"{mesh}, {dtype}"] for ranks in of_ranks if f"{mesh}, {dtype}" in ranks]
     assert len(numbers) == (2 if mesh.startswith("two sharded") else NUM)
     tolerance = TOLERANCES[dtype] * np.abs(wanted).max()
-    for every, one, again in numbers:
+    for every, alone, again in numbers:
         assert np.array(every).shape == (9, 3)
         assert np.abs(np.array(every) - wanted).max() <= tolerance
-        assert np.abs(np.array(one) - wanted[3:4]).max() <= tolerance
+        assert np.abs(np.array(alone) - wanted[3:4]).max() <= tolerance
         assert again == every
 
 
