@@ -41,8 +41,8 @@ def _check_devices(key: str, model: ModelSettings) -> None:
         raise ConfigError(f"{key}.gpus: found {model.gpus:g}; needs a share of one device, or a whole number of them")
     if model.backend == "hf" and model.gpus > 1:
         raise ConfigError(
-            f"{key}.gpus: found {model.gpus:g}, and backend=hf computes on one; needs at most 1, for several devices with "
-            f"{key}.data_parallel={model.gpus:g} {key}.sharding=fsdp2, or another backend"
+            f"{key}.gpus: found {model.gpus:g}, and backend=hf computes on one; needs at most 1, for several devices "
+            f"with {key}.data_parallel={model.gpus:g} {key}.sharding=fsdp2, or another backend"
         )
     if model.data_parallel > 1 and model.gpus != 1:
         raise ConfigError(
