@@ -88,7 +88,7 @@ class WorkerClass:
     keeps_cache: bool = False
     """For a rollout: it supports `rollout.on_new_weights=continue`."""
     context_parallel: bool = False
-    """For a class that trains: its ranks can hold slices of each sequence (`EngineConfig.context_parallel`)."""
+    """For a class with an engine: its ranks can hold slices of each sequence (`EngineConfig.context_parallel`)."""
 
     def __post_init__(self) -> None:
         check_subclass(self, "interface", Worker)

@@ -70,7 +70,9 @@ class WorkerRequest:
     model: ModelFacts | None = None
     """Facts about the role's model; None: it is the model of `model.path`."""
     engine: EngineConfig | None = None
-    """Settings with which the role trains its model; the planner estimates activations from them."""
+    """Settings with which the role trains or scores with its model; the planner estimates activations from them."""
+    trains: bool = True
+    """For a role with an `engine`; False: it computes passes only, without gradients and optimizer state."""
     settings: str = ""
     """The configuration key of these settings, for errors: 'plugins.mine'; empty: the role's name."""
     shared_prefix: str = "none"
@@ -94,7 +96,7 @@ class WorkerRequest:
         check_whole(self, 0, "threads", "cached_tokens", "asleep_bytes")
         check_numbers(self, 0.0, "gpus", "cpus", "bytes_per_parameter")
         check_numbers(self, 0.0, "device_frac", most=1.0)
-        check_flags(self, "isolated", "takes_adapter")
+        check_flags(self, "isolated", "takes_adapter", "trains")
         check_targets(self, "targets")
         check_is(self, "model", ModelFacts, optional=True)
         check_is(self, "engine", EngineConfig, optional=True)

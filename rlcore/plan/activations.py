@@ -110,8 +110,13 @@ def forward_bytes(config: RunConfig, engine: EngineConfig, way: SharedPrefix, sh
     if shape is None:
         return 0
     size, device = largest_micro_batch(config, engine, way), config.cluster.device
-    states = size.tokens * (3 * shape.inner_size + 8 * shape.hidden_size) * BYTES[engine.dtype]
+    states = layer_states_bytes(shape, engine, size.tokens)
     return states + logit_bytes(shape, engine, size.scored, device) - _head_gradient_bytes(shape, engine, device)
+
+
+def layer_states_bytes(shape: ModelShape, engine: EngineConfig, tokens: int) -> int:
+    """Bytes of the states of one layer in a pass without gradients."""
+    return tokens * (3 * shape.inner_size + 8 * shape.hidden_size) * BYTES[engine.dtype]
 
 
 def _backward_numbers(shape: ModelShape, size: MicroBatchSize) -> int:

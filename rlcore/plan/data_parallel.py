@@ -15,7 +15,8 @@ def check_ranks(workers: Sequence[WorkerPlan], arithmetic: Mapping[str, int]) ->
         request, engine = plan.request, plan.request.engine
         if engine is None or request.embedded_in is not None or request.ranks == 1:
             continue
-        _check_shares(plan, arithmetic)
+        if request.trains:
+            _check_shares(plan, arithmetic)
         if engine.sharding != "none":
             sharded.add(request.role.name)
     for plan in workers:

@@ -151,9 +151,12 @@ def _held_and_working(roles: DeviceRoles, worker: WorkerPlan) -> tuple[int, int]
 
 
 def _of_server(roles: DeviceRoles, worker: WorkerPlan) -> dict[str, tuple[int, int]]:
-    """`_held_and_working` by phase, of a role that serves. It is awake while a checkpoint is saved."""
+    """`_held_and_working` by phase, of a role that serves. It is awake while a checkpoint is saved.
+
+    It works at the same time as others, so all of its bytes count as resident.
+    """
     request, facts = worker.request, roles.facts
-    held, _ = _held_and_working(roles, worker)
+    held = sum(_held_and_working(roles, worker))
     if request.role.name not in roles.colocated_roles:
         return dict.fromkeys(PHASES, (held, 0))
     weights = BYTES[roles.config.actor.dtype] * (facts.model_of(request).parameters or 0)

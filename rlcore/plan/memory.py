@@ -8,6 +8,7 @@ them, keys and values of its rows, a forward pass over their prompts, and logits
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.contracts.actor import ACTOR
@@ -23,6 +24,7 @@ from rlcore.plan.activations import (
     forward_bytes,
     largest_micro_batch,
     last_layer_bytes,
+    layer_states_bytes,
     update_bytes,
 )
 from rlcore.plan.gathered import gathered_bytes
@@ -176,7 +178,7 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
     request, shape = plan.request, model.shape
     engine, cached, embedded = request.engine, request.cached_tokens, request.embedded_in is not None
     if engine is not None:
-        return _update_bytes(config, plan, engine, model)
+        return _update_bytes(config, plan, engine, model) if request.trains else _scoring_bytes(engine, model)
     if request.role.name == REFERENCE:
         gathers = request.ranks > 1 and not is_whole(config.actor)
         gathered = gathered_bytes(config.actor, model, backward=False) if gathers else 0
@@ -196,6 +198,13 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
     sampling = _cache_bytes(config, plan, model) + prefilled + logits
     scoring = forward_bytes(config, config.actor, plan.shared_prefix, shape) if whole else 0
     return int(copied * (model.parameters or 0)) + max(sampling, scoring)
+
+
+def _scoring_bytes(engine: EngineConfig, model: ModelFacts) -> int:
+    """Bytes that a pass of a role without updates needs besides its weights: gathered ones, and states of a layer."""
+    gathered = 0 if is_whole(engine) else gathered_bytes(engine, model, backward=False)
+    tokens = -(-engine.micro_batch_tokens // engine.context_parallel)
+    return gathered + (0 if model.shape is None else layer_states_bytes(model.shape, engine, tokens))
 
 
 def _cache_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
@@ -296,7 +305,8 @@ def ways_to_fit(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPla
 def _fits_offloaded(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> bool:
     """True if a role would fit with `offload`, on the device next to roles of its pool that rest, and on the host."""
     request, engine, usable = plan.request, plan.request.engine, facts.usable_gpu_bytes
-    if engine is None or engine.offload or engine.lora.enabled or not request.gpus or usable is None:
+    trains = engine is not None and request.trains and not engine.offload and not engine.lora.enabled
+    if engine is None or not trains or not request.gpus or usable is None:
         return False
     if facts.memory_bytes is not None and held_bytes(plan, facts) * request.ranks > facts.memory_bytes:
         return False
@@ -332,22 +342,39 @@ def _sharding_that_fits(config: RunConfig, plan: WorkerPlan, workers: Sequence[W
 
 
 def _fewest_ranks(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
-    """The smallest divisor of the number of devices with which the role fits in shards; 0 if there is none."""
+    """The smallest number of ranks with which the role fits in shards; 0 if there is none."""
     request, engine, usable = plan.request, plan.request.engine, facts.usable_gpu_bytes
     if engine is None or not request.gpus or usable is None or engine.context_parallel > 1:
         return 0
-    most = min(facts.gpus, config.actor.minibatch_prompts or config.train.prompts_per_step)
-    for ranks in range(engine.data_parallel, most + 1):
-        if facts.gpus % ranks or ranks == 1 or (engine.sharding != "none" and ranks == engine.data_parallel):
+    for ranks in _numbers_of_ranks(config, plan, workers, facts):
+        if ranks < engine.data_parallel or (engine.sharding != "none" and ranks == engine.data_parallel):
             continue
         sharded = replace(engine, data_parallel=ranks, sharding="fsdp2", dp_replicate=1)
-        held = training_bytes_per_parameter(sharded)
+        held = training_bytes_per_parameter(sharded) if request.trains else frozen_bytes_per_parameter(sharded)
         other = replace(plan, request=replace(request, engine=sharded, ranks=ranks, bytes_per_parameter=held))
         others = [other if worker is plan else worker for worker in workers]
         changed = replace(config, actor=sharded) if request.role == ACTOR else config
         if _device_bytes(changed, other, others, facts) <= usable:
             return ranks
     return 0
+
+
+def _numbers_of_ranks(
+    config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts
+) -> Sequence[int]:
+    """Numbers of ranks above 1 over which a role could be sharded, in ascending order.
+
+    For a role that trains these are divisors of the number of devices. Replicas of a role that only scores have the
+    devices that other pools leave, or those of the pool that they share.
+    """
+    if plan.request.trains:
+        most = min(facts.gpus, config.actor.minibatch_prompts or config.train.prompts_per_step)
+        return [ranks for ranks in range(2, most + 1) if not facts.gpus % ranks]
+    devices: dict[str, int] = {}
+    for request in (worker.request for worker in workers if worker is not plan and worker.request.embedded_in is None):
+        devices[request.pool] = max(devices.get(request.pool, 0), ceil(request.replicas * request.ranks * request.gpus))
+    most = devices.get(plan.request.pool) or facts.gpus - sum(devices.values())
+    return range(2, most // plan.request.replicas + 1)
 
 
 def _ways_to_lower(
@@ -359,6 +386,10 @@ def _ways_to_lower(
     """
     request = plan.request
     engine, where = request.engine, request.settings or request.role.name
+    if engine is not None and not request.trains:
+        ways = [f"set {where}.dtype=bfloat16"] if engine.dtype == "float32" else []
+        ways += [f"shard it over devices ({sharding})"] if sharding else []
+        return f"{', '.join([*ways, ''])}or take a smaller model" if ways else "take a smaller model"
     if generation:
         response = "eval" if _evaluates_longer(config) else "rollout"
         lower = ["rollout.max_rows", f"{response}.max_tokens", "data.max_prompt_tokens"]

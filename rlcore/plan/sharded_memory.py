@@ -74,7 +74,7 @@ def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
     """
     engine, request = worker.request.engine, worker.request
     parameters = plan.facts.model_of(request).parameters or 0
-    if engine is None or not request.gpus or engine.lora.enabled:
+    if engine is None or not request.trains or not request.gpus or engine.lora.enabled:
         return {}
     weights, state = BYTES[engine.dtype] * parameters, int(MOMENT_BYTES[engine.dtype] * parameters)
     sharded = engine.shard_ranks > 1

@@ -58,7 +58,7 @@ def copied_bytes(plan: RunPlan) -> int:
 
 def _copied_bytes(plan: RunPlan, worker: WorkerPlan) -> int:
     request, engine = worker.request, worker.request.engine
-    if engine is None or engine.lora.enabled or request.embedded_in is not None:
+    if engine is None or not request.trains or engine.lora.enabled or request.embedded_in is not None:
         return 0
     return int((BYTES[engine.dtype] + MOMENT_BYTES[engine.dtype]) * (plan.facts.model_of(request).parameters or 0))
 

@@ -61,11 +61,12 @@ def write_tiny_classifier(
     seed: int = 0,
     num_heads: int = 4,
     of: Literal["Sequence", "Token"] = "Sequence",
+    key_heads: int = 0,
 ) -> Path:
     """Write a random float32 classifier of sequences or tokens for byte tokens; returns the directory.
 
-    One label is a scalar. The hidden size is 32. With `num_heads=1` that is also the head size, and the least one that
-    every engine computes on a CPU.
+    One label is a scalar. `key_heads`: heads of keys; 0 for as many as `num_heads`. The hidden size is 32. With
+    `num_heads=1` that is also the head size, and the least one that every engine computes on a CPU.
     """
     import torch
     import transformers
@@ -78,7 +79,7 @@ def write_tiny_classifier(
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=num_heads,
-        num_key_value_heads=num_heads,
+        num_key_value_heads=key_heads or num_heads,
         max_position_embeddings=512,
         pad_token_id=END,
         bos_token_id=END,

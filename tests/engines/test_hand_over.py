@@ -13,8 +13,9 @@ from torch import Tensor
 
 from rlcore.config import LoraConfig, ModelConfig
 from rlcore.contracts.weights import weights_of
+from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.gather import gathered_units
-from rlcore.engines.hf.train.model import Model, ModelKind, load_model
+from rlcore.engines.hf.train.model import ModelKind, load_model
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.shards import Shards, _names_by_unit
 from rlcore.engines.hf.train.state import whole_tensors

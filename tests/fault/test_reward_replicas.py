@@ -1,18 +1,25 @@
 """Reward replicas in separate processes: killed in the middle of a run, and together with an agent in another pool."""
 
 import asyncio
+import contextlib
+import importlib
+import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlcore.plan import RunPlan
 from rlcore.plugins.planning import plan_run
 from rlcore.report import metrics
 from rlcore.runtime.launch import launch
 from rlcore.testing import write_prompts
+from rlcore.testing.leaks import descendants
+from rlcore.testing.packages import importable
 from rlcore.testing.rewards import make_trajectory, score_all
 from rlcore.testing.service import chat_answer, serving
 from rlcore.testing.tiny import write_tiny_classifier
@@ -122,3 +129,91 @@ def test_an_agent_a_reward_model_in_another_pool_and_a_judge_train_together(tmp_
     for row in rows:
         assert row["components"]["helpful"] == 7.0
         assert row["score"] == pytest.approx(row["components"]["liked"] + 0.7, rel=1e-5)
+
+
+FAILING = '''
+from rlcore_reward_loop.models.worker import HfReplica
+
+class FailsOnce(HfReplica):
+    """A replica one of whose followers fails in its third batch, unless the file that it then writes exists."""
+
+    def setup(self):
+        super().setup()
+        mark = self.context.run_dir / "failed"
+        compute, self.batches = self._mesh._engine.outputs, 0
+
+        def outputs(rows):
+            self.batches += 1
+            if self.context.rank == 1 and self.batches == 3 and not mark.exists():
+                mark.write_text("")
+                raise RuntimeError("out of luck")
+            return compute(rows)
+
+        self._mesh._engine.outputs = outputs
+'''
+
+
+def followers(pid: int) -> list[int]:
+    """The processes of ranks, of which under `local` only they use the loopback interface, in the order of their start;
+    the first one leads."""
+    found = []
+    for child in sorted(descendants(pid)):
+        with contextlib.suppress(OSError):
+            if b"GLOO_SOCKET_IFNAME=lo" in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                found.append(child)
+    return found
+
+
+@pytest.mark.parametrize("victim", ["leads", "follows", "fails"])
+def test_a_replica_that_loses_one_of_its_ranks_is_restarted_as_a_whole_and_costs_no_sample(
+    tmp_path: Path, victim: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_tiny_classifier(tmp_path / "classifier")
+    model = {"path": str(path), "tokenizer": "bytes", "threads": 1, "health_s": 0.2, "batch_tokens": 200}
+    mesh = {"data_parallel": 2, "sharding": "fsdp2"}
+    plugin = {
+        "rewards": {"liked": {"kind": "model", "served_by": "reward"}},
+        "models": {"reward": {**model, **mesh}},
+    }
+    plan = plan_run([config_of(tmp_path, plugin)], [])
+    samples = [make_trajectory(index // 4, index % 4, text="so " * (index % 9)) for index in range(60)]
+
+    async def run(plan: RunPlan) -> list[list[ScoredTrajectory]]:
+        async with launch(plan, tmp_path / "run") as live:
+            ranks = followers(os.getpid())
+            assert len(ranks) == 2
+            pending = asyncio.create_task(score_all(live.reward, samples, Lane.TRAIN))
+            await asyncio.sleep(0.02)
+            if victim != "fails":
+                os.kill(ranks[victim == "follows"], signal.SIGKILL)
+            async with asyncio.timeout(100):
+                first = await pending
+                second = await score_all(live.reward, samples, Lane.TRAIN)
+            assert live.reward.metrics()["reward/num_retries"] >= 1
+            assert not set(ranks) & set(followers(os.getpid()))
+            return [first, second]
+
+    changed = failing_in(plan, tmp_path / "site") if victim == "fails" else contextlib.nullcontext(plan)
+    with caplog.at_level(logging.WARNING), changed as started:
+        first, second = asyncio.run(run(started))
+    for scored in (first, second):
+        assert [sample.reward.status for sample in scored] == [RewardStatus.OK] * 60
+    found = [{sample.trajectory.id: sample.reward.score for sample in scored} for scored in (first, second)]
+    assert found[0] == pytest.approx(found[1], rel=1e-5, abs=1e-6)
+    lost = [record.message for record in caplog.records if "lost (" in record.message]
+    rank = 0 if victim == "leads" else 1
+    assert len(lost) == 1
+    assert f"reward[0.{rank}]" in lost[0]
+    assert ("out of luck" in lost[0]) is (victim == "fails")
+
+
+@contextlib.contextmanager
+def failing_in(plan: RunPlan, directory: Path) -> Iterator[RunPlan]:
+    """The plan with another class for the reward model, which its processes import from the directory."""
+    with importable(directory):
+        (directory / "failing_replica.py").write_text(FAILING)
+        cls = importlib.import_module("failing_replica").FailsOnce
+        workers = [
+            replace(worker, cls=cls) if worker.request.role.name == "reward" else worker for worker in plan.workers
+        ]
+        yield replace(plan, workers=tuple(workers))

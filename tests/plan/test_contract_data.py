@@ -86,6 +86,7 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (WorkerRequest, "settings"): ("needs a str", [None, 3]),
     (WorkerRequest, "shared_prefix"): ("needs one of planned, none, tree, cache", ["trie", None, True]),
     (WorkerRequest, "takes_adapter"): ("needs True or False", ["yes", 1, None]),
+    (WorkerRequest, "trains"): ("needs True or False", ["yes", 1, None]),
     (WorkerRequest, "spec"): ("needs an instance of a frozen dataclass, or None", ["m", {}, RewardModel, Melting()]),
     (RewardModel, "path"): (TEXT, ["", None, Path("m")]),
     (RewardModel, "tokenizer"): ("needs a str", [None, 3]),

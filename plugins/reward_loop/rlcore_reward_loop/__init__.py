@@ -1,6 +1,7 @@
 """An rlcore plugin: rewards from services, judges and reward models, in addition to functions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlcore import (
     BuildContext,
@@ -17,20 +18,25 @@ from rlcore import (
     WorkerRequest,
     hookimpl,
 )
+from rlcore.contracts.model_files import model_directory, model_shape, num_parameters
+from rlcore.contracts.requests import ModelFacts
 from rlcore.contracts.reward_models import RewardModel
-from rlcore_reward_loop.checks import WHERE, check
+from rlcore_reward_loop.checks import WHERE, check, check_scores
 from rlcore_reward_loop.models.worker import HfReplica
-from rlcore_reward_loop.settings import RewardLoopSettings
+from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings
 
 NAME = "reward_loop"
 MAIN_POOL = WorkerRequest.pool
+BYTES = {"float32": 4.0, "bfloat16": 2.0}
+"""Bytes per parameter of a model on transformers."""
 
 
 def requests(config: RunConfig, section: RewardLoopSettings) -> Sequence[WorkerRequest]:
     """The replicas of every reward model, each model a role; they may die and are restarted."""
     check(config, section)
-    return [
-        WorkerRequest(
+    found = []
+    for name, model in section.models.items():
+        request = WorkerRequest(
             Role(name, RewardReplica),
             model.backend,
             pool=model.pool,
@@ -42,8 +48,25 @@ def requests(config: RunConfig, section: RewardLoopSettings) -> Sequence[WorkerR
             spec=reward_model(section, name),
             settings=f"{WHERE}.models.{name}",
         )
-        for name, model in section.models.items()
-    ]
+        found.append(computed_here(request, model) if model.backend == "hf" else request)
+    return found
+
+
+def computed_here(request: WorkerRequest, model: ModelSettings) -> WorkerRequest:
+    """The request with its ranks and, as far as the model's files are on this machine, facts for its memory."""
+    directory, engine = model_directory(model.path), model.engine()
+    facts = ModelFacts(num_parameters(directory), model_shape(directory))
+    if model.data_parallel > 1:
+        check_scores(model.path, directory, request.settings)
+    return replace(
+        request,
+        ranks=model.data_parallel,
+        engine=engine,
+        trains=False,
+        model=facts,
+        shared_prefix="planned" if model.context_parallel > 1 else "none",
+        bytes_per_parameter=BYTES[model.dtype] / engine.shard_ranks if facts.parameters else 0.0,
+    )
 
 
 def reward_model(section: RewardLoopSettings, name: str) -> RewardModel:
@@ -100,5 +123,5 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 @hookimpl
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
-        WorkerClass(RewardReplica, "hf", HfReplica),
+        WorkerClass(RewardReplica, "hf", HfReplica, context_parallel=True),
     ]

@@ -1,15 +1,20 @@
 """Checks the plugin's settings before anything starts."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlcore import ConfigError, PlanError, RunConfig
-from rlcore.errors import nearest
+from rlcore.contracts.model_files import saved_tensors
+from rlcore.contracts.reward_models import headless, serves_scores
+from rlcore.errors import boundary, nearest
 from rlcore_reward_loop.settings import JudgeSettings, ModelSettings, RewardLoopSettings, RewardSettings
 
 WHERE = "plugins.reward_loop"
+HEAD = "score"
+"""The head of a decoder that classifies sequences."""
 
 
 def check(config: RunConfig, settings: RewardLoopSettings) -> None:
@@ -27,17 +32,41 @@ def check(config: RunConfig, settings: RewardLoopSettings) -> None:
         _check_reward(name, reward, config, settings)
     if config.cluster.device == "cuda":
         for name, model in settings.models.items():
-            _check_devices(f"{WHERE}.models.{name}.gpus", model)
+            _check_devices(f"{WHERE}.models.{name}", model)
     _check_used(settings)
 
 
 def _check_devices(key: str, model: ModelSettings) -> None:
     if model.gpus > 1 and model.gpus != int(model.gpus):
-        raise ConfigError(f"{key}: found {model.gpus:g}; needs a share of one device, or a whole number of them")
+        raise ConfigError(f"{key}.gpus: found {model.gpus:g}; needs a share of one device, or a whole number of them")
     if model.backend == "hf" and model.gpus > 1:
         raise ConfigError(
-            f"{key}: found {model.gpus:g}, and backend=hf computes on one; needs at most 1, or another backend"
+            f"{key}.gpus: found {model.gpus:g}, and backend=hf computes on one; needs at most 1, for several devices "
+            f"with {key}.data_parallel={model.gpus:g} {key}.sharding=fsdp2, or another backend"
         )
+    if model.data_parallel > 1 and model.gpus != 1:
+        raise ConfigError(
+            f"{key}.gpus: found {model.gpus:g}, and data_parallel={model.data_parallel} ranks exchange what they "
+            f"compute, each on a whole device; needs {key}.gpus=1, or data_parallel=1"
+        )
+
+
+def check_scores(path: str, directory: Path, key: str) -> None:
+    """ConfigError when the files of a model of several ranks are on this machine, and without a head that they
+    compute; `key` names the model's settings."""
+    if not (directory / "config.json").is_file():
+        return
+    with boundary(f"reward model '{path}': reading its config.json and its safetensors files", ConfigError):
+        architectures = json.loads((directory / "config.json").read_text("utf-8")).get("architectures") or ()
+        names = saved_tensors(directory)
+    serves_scores(path, architectures, ["model"])
+    if any(name.startswith("classifier.") for name in names):
+        raise ConfigError(
+            f"{key}.path: '{path}' has a head 'classifier', and several ranks compute the head 'score' of a decoder; "
+            f"needs such a model, or {key}.data_parallel=1"
+        )
+    if names and f"{HEAD}.weight" not in names:
+        raise headless(path, f"{HEAD}.weight")
 
 
 def _check_service(name: str, settings: RewardLoopSettings) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlcore import option
+from rlcore import EngineConfig, option
 
 JUDGE_TEMPLATE = """Judge the response to a request.
 
@@ -69,13 +69,22 @@ class ModelSettings:
     pool: str = "reward"
     """A pool for reward models, or main to share the actor's."""
     replicas: int = option(1, at_least=1)
-    """Processes that serve it."""
+    """Servers of the model, each in a separate process or, with `data_parallel`, in several."""
+    data_parallel: int = option(1, used_when="backend == 'hf'", at_least=1)
+    """Processes of each replica, one device each, which score shares of its batches together."""
+    sharding: Literal["none", "fsdp2"] = option("none", used_when="data_parallel != 1")
+    """fsdp2: each rank of a replica reads and keeps a shard of the weights; none: each keeps all of them."""
+    dp_replicate: int = option(1, at_least=1, used_when="sharding == 'fsdp2'")
+    """Copies of the sharded weights in a replica, each over equally many neighbouring ranks, like
+    `actor.dp_replicate`."""
+    context_parallel: int = option(1, at_least=1, used_when="data_parallel != 1")
+    """Neighbouring ranks that hold slices of the same conversations, like `actor.context_parallel`."""
     gpus: float = option(1.0, used_when="cluster.device == 'cuda'", at_least=0)
-    """Devices of each replica. Several: an engine that spans them."""
+    """Devices of each replica, with `data_parallel` of each rank. Several: an engine that spans them."""
     cpus: float = option(1.0, at_least=0)
-    """Of each replica."""
+    """Of each replica, with `data_parallel` of each rank."""
     threads: int = option(0, at_least=0)
-    """Compute threads of each replica; 0: `cluster.threads`."""
+    """Compute threads of each replica, with `data_parallel` of each rank; 0: `cluster.threads`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
     label: int = option(0, at_least=0)
@@ -85,7 +94,7 @@ class ModelSettings:
     max_tokens: int = option(4096, at_least=1)
     """A longer conversation is a failed sample."""
     batch_tokens: int = option(16384, used_when="backend == 'hf'", at_least=1)
-    """Tokens, padding included, of one forward pass."""
+    """Tokens, padding included, of one forward pass of a rank."""
     batch_wait_s: float = option(0.003, used_when="backend == 'hf'", at_least=0)
     """Seconds that an idle replica waits for more requests to batch with a first one."""
     concurrency: int = option(256, at_least=1)
@@ -98,6 +107,18 @@ class ModelSettings:
     """Seconds between health checks of a replica that failed."""
     options: dict[str, Any] = field(default_factory=dict, metadata={"used_when": "backend != 'hf'"})
     """Arguments of the backend's engine."""
+
+    def engine(self, *, offload: bool = False) -> EngineConfig:
+        """The settings of `backend=hf` in the form of the core's engine."""
+        return EngineConfig(
+            dtype=self.dtype,
+            offload=offload,
+            data_parallel=self.data_parallel,
+            sharding=self.sharding,
+            dp_replicate=self.dp_replicate,
+            context_parallel=self.context_parallel,
+            micro_batch_tokens=self.batch_tokens,
+        )
 
 
 def health_limit_s(settings: ModelSettings) -> float:

@@ -27,7 +27,7 @@ from rlcore.engines.hf.train.flops import update_flops
 from rlcore.engines.hf.train.gather import gathered_adapter, gathered_units
 from rlcore.engines.hf.train.loss_scale import LossScale
 from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, ReadMetrics
-from rlcore.engines.hf.train.model import ModelKind, PolicyModel, ValueModel
+from rlcore.engines.hf.train.model import AnyModel, ModelKind, PolicyModel, ValueModel
 from rlcore.engines.hf.train.offload import Offload
 from rlcore.engines.hf.train.optimizer import MasterAdamW, check_schedule, learning_rate
 from rlcore.engines.hf.train.ranks import Ranks
@@ -56,7 +56,7 @@ class TrainEngine:
     def __init__(
         self,
         kind: ModelKind | str,
-        model: ModelConfig | PolicyModel | ValueModel,
+        model: ModelConfig | AnyModel,
         config: EngineConfig,
         loss: Loss | None,
         *,
@@ -291,11 +291,11 @@ class TrainEngine:
         """num_parameters, num_trainable, context_length and vocabulary (or None)."""
         return self.model.facts()
 
-    def _score(self, model: PolicyModel | ValueModel, batch: Batch, micro_batch_tokens: int) -> Float32s:
+    def _score(self, model: AnyModel, batch: Batch, micro_batch_tokens: int) -> Float32s:
         return np.asarray(self._scores(model, batch, micro_batch_tokens)[0])
 
-    def _scores(self, model: PolicyModel | ValueModel, batch: Batch, most: int, entropy: bool = False) -> Float32s:
-        """(1, B, T) scores, or (2, B, T) with the entropy behind them."""
+    def _scores(self, model: AnyModel, batch: Batch, most: int, entropy: bool = False) -> Float32s:
+        """(K, B, T) scores as `rlcore.engines.hf.train.score.score`, of the rows of all ranks."""
         with self._offload.weights(), self._by_layers():
             scores_KBT = score(
                 model,

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 from rlcore.engines.hf.load_saved import MODEL_DIR
+from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.gather import gathered_adapter
-from rlcore.engines.hf.train.model import Model
 from rlcore.engines.hf.train.optimizer import MasterAdamW
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.shards import Shards

@@ -4,7 +4,8 @@ from itertools import chain
 
 from torch import nn
 
-from rlcore.engines.hf.train.model import Model, PolicyModel, ValueModel
+from rlcore.engines.hf.train.backbone import Model
+from rlcore.engines.hf.train.model import PolicyModel, ValueModel
 from rlcore.engines.hf.train.ranks import shared_tokens
 from rlcore.types import Batch, SharedPrefix
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rlcore.engines.hf.train.model import Model
+from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.sharded_tensors import gathered
 from rlcore.engines.hf.train.shards import Shards
 from rlcore.engines.hf.train.state import buffers_of, merged_weights, tensors_of, whole_tensors

@@ -72,10 +72,16 @@ class MicroBatch:
 
     def of_all(self, first_N: Tensor, second_N: Tensor) -> tuple[Tensor, Tensor]:
         """Values of all loss tokens from those that this rank predicts; all ranks of a context group must call this."""
-        if self.context is None or self.packed.part is None:
+        if self.context is None:
             return first_N, second_N
-        first_N, second_N = self.packed.part.whole(torch.stack([first_N, second_N])).unbind()
+        first_N, second_N = self.whole(torch.stack([first_N, second_N])).unbind()
         return first_N, second_N
+
+    def whole(self, scores_SN: Tensor) -> Tensor:
+        """The same for S kinds of scores."""
+        if self.context is None or self.packed.part is None:
+            return scores_SN
+        return self.packed.part.whole(scores_SN)
 
     @cached_property
     def advantages_BT(self) -> Tensor:

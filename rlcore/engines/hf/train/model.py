@@ -6,8 +6,6 @@ Letters: B rows, T positions, N chosen (row, position) pairs, H hidden size.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlcore.config import LoraConfig, ModelConfig
 from rlcore.engines.hf.train.adapter import add_adapter, checkpoint_gradients
-from rlcore.engines.hf.train.compiled import CompiledLayers
-from rlcore.engines.hf.train.gradients import Masters, adding_gradients, sum_holder
+from rlcore.engines.hf.train.backbone import Model
+from rlcore.engines.hf.train.classifier_model import ClassifierModel, check_classifier
+from rlcore.engines.hf.train.gradients import sum_holder
 from rlcore.engines.hf.train.head import Head, check_head, find_head, token_scores
-from rlcore.engines.hf.train.prefixes import cache_hidden
 from rlcore.engines.hf.train.rounding import HALF
 from rlcore.engines.hf.train.sharded_load import Rows, open_rows, take_rows
 from rlcore.engines.hf.train.sharded_tensors import put
@@ -34,9 +32,7 @@ from rlcore.engines.hf.train.stored_weights import (
     start_masters,
 )
 from rlcore.engines.hf.train.tensor_names import check_tensors
-from rlcore.engines.hf.train.tree import attending_to_trees, tree_hidden
 from rlcore.errors import CheckpointError, ConfigError, boundary
-from rlcore.types import SharedPrefix
 
 if TYPE_CHECKING:
     from rlcore.engines.hf.train.microbatch import MicroBatch
@@ -57,109 +53,8 @@ class ModelKind(StrEnum):
     """Its log-probability given the tokens before it."""
     VALUE = "value"
     """The value of the state before it is sampled."""
-
-
-class Model(nn.Module):
-    """A transformers model with our head, for training, scoring and sampling.
-
-    It is always in evaluation mode, so that log-probs mean the same wherever they are computed; `training_mode` turns
-    on only what training needs.
-    """
-
-    owns_transformer: bool = True
-    """True if the transformer's weights belong to this model; False if it shares another's trunk."""
-
-    def __init__(self, transformer: Any, adapter: Any = None) -> None:
-        super().__init__()
-        self.transformer = transformer
-        self.compiled: CompiledLayers | None = None
-        self._masters: Masters | None = None
-        # In a tuple, so that torch does not register it: its parameters are those of `transformer`.
-        self._adapter = (adapter,)
-        self.eval()
-
-    @property
-    def adapter(self) -> Any:
-        """The peft model around `transformer`, or None."""
-        return self._adapter[0]
-
-    @property
-    def context_length(self) -> int | None:
-        """Tokens that the window holds; None if the model's configuration does not say."""
-        window = getattr(self.transformer.config.get_text_config(), "max_position_embeddings", None)
-        return int(window) if window else None
-
-    def facts(self) -> dict[str, Any]:
-        """num_parameters, num_trainable, context_length and vocabulary (or None)."""
-        return {
-            "num_parameters": sum(parameter.numel() for parameter in self.parameters()),
-            "num_trainable": sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad),
-            "context_length": self.context_length,
-            "vocabulary": getattr(self.transformer.config.get_text_config(), "vocab_size", None),
-        }
-
-    def hidden_at(self, micro: MicroBatch) -> Tensor:
-        """(N, H) hidden states from which the loss tokens are predicted: for a token at t of a row, that at t - 1.
-
-        In a context group N are those that this rank predicts.
-
-        Rows are padded on the right, and attention is causal, so no token sees padding and no mask is needed.
-        """
-        if micro.shared_prefix is SharedPrefix.TREE:
-            return tree_hidden(self.transformer, micro.packed)
-        if micro.shared_prefix is SharedPrefix.CACHE:
-            return cache_hidden(self.transformer, micro.padded)
-        hidden_BTH = self.transformer.base_model(input_ids=micro.token_ids_BT, use_cache=False).last_hidden_state
-        return torch.index_select(hidden_BTH.flatten(0, 1), 0, micro.flat_N - 1)
-
-    @contextmanager
-    def attending(self, shared_prefix: SharedPrefix) -> Iterator[None]:
-        """Context with the attention that `shared_prefix` needs, and compiled layers if the model has them; backward
-        passes belong inside, too."""
-        attention = attending_to_trees(self.transformer) if shared_prefix is SharedPrefix.TREE else nullcontext()
-        with nullcontext() if self.compiled is None else self.compiled.used(), attention:
-            yield
-
-    @contextmanager
-    def training_mode(self) -> Iterator[None]:
-        """Context with gradient checkpointing and the adapter's dropout enabled; the model's dropout stays off.
-
-        Noisy log-probs would make importance ratios noise, so `model.train()` is never called.
-        """
-        from transformers.modeling_layers import GradientCheckpointingLayer
-
-        switched = [
-            module
-            for name, module in self.named_modules()
-            if isinstance(module, GradientCheckpointingLayer) or "lora_dropout" in name
-        ]
-        for module in switched:
-            module.training = True
-        try:
-            yield
-        finally:
-            for module in switched:
-                module.training = False
-
-    @contextmanager
-    def adding_gradients(self, masters: Masters) -> Iterator[None]:
-        """Context in which weight gradients are accumulated in place; backward passes belong inside, too.
-
-        `masters`: those of half-precision weights, which get their gradients. Compiled layers accumulate as torch does.
-        """
-        if self.compiled is not None:
-            yield
-            return
-        with adding_gradients(self, masters):
-            self._masters = masters
-            try:
-                yield
-            finally:
-                self._masters = None
-
-    def without_adapter(self) -> Any:
-        """Context with the adapter disabled: the model that training started from."""
-        return self.adapter.disable_adapter() if self.adapter is not None else nullcontext()
+    CLASSIFIER = "classifier"
+    """The outputs of a sequence classifier after the token before it."""
 
 
 class PolicyModel(Model):
@@ -222,6 +117,10 @@ class ValueModel(Model):
         }  # state_dict has shards
 
 
+AnyModel = PolicyModel | ValueModel | ClassifierModel
+"""A model of any `ModelKind`."""
+
+
 def load_model(
     kind: ModelKind,
     model: ModelConfig,
@@ -232,7 +131,7 @@ def load_model(
     gradient_checkpointing: bool = False,
     section: str = "actor",
     path_key: str = "model.path",
-) -> PolicyModel | ValueModel:
+) -> AnyModel:
     """The model of `model.path` on `device`; ConfigError if it cannot be opened or its head is not supported.
 
     Errors name the settings by `section` and the path by `path_key`.
@@ -262,7 +161,7 @@ def load_rows(
     section: str = "actor",
     path_key: str = "model.path",
     mesh: DeviceMesh | None = None,
-) -> tuple[PolicyModel | ValueModel, Rows]:
+) -> tuple[AnyModel, Rows]:
     """`load_model` without `check_model`; with a mesh this rank's rows of the parameters that the files hold.
 
     These parameters are then placeholders, and the rows have their names. Without a mesh there are no rows.
@@ -291,20 +190,24 @@ def load_rows(
         if (Path(model.path) / VALUE_HEAD_FILE).is_file():
             load_value_head(value_model, Path(model.path))
         return value_model, named
+    if kind == ModelKind.CLASSIFIER:
+        return ClassifierModel(transformer, f"{path_key}='{model.path}'"), named
     return PolicyModel(transformer, find_head(transformer), adapter), named
 
 
-def check_model(model: PolicyModel | ValueModel, path_key: str, path: str, section: str) -> None:
+def check_model(model: AnyModel, path_key: str, path: str, section: str) -> None:
     """ConfigError when activations overflow, or the head is not of the supported form."""
     check_activations(path_key, path, f"{section}.dtype", model.transformer)
     if isinstance(model, PolicyModel):
         check_head(model.transformer, model.head)
+    if isinstance(model, ClassifierModel):
+        check_classifier(model, f"{path_key}='{path}'")
 
 
 def load_masters(
     kind: ModelKind,
     model: ModelConfig,
-    loaded: PolicyModel | ValueModel,
+    loaded: AnyModel,
     path_key: str,
     mesh: DeviceMesh | None = None,
 ) -> dict[str, Tensor]:
@@ -333,20 +236,24 @@ def open_transformer(
     path_key: str = "model.path",
     mesh: DeviceMesh | None = None,
 ) -> Any:
-    """The transformers model of a directory or hub name: of a value model the backbone, else with its output layer.
+    """The transformers model of a directory or hub name: of a value model the backbone, else with its head.
 
     With a mesh its parameters are as `open_rows` says.
 
     ConfigError when its files lack weights, which transformers would fill with random numbers, or hold tensors that the
     model does not have.
     """
-    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the trainer's
     with boundary(f"{path_key}='{path}'", ConfigError):
         check_stored(path_key, path)
-    opener: Any = AutoModel if kind == ModelKind.VALUE else AutoModelForCausalLM
+    openers: dict[ModelKind, Any] = {
+        ModelKind.VALUE: AutoModel,
+        ModelKind.CLASSIFIER: AutoModelForSequenceClassification,
+        ModelKind.CAUSAL_LM: AutoModelForCausalLM,
+    }
     with boundary(f"{path_key}='{path}'", ConfigError):
         arguments: dict[str, Any] = {
             "revision": revision,
@@ -356,11 +263,11 @@ def open_transformer(
             "ignore_mismatched_sizes": True,  # checked below, where they are named
         }
         if mesh is None:
-            model, loaded = opener.from_pretrained(path, output_loading_info=True, **arguments)
+            model, loaded = openers[kind].from_pretrained(path, output_loading_info=True, **arguments)
         else:
-            model, loaded = open_rows(opener, path, mesh, **arguments)
+            model, loaded = open_rows(openers[kind], path, mesh, **arguments)
     check_not_quantised(path_key, path, getattr(model.config, "quantization_config", None))
-    check_tensors(f"{path_key}='{path}'", type(model).__name__, loaded, new_head=kind == ModelKind.VALUE)
+    check_tensors(f"{path_key}='{path}'", type(model).__name__, loaded, new_head=kind != ModelKind.CAUSAL_LM)
     return model
 
 

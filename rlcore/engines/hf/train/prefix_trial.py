@@ -4,9 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.microbatch import MicroBatch
-from rlcore.engines.hf.train.model import Model, PolicyModel
+from rlcore.engines.hf.train.model import PolicyModel
 from rlcore.errors import ConfigError
 from rlcore.types import Batch, Int64s, SharedPrefix, TokenArrays
 

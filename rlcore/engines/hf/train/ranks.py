@@ -38,6 +38,8 @@ SEEN_S, LOOK_S = 30.0, 0.05
 """Timeout until a rank's file is visible to the others, and polling interval."""
 EXCHANGE_S = 21600.0
 """Timeout for a slower rank, the same as the controller's for a call; a dead rank is noticed at once."""
+IDLE_S = 30.0 * 86400.0
+"""Timeout for the first rank's next instruction; between two of them a run may train for hours."""
 
 
 class Ranks:
@@ -53,6 +55,7 @@ class Ranks:
             raise ConfigError(f"context_parallel={context_parallel}: {num} ranks; needs a number that divides them")
         self.rank, self.num, self.device = rank, num, device
         self._groups: dict[tuple[tuple[int, ...], ...], Any] = {}
+        self._idle: Any = None
         with boundary(f"rank {rank} of {num}: meeting the others at {rendezvous}", WorkerError):
             store, *_ = next(rendezvous_at(rendezvous, rank, num, timeout=timedelta(seconds=MEET_S)))
             store.set(f"here/{rank}", "yes")
@@ -139,6 +142,21 @@ class Ranks:
             json.loads(bytes(parameter[:size].cpu().numpy()))
             for parameter, size in zip(everything, sizes.tolist(), strict=True)
         ]
+
+    def instructed(self, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The first rank's value on every rank, sent as JSON; the others pass None and wait without their device.
+
+        All ranks must call this. WorkerError on ranks whose first rank has ended.
+        """
+        with boundary(f"rank {self.rank} of {self.num}: the next instruction of the first", WorkerError):
+            if self._idle is None:
+                self._idle = dist.new_group(timeout=timedelta(seconds=IDLE_S), backend="gloo")
+            sent = bytearray(b"" if value is None else json.dumps(value).encode())
+            size = torch.tensor([len(sent)])
+            dist.broadcast(size, 0, group=self._idle)
+            text = torch.frombuffer(sent, dtype=torch.uint8) if sent else torch.zeros(int(size), dtype=torch.uint8)
+            dist.broadcast(text, 0, group=self._idle)
+            return dict(json.loads(bytes(text.numpy())))
 
     def close(self) -> None:
         """Leave the process groups."""

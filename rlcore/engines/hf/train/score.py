@@ -1,4 +1,4 @@
-"""Log-probs, their entropy, and values of a batch, without gradients."""
+"""Log-probs, their entropy, values and outputs of a batch, without gradients."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,17 @@ import numpy as np
 import torch
 
 from rlcore.data.batch import select
+from rlcore.engines.hf.train.classifier_model import ClassifierModel
 from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.microbatch import MicroBatch
-from rlcore.engines.hf.train.model import PolicyModel, ValueModel
+from rlcore.engines.hf.train.model import AnyModel
 from rlcore.engines.hf.train.shards import idle
 from rlcore.types import Batch, Float32s, Int64s, SharedPrefix
 
 
 @torch.no_grad()
 def score(
-    model: PolicyModel | ValueModel,
+    model: AnyModel,
     batch: Batch,
     micro_batches: Sequence[Int64s],
     *,
@@ -25,12 +26,13 @@ def score(
     context: ContextGroup | None = None,
     with_entropy: bool = False,
 ) -> Float32s:
-    """(K, B, T) log-probs or values of the loss tokens of the rows in `micro_batches`, 0 elsewhere.
+    """(K, B, T) scores of the loss tokens of the rows in `micro_batches`, 0 elsewhere.
 
-    K is 1, or 2 `with_entropy`: log-probs, then entropies in nats. A micro-batch without rows is computed to keep up
-    with other ranks, and its scores are discarded.
+    K is 1 for log-probs and values, 2 `with_entropy`: log-probs, then entropies in nats. For a classifier it is the
+    number of outputs. A micro-batch without rows is computed to keep up with other ranks, and its scores are discarded.
     """
-    scores_KBT = np.zeros((1 + with_entropy, *batch.tokens.loss_mask_BT.shape), dtype=np.float32)
+    num = model.num_outputs if isinstance(model, ClassifierModel) else 1 + with_entropy
+    scores_KBT = np.zeros((num, *batch.tokens.loss_mask_BT.shape), dtype=np.float32)
     with model.attending(shared_prefix):
         for rows in micro_batches:
             micro = MicroBatch(select(batch, rows) if len(rows) else idle(batch), device, shared_prefix, context)

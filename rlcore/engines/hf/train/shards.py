@@ -21,8 +21,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlcore.data.batch import select
+from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.microbatch import MicroBatch
-from rlcore.engines.hf.train.model import Model
 from rlcore.engines.hf.train.prefix_trial import two_groups
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.sharded_load import Rows, fill, forget
@@ -174,8 +174,8 @@ class Shards:
                 for parameter in group.fsdp_params:
                     if here:
                         parameter.reset_sharded_param()
-                    else:  # its cached copies would stay on the device
-                        parameter._sharded_param_data = parameter.sharded_param._local_tensor.view(-1)
+                    else:  # a cached copy would stay on the device, and hide from FSDP that the shard needs padding
+                        parameter._sharded_param_data = parameter.sharded_param._local_tensor.new_empty(0)
 
 
 def _names_by_unit(model: Model, units: Sequence[Any]) -> list[frozenset[str]]:

@@ -8,14 +8,7 @@ from torch import Tensor
 
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.engines.hf.train.compiled import CompiledLayers
-from rlcore.engines.hf.train.model import (
-    ModelKind,
-    PolicyModel,
-    ValueModel,
-    check_model,
-    load_masters,
-    load_rows,
-)
+from rlcore.engines.hf.train.model import AnyModel, ModelKind, check_model, load_masters, load_rows
 from rlcore.engines.hf.train.prefix_trial import check_context, check_shared_prefix
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.sharded_load import Rows
@@ -27,14 +20,14 @@ from rlcore.types import SharedPrefix
 class Started:
     """The model, its shards if it is sharded, and the initial values of masters by parameter name."""
 
-    model: PolicyModel | ValueModel
+    model: AnyModel
     shards: Shards | None
     masters: dict[str, Tensor]
 
 
 def start_model(
     kind: ModelKind,
-    model: ModelConfig | PolicyModel | ValueModel,
+    model: ModelConfig | AnyModel,
     config: EngineConfig,
     ranks: Ranks | None,
     device: torch.device,

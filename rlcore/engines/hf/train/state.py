@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from rlcore.engines.hf.load_saved import ADAPTER_DIR, MODEL_DIR
 from rlcore.engines.hf.train import sharded_tensors as parts
-from rlcore.engines.hf.train.model import Model, ValueModel, load_value_head, value_head_file
+from rlcore.engines.hf.train.backbone import Model
+from rlcore.engines.hf.train.model import ValueModel, load_value_head, value_head_file
 from rlcore.engines.hf.train.optimizer import MasterAdamW
 from rlcore.engines.hf.train.sharded_load import from_rows
 from rlcore.engines.hf.train.sharded_tensors import HOST, SavedTensors, put

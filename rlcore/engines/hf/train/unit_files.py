@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlcore.engines.hf.train.model import Model
+from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.shards import Shards
 from rlcore.engines.hf.train.state import INDEX, buffers_of, merged_weights, stored_tensors, transformer_settings
