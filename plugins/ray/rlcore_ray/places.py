@@ -18,8 +18,8 @@ class BundlePlace(NamedTuple):
     spot: int
     """The first one; ranks of different roles at the same spot of a pool share its devices."""
     bundle: int
-    """The reservation on one node: a node's part of the pool if it has a number of nodes, else the spot, or all spots of
-    the widest rank."""
+    """The reservation on one node: a node's part of the pool if it has a number of nodes, else all spots of the
+    widest rank."""
     num_spots: int = 1
     """Above 1 for a rank of several devices that it shares with as many ranks of another role."""
 
