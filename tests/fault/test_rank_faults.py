@@ -1,5 +1,5 @@
 """A rank of the actor that dies: the run ends, says so, names its last checkpoint, and leaves no process. One that is
-stopped is named, and the run completes when it goes on."""
+stopped is named, and the run completes when it continues."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_ranks_end_with_a_killed_driver(tmp_path: Path) -> None:
         wait_for("the end of every process", lambda: not any(map(is_running, everything)), 3.0)
 
 
-def test_the_report_names_the_rank_that_is_stopped_and_the_run_completes_when_it_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named_and_the_run_completes_when_it_continues(tmp_path: Path) -> None:
     log = tmp_path / "runs" / "run" / "log.txt"
     with training(tmp_path, **{"cluster.stuck_s": 3, "train.max_steps": 40}) as run:
         ranks = ranks_of(run.pid)

@@ -96,7 +96,7 @@ def test_a_replica_on_devices_without_ranks_is_refused(tmp_path: Path) -> None:
 @pytest.mark.xdist_group("machine")
 @NEEDS_RAY
 def test_a_replica_sees_the_devices_of_its_ranks(tmp_path: Path) -> None:
-    """In a process of its own, since Ray keeps descriptors open in the one that started it."""
+    """In a separate process, since Ray keeps descriptors open in the one that started it."""
     start = f"import pathlib, {__name__} as test; test.start(pathlib.Path({str(tmp_path)!r}))"
     command = [sys.executable, "-c", start]
     done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=240, check=False)
