@@ -46,6 +46,13 @@ SETUP = 0
 """Number of the call that creates the object; method calls start at 1."""
 
 
+WHERE = 1 << 63
+"""Bit of the number of a question where the main thread is; it is answered while that thread computes or waits."""
+
+
+MOST_FRAMES = 200
+
+
 CLOSE_GRACE_S = 1.0
 """Seconds that a child may take to exit after the parent closed the pipe."""
 
@@ -147,10 +154,23 @@ def end_group() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def frames_of_main() -> list[tuple[str, int, str]]:
+    """File, line and function of each frame of the main thread, the innermost first."""
+    frames: list[tuple[str, int, str]] = []
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and len(frames) < MOST_FRAMES:
+        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return frames
+
+
 def read_calls(pipe: Pipe, calls: "queue.SimpleQueue[tuple[int, bytes] | None]") -> None:
     """Feed `calls` until the pipe ends; then give the main thread CLOSE_GRACE_S, and exit."""
     while (call := pipe.read()) is not None:
-        calls.put(call)
+        if call[0] & WHERE:
+            pipe.answer(call[0], OK, frames_of_main())
+        else:
+            calls.put(call)
     calls.put(None)
     threading.Event().wait(CLOSE_GRACE_S)
     end_group()

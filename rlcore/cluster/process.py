@@ -1,7 +1,9 @@
 """The controller's side of a worker in a separate child process: see `rlcore.cluster.serve` for what runs in one."""
 
 import asyncio
+import itertools
 import logging
+import os
 import pickle
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -9,8 +11,10 @@ from typing import Any
 
 from rlcore.cluster.answers import OK, OURS, error_class
 from rlcore.cluster.child import ChildProcess, PendingCall
+from rlcore.cluster.child_main import WHERE
 from rlcore.cluster.environment import inherited, start_message
 from rlcore.cluster.rank_answers import answers_of_ranks
+from rlcore.cluster.rank_lines import ANSWER_S, RankLine, difference, line_of
 from rlcore.cluster.serve import BUILD, CALL, CANCEL, CLOSE, ITEM, MORE, STREAM, STREAM_ITEMS
 from rlcore.cluster.shared_arrays import ArrayLink, Message
 from rlcore.cluster.streams import merged
@@ -34,6 +38,7 @@ class WorkerProcess(ChildProcess):
         super().__init__(name, 1, MAX_MESSAGE_BYTES, {**inherited(None), **environment}, descriptors)
         self._rank = rank
         self._items: dict[int, asyncio.Queue[Any]] = {}
+        self._questions = itertools.count(WHERE)
 
     async def start(self) -> None:
         """Spawn it; WorkerError when that fails."""
@@ -95,6 +100,22 @@ class WorkerProcess(ChildProcess):
                 self._post(number, pickle.dumps((CANCEL,)))
                 await asyncio.wait({call.future}, timeout=close_s)
             del self._items[number]
+            self._forget(number, call)
+
+    async def line(self) -> RankLine:
+        """The line at which its main thread is; a process that is stopped does not answer."""
+        where = RankLine(self.pid, os.uname().nodename)
+        if not self.alive:
+            return where
+        number, answer = next(self._questions), asyncio.get_running_loop().create_future()
+        call = self._calls[number] = PendingCall(answer, float("inf"), float("inf"), "")
+        try:
+            self._post(number, b"")
+            async with asyncio.timeout(ANSWER_S):
+                return RankLine(where.pid, where.host, line_of(await answer))
+        except (TimeoutError, RlcoreError):
+            return where
+        finally:
             self._forget(number, call)
 
     def _open(self, message: Message, where: str, deadline_s: float) -> tuple[int, PendingCall]:
@@ -191,6 +212,10 @@ class ProcessBody:
             async with aclosing(merged(streams)) as items:
                 async for result in items:
                     yield result
+
+    async def difference(self) -> str:
+        """The ranks that do not answer or are at other lines than the rest, for a report of a call that hangs."""
+        return difference(await asyncio.gather(*(process.line() for process in self._processes)))
 
     async def ended(self) -> str:
         """See `ReplicaBody.ended`."""

@@ -185,6 +185,11 @@ class Replica(Generic[W]):
         found = await self.seat.body.call(self._role, method.__name__, args, kwargs, whose, self._deadlines.call_s)
         return checked_result(whose, getattr(self._interface, method.__name__), found)
 
+    async def difference(self) -> str:
+        """The ranks that do not answer or are at other lines than the rest; empty on a cluster that cannot ask."""
+        ask = getattr(self.seat.body, "difference", None)
+        return str(await ask()) if ask is not None else ""
+
     async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """The items of an async-generator method; the generator is closed with this one."""
         whose = self._where(method)

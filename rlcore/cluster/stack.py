@@ -35,7 +35,7 @@ class StackDump:
 
         Uses the innermost frame outside Python's standard library, if there is one.
         """
-        theirs = [frame for frame in self._main if not _of_python(frame[0])]
+        theirs = [frame for frame in self._main if not of_python(frame[0])]
         frames = [frame for frame in theirs if frame[0] != OURS] or self._main
         if not frames:
             return ""
@@ -43,5 +43,6 @@ class StackDump:
         return f"; now at {file}:{line} in {function}"
 
 
-def _of_python(file: str) -> bool:
+def of_python(file: str) -> bool:
+    """True for a file of Python's standard library."""
     return file.startswith("<") or (file.startswith(LIBRARY) and not file.startswith(SITE))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 
 @cache
@@ -58,10 +58,11 @@ def libraries() -> tuple[str, ...]:
     return tuple(package["library"] for package in _catalog()["package"] if "library" in package)
 
 
-def device_share_key() -> str:
-    """The config key for the share of a device that the preferred GPU rollout backend reserves."""
+def rollout_key(name: Literal["device_share", "replica_devices", "without_graphs"]) -> str:
+    """A config key of the preferred GPU rollout backend: for the share of a device that a replica reserves, the number
+    of a replica's devices, or engines that keep no CUDA graphs while they sleep."""
     package = next(package for package in _catalog()["package"] if "rollout_on_gpus" in package)
-    return f"plugins.{package['plugin']}.{package['device_share']}"
+    return f"plugins.{package['plugin']}.{package[name]}"
 
 
 def rollout_on_gpus() -> tuple[tuple[str, str, str], ...]:

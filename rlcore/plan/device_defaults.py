@@ -12,7 +12,7 @@ from rlcore.config.checks import has_effect, lookup, walk
 from rlcore.config.choices import AUTO, DEVICE, Choice
 from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.plan.activations import BYTES, MicroBatchSize, update_bytes
-from rlcore.plan.catalog import device_share_key, remedy
+from rlcore.plan.catalog import remedy, rollout_key
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
@@ -26,6 +26,7 @@ from rlcore.plan.shared_device import (
     Fit,
     fit_replicas,
     needed_share,
+    replica_devices,
     room_for_replicas,
     shares_device,
     trained_bytes,
@@ -74,7 +75,7 @@ def _always(found: Situation) -> bool:
     return True
 
 
-SHARE = device_share_key()
+SHARE = rollout_key("device_share")
 """The key of the share of a device that replicas reserve."""
 
 ON_CUDA = (
@@ -245,8 +246,8 @@ def _takes_replicas(found: Situation) -> bool:
 
 def _has_devices_for_replicas(found: Situation) -> bool:
     """True if rollout replicas have devices apart from the actor's."""
-    needed = found.config.actor.data_parallel + found.config.rollout.replicas
-    return found.facts.gpus >= needed
+    engines = found.config.rollout.replicas * replica_devices(found.config)
+    return found.facts.gpus >= found.config.actor.data_parallel + engines
 
 
 def _why_embedded(found: Situation) -> str:

@@ -22,6 +22,8 @@ from rlcore.plan.gathered import gathered_bytes, largest_unit
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
+    SHARDS,
+    DeviceMemoryError,
     at_work_bytes,
     embedded_needs,
     frozen_bytes_per_parameter,
@@ -29,8 +31,8 @@ from rlcore.plan.memory import (
     held_bytes,
     is_whole,
     resting_share,
+    too_large,
     update_needs,
-    ways_to_fit,
 )
 from rlcore.plan.sharded_memory import sharded_bytes
 
@@ -226,26 +228,25 @@ def _check_device(roles: DeviceRoles, gpu: int, phases: Phases) -> None:
     for part in (*_parts(roles).values(), ("start",)):
         phase = max(part, key=lambda name: sizes[name])
         if sizes[phase] > usable:
-            raise PlanError(_exceeded(roles, gpu, phase, phases[phase], sizes[phase]))
+            raise _exceeded(roles, gpu, phase, phases[phase], sizes[phase])
 
 
-def _exceeded(roles: DeviceRoles, gpu: int, phase: str, entries: Sequence[RoleBytes], size: int) -> str:
-    """The roles that exceed a device, with the settings that help."""
+def _exceeded(roles: DeviceRoles, gpu: int, phase: str, entries: Sequence[RoleBytes], size: int) -> PlanError:
+    """The error for roles that exceed a device, with the settings that help."""
     serving = phase in PARTS[SERVING]
     word = "starting" if phase == "start" else SERVING if serving else TRAINING
     has = f"{size / GIB:.1f} GiB while {word}"
     if len(entries) == 1:
         (worker,) = (worker for worker in roles.workers if worker.request.role.name == entries[0].role)
-        return (
-            f"role '{entries[0].role}' needs about {has} on device {gpu}, a device has {roles.facts.usable_gpu_text}; "
-            f"{ways_to_fit(*_of(roles, worker))}"
-        )
+        needs = f"role '{entries[0].role}' needs about {has} on device {gpu}"
+        return too_large(f"{needs}, a device has {roles.facts.usable_gpu_text}", *_of(roles, worker))
     parts = ", ".join(f"{entry.role} {(entry.held + entry.working) / GIB:.1f}" for entry in entries)
     rests = ", or set actor.offload=true" if serving and roles.colocated_roles and _may_offload(roles.workers) else ""
-    return (
+    text = (
         f"memory: device {gpu} needs about {has} ({parts} GiB), it has {roles.facts.usable_gpu_text}; give the roles "
         f"separate pools{_lower(roles.workers, entries)}{rests}"
     )
+    return DeviceMemoryError(text, f"{text}, or choose {SHARDS}")
 
 
 def _parts(roles: DeviceRoles) -> Mapping[str, tuple[str, ...]]:

@@ -72,6 +72,25 @@ def plan_layout(config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[
     return LayoutPlan("colocated" if inside else "split", roles, reason)
 
 
+def check_one_node(workers: Sequence[WorkerPlan], pools: Sequence[PoolPlan], facts: Facts) -> None:
+    """PlanError for a rank whose devices would be on several nodes.
+
+    Ranks get neighbouring devices in order. Where the devices of a node are known, and where other roles share those of
+    a pool of several nodes, the devices of a rank divide them.
+    """
+    by_name = {pool.name: pool for pool in pools}
+    for plan in workers:
+        request, pool = plan.request, by_name[plan.request.pool]
+        shared = any(other.request.gpus and other.request.pool == pool.name for other in workers if other is not plan)
+        on_node = (pool.gpus_per_node if shared else 0) if pool.nodes > 1 else facts.gpus_per_node
+        if request.gpus > 1 and on_node and on_node % int(request.gpus):
+            raise PlanError(
+                f"{_who(plan)}: a rank has {request.gpus:g} devices, and a node {on_node}; a rank, an engine with all "
+                f"its devices too, is on one node: needs a number that divides {on_node}, and more replicas or ranks; "
+                f"its class is {plan.offered_by}"
+            )
+
+
 def layout_notes(config: RunConfig, layout: LayoutPlan, sleeping: Sequence[str]) -> list[str]:
     """Notes on a layout that decides nothing, and on roles that share the actor's devices awake."""
     if not layout.name:

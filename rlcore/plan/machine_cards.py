@@ -86,6 +86,7 @@ def facts_of(machine: Machine) -> Facts:
     return Facts(
         cpus=cores,
         gpus=machine.gpus,
+        gpus_per_node=machine.gpus_per_node,
         memory_bytes=host,
         gpu_memory_bytes=size,
         gpu_free_bytes=size,

@@ -18,6 +18,8 @@ class Facts:
 
     cpus: int = 1
     gpus: int = 0
+    gpus_per_node: int = 0
+    """Devices of a node; 0: as far as is known, all are on one."""
     cpu_bfloat16: str = ""
     """Instructions of the CPU for products of bfloat16 matrices; empty: it has none."""
     memory_bytes: int | None = None

@@ -11,7 +11,7 @@ from rlcore.plan.machine_cards import Machine
 from rlcore.plan.machine_times import StepEstimate, StepLayout, StepSize, estimate_step
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.sharded_memory import host_bytes
-from rlcore.plan.shared_device import PROFILE_BYTES, WEIGHTS_FACTOR, cached_bytes_per_token
+from rlcore.plan.shared_device import PROFILE_BYTES, WEIGHTS_FACTOR, cached_bytes_per_token, replica_devices
 
 WORTH = 0.01
 """Minimum share of a step that a setting has to save to be listed."""
@@ -163,12 +163,13 @@ def _settings(
 
 def _candidates(plan: RunPlan, machine: Machine) -> Iterator[list[tuple[str, ...]]]:
     """Overrides by kind. Apart from the schedule, none of them changes what is learned."""
-    config, gpus = plan.config, machine.gpus
+    config, gpus, devices = plan.config, machine.gpus, replica_devices(plan.config)
     counts = sorted({gpus, gpus // 2, 3 * gpus // 4} - {0}, reverse=True)
     layouts = [
-        (f"actor.data_parallel={trainers}", f"rollout.replicas={engines}", *sharding)
+        (f"actor.data_parallel={trainers}", f"rollout.replicas={engines // devices}", *sharding)
         for trainers in counts
         for engines in {trainers, gpus - trainers} - {0}
+        if engines % devices == 0
         for sharding in ((), ("actor.sharding=fsdp2",))
         if trainers > 1 or not sharding
     ]
@@ -180,13 +181,14 @@ def _candidates(plan: RunPlan, machine: Machine) -> Iterator[list[tuple[str, ...
         yield [("actor.offload=false",)]
     yield [(f"rollout.weight_sync={way}",) for way in ("tcp", "nccl") if way != config.rollout.weight_sync]
     if not config.schedule.max_staleness:
-        fitting = [overrides for overrides in layouts if _num_devices(overrides) <= gpus]
+        fitting = [overrides for overrides in layouts if _num_devices(overrides, devices) <= gpus]
         yield [(*overrides, "schedule.max_staleness=1") for overrides in ((), *fitting)]
 
 
-def _num_devices(overrides: Sequence[str]) -> int:
-    """Overrides for ranks and replicas, in separate pools."""
-    return sum(int(override.partition("=")[2]) for override in overrides[:2])
+def _num_devices(overrides: Sequence[str], devices: int) -> int:
+    """Devices of ranks and replicas in separate pools, by the overrides; `devices` of a replica."""
+    ranks, replicas = (int(override.partition("=")[2]) for override in overrides[:2])
+    return ranks + replicas * devices
 
 
 def _step_s(

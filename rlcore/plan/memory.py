@@ -8,13 +8,11 @@ them, keys and values of its rows, a forward pass over their prompts, and logits
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.requests import ModelFacts
-from rlcore.contracts.rollout import ROLLOUT
 from rlcore.contracts.workers import MemoryPlan
 from rlcore.errors import PlanError
 from rlcore.plan.activations import (
@@ -47,8 +45,26 @@ fragments that the next tensor does not fit into (docs/results/performance.md, M
 SAMPLED_LOGITS = 2
 """Arrays with one number per vocabulary entry and sampled row: logits and probabilities."""
 REFERENCE = "reference"
+ACTOR_SETTINGS = ACTOR.name
+"""The section of the actor's settings."""
+SHARDS = "{settings}"
+"""The place of settings in an error."""
 PREFILL_TOKENS = 8192
 """Prompt tokens that generation computes at once: `rlcore.engines.hf.sample.decode.PASS_TOKENS`."""
+
+
+class DeviceMemoryError(PlanError):
+    """A device has too little memory for the plan."""
+
+    def __init__(self, text: str, advice: str, settings: str = ACTOR_SETTINGS, trains: bool = True) -> None:
+        """`advice`: the text with settings that shard the model at `SHARDS`, if there are such settings; `settings`:
+        the section of the engine that is too large; `trains`: False for one that only scores."""
+        super().__init__(text)
+        self._advice, self.settings, self.trains = advice, settings, trains
+
+    def advising(self, settings: str) -> PlanError:
+        """The error with settings that a plan is accepted with."""
+        return PlanError(self._advice.replace(SHARDS, settings))
 
 
 def training_bytes_per_parameter(engine: EngineConfig) -> float:
@@ -249,10 +265,8 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
             size = CONTEXT_BYTES + sum(held_and_working_bytes(plan, size, facts))
             _check_share(plan, size - CONTEXT_BYTES, facts)
         if request.gpus and facts.usable_gpu_bytes is not None and size > facts.usable_gpu_bytes:
-            raise PlanError(
-                f"role '{request.role.name}' needs about {_gib(size)} GiB a rank, a device has "
-                f"{facts.usable_gpu_text}; {ways_to_fit(config, plan, workers, facts)}"
-            )
+            needs = f"role '{request.role.name}' needs about {_gib(size)} GiB a rank, a device has"
+            raise too_large(f"{needs} {facts.usable_gpu_text}", config, plan, workers, facts)
         if size and not request.gpus:
             on_host[request.role.name] = size * request.replicas * request.ranks
     total = sum(on_host.values())
@@ -263,7 +277,7 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
         )
         raise PlanError(
             f"memory: the run needs about {_gib(total)} GiB ({parts}), the machine has {_gib(facts.memory_bytes)}; "
-            f"{ways_to_fit(config, largest, workers, facts)}"
+            f"{_ways_to_fit(config, largest, workers, facts)}"
         )
 
 
@@ -272,11 +286,12 @@ def _check_share(plan: WorkerPlan, size: int, facts: Facts) -> None:
     request = plan.request
     reserved = int(request.device_frac * (facts.gpu_memory_bytes or 0))
     if 0 < reserved < size:
-        raise PlanError(
+        found = (
             f"role '{request.role.name}' reserves {_gib(reserved)} GiB of a device, and its weights take "
             f"{_gib(size)} there; raise the share that {plan.cls.__qualname__} of {plan.provided_by} reserves, give a "
-            "replica more devices, or take a smaller model"
+            "replica more devices"
         )
+        raise DeviceMemoryError(f"{found}, or take a smaller model", f"{found} ({SHARDS}), or take a smaller model")
 
 
 def memory_plans(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mapping[str, int]) -> dict[str, MemoryPlan]:
@@ -291,15 +306,28 @@ def memory_plans(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
     return plans
 
 
-def ways_to_fit(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
-    """The settings that lower a role's memory."""
+def too_large(
+    found: str, config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts
+) -> DeviceMemoryError:
+    """The error for a role that exceeds a device, with the settings that lower its memory."""
+    where = plan.request.settings or plan.request.role.name
+    alone, sharded = (f"{found}; {_ways_to_fit(config, plan, workers, facts, way)}" for way in ("", SHARDS))
+    return DeviceMemoryError(alone, sharded, where, plan.request.trains)
+
+
+def _ways_to_fit(
+    config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts, sharding: str = ""
+) -> str:
+    """The settings that lower a role's memory; `sharding`: those with which it fits in shards."""
     request = plan.request
     served = [
         worker for worker in workers if worker.request.embedded_in == request.role and worker.request.cached_tokens
     ]
     needs = [working_bytes(config, worker, facts.model_of(worker.request)) for worker in (plan, *served)]
-    sharding = _sharding_that_fits(config, plan, workers, facts)
-    return _ways_to_lower(config, plan, max(needs) > needs[0], sharding, _fits_offloaded(config, plan, workers, facts))
+    generation, offload = max(needs) > needs[0], _fits_offloaded(config, plan, workers, facts)
+    usable = facts.usable_gpu_bytes if request.gpus else None
+    shorter = usable is None or CONTEXT_BYTES + held_bytes(plan, facts) <= usable
+    return _ways_to_lower(config, plan, generation, sharding, offload=offload, shorter=shorter)
 
 
 def _fits_offloaded(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> bool:
@@ -326,63 +354,19 @@ def _device_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerP
     return CONTEXT_BYTES + sum(held_and_working_bytes(plan, estimate, facts))
 
 
-def _sharding_that_fits(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
-    """The settings that shard a role over the machine's devices so that it fits; empty if there are none.
-
-    Rollout replicas without a device left share the actor's devices, for which there must be one replica per rank.
-    """
-    ranks = _fewest_ranks(config, plan, workers, facts)
-    if not ranks:
-        return ""
-    where = plan.request.settings or plan.request.role.name
-    settings = f"{where}.data_parallel={ranks} {where}.sharding=fsdp2"
-    replicas = any(worker.request.role == ROLLOUT and not worker.request.embedded_in for worker in workers)
-    crowded = replicas and plan.request.role == ACTOR and ranks + config.rollout.replicas > facts.gpus
-    return settings + (f" rollout.backend={config.rollout.backend} rollout.replicas={ranks}" if crowded else "")
-
-
-def _fewest_ranks(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
-    """The smallest number of ranks with which the role fits in shards; 0 if there is none."""
-    request, engine, usable = plan.request, plan.request.engine, facts.usable_gpu_bytes
-    if engine is None or not request.gpus or usable is None or engine.context_parallel > 1:
-        return 0
-    for ranks in _numbers_of_ranks(config, plan, workers, facts):
-        if ranks < engine.data_parallel or (engine.sharding != "none" and ranks == engine.data_parallel):
-            continue
-        sharded = replace(engine, data_parallel=ranks, sharding="fsdp2", dp_replicate=1)
-        held = training_bytes_per_parameter(sharded) if request.trains else frozen_bytes_per_parameter(sharded)
-        other = replace(plan, request=replace(request, engine=sharded, ranks=ranks, bytes_per_parameter=held))
-        others = [other if worker is plan else worker for worker in workers]
-        changed = replace(config, actor=sharded) if request.role == ACTOR else config
-        if _device_bytes(changed, other, others, facts) <= usable:
-            return ranks
-    return 0
-
-
-def _numbers_of_ranks(
-    config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts
-) -> Sequence[int]:
-    """Numbers of ranks above 1 over which a role could be sharded, in ascending order.
-
-    For a role that trains these are divisors of the number of devices. Replicas of a role that only scores have the
-    devices that other pools leave, or those of the pool that they share.
-    """
-    if plan.request.trains:
-        most = min(facts.gpus, config.actor.minibatch_prompts or config.train.prompts_per_step)
-        return [ranks for ranks in range(2, most + 1) if not facts.gpus % ranks]
-    devices: dict[str, int] = {}
-    for request in (worker.request for worker in workers if worker is not plan and worker.request.embedded_in is None):
-        devices[request.pool] = max(devices.get(request.pool, 0), ceil(request.replicas * request.ranks * request.gpus))
-    most = devices.get(plan.request.pool) or facts.gpus - sum(devices.values())
-    return range(2, most // plan.request.replicas + 1)
-
-
 def _ways_to_lower(
-    config: RunConfig, plan: WorkerPlan, generation: bool, sharding: str = "", offload: bool = False
+    config: RunConfig,
+    plan: WorkerPlan,
+    generation: bool,
+    sharding: str = "",
+    *,
+    offload: bool = False,
+    shorter: bool = True,
 ) -> str:
     """The settings that lower the memory of generation or of an update, without those that are already set.
 
-    `sharding`: those with which the role would fit in shards. `offload`: it would fit with offload.
+    `sharding`: those with which the role would fit in shards. `offload`: it would fit with offload. `shorter`: weights
+    and optimizer state leave room for shorter sequences.
     """
     request = plan.request
     engine, where = request.engine, request.settings or request.role.name
@@ -398,7 +382,7 @@ def _ways_to_lower(
         longest = config.data.max_prompt_tokens + config.rollout.max_tokens
         if engine is not None and engine.micro_batch_tokens > longest:
             lower = [f"{where}.micro_batch_tokens", *lower]
-    ways = [f"lower {', '.join(lower[:-1])} or {lower[-1]}"]
+    ways = [f"lower {', '.join(lower[:-1])} or {lower[-1]}"] if shorter else []
     if engine is not None:
         helps = {
             "gradient_checkpointing=true": not generation and not engine.gradient_checkpointing,
@@ -414,7 +398,7 @@ def _ways_to_lower(
                 "choose a rollout.backend that is not embedded (ranks that sample hold all weights; with "
                 f"rollout.replicas={engine.data_parallel} replicas share the actor's devices)"
             ]
-    return f"{', '.join(ways)}, or take a smaller model"
+    return ", or ".join([", ".join(ways)] * bool(ways) + ["take a smaller model"])
 
 
 def _evaluates_longer(config: RunConfig) -> bool:

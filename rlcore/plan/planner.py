@@ -16,7 +16,7 @@ from rlcore.plan.context_parallel import check_context
 from rlcore.plan.data_parallel import check_ranks
 from rlcore.plan.device_memory import DeviceRoles, memory_of_devices
 from rlcore.plan.device_notes import check_device, device_notes, share_threads
-from rlcore.plan.layout import lay_out, layout_notes, plan_layout
+from rlcore.plan.layout import check_one_node, lay_out, layout_notes, plan_layout
 from rlcore.plan.learning_notes import learning_notes
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
@@ -126,6 +126,7 @@ def _placed(
     workers, reason = lay_out(config, workers, facts, abilities)
     pools = make_pools(config, offers, workers, facts, abilities)
     check_copies(workers, pools)
+    check_one_node(workers, pools, facts)
     return workers, pools, plan_layout(config, pools, workers, reason)
 
 

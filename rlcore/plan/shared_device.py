@@ -6,10 +6,13 @@ sleeping ones. `rlcore.plan.colocation` checks both again with all roles of the 
 """
 
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from rlcore.config import RunConfig
+from rlcore.config.checks import lookup
 from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.plan.activations import BYTES, MicroBatchSize, update_bytes
+from rlcore.plan.catalog import rollout_key
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
@@ -32,7 +35,7 @@ fewer."""
 WEIGHTS_FACTOR, PROFILE_BYTES = 1.1, 2 * GIB
 """Factor on an engine's weights for derived copies, and the activations of its largest prefill."""
 ASLEEP_BYTES = 2 * GIB
-"""Memory that an engine does not release while it sleeps; its plugin states the exact figure."""
+"""Memory that an engine with CUDA graphs does not release while it sleeps; its plugin states the exact figure."""
 HOST_SHARE = 0.8
 """Share of the host's memory that offloaded state may fill."""
 
@@ -48,17 +51,30 @@ class Fit:
 
 
 def shares_device(config: RunConfig, facts: Facts) -> bool:
-    """True if replicas would get the actor's devices: one for each of its ranks, and a schedule in which they sleep.
+    """True if replicas would get the actor's devices: all of them together as many as it has ranks, and a schedule in
+    which they sleep. A replica of several devices spans those of neighbouring ranks.
 
     If the user declares pools, these decide.
     """
     cluster, schedule = config.cluster, config.schedule
-    ranks, replicas = config.actor.data_parallel, config.rollout.replicas
+    ranks, devices = config.actor.data_parallel, config.rollout.replicas * replica_devices(config)
     declared = cluster.pools or config.rollout.pool or cluster.train_pool != type(cluster)().train_pool
     if declared or cluster.layout == "split" or schedule.max_staleness or schedule.stream_minibatches:
         return False
-    crowded = facts.gpus < ranks + replicas
-    return replicas == ranks <= facts.gpus and (crowded or cluster.layout == "colocated")
+    crowded = facts.gpus < ranks + devices
+    return devices == ranks <= facts.gpus and (crowded or cluster.layout == "colocated")
+
+
+def replica_devices(config: RunConfig) -> int:
+    """Devices of a replica, as the settings of the GPU backend say; 1 if its plugin is not enabled."""
+    return int(_setting(config, "replica_devices", 1))
+
+
+def _setting(config: RunConfig, name: Literal["replica_devices", "without_graphs"], otherwise: Any) -> Any:
+    try:
+        return lookup(config, rollout_key(name))
+    except KeyError:
+        return otherwise
 
 
 def fit_replicas(
@@ -100,7 +116,7 @@ def needed_share(config: RunConfig, facts: Facts, *, is_chosen: bool = False) ->
 
     For replicas that the user chose: of the one row that an engine must have room for, the longest.
     """
-    shape, dtype = facts.shape, config.actor.dtype
+    shape, dtype, devices = facts.shape, config.actor.dtype, replica_devices(config)
     if shape is None or not facts.gpu_memory_bytes:
         return 1.0
     samples = config.train.prompts_per_step * config.rollout.samples_per_prompt
@@ -109,7 +125,7 @@ def needed_share(config: RunConfig, facts: Facts, *, is_chosen: bool = False) ->
     row = config.data.max_prompt_tokens + config.rollout.max_tokens // 2
     tokens = _longest(config) if is_chosen else rows * row
     cached = tokens * cached_bytes_per_token(shape, dtype)
-    return (weights + cached + PROFILE_BYTES) / facts.gpu_memory_bytes
+    return ((weights + cached) / devices + PROFILE_BYTES) / facts.gpu_memory_bytes
 
 
 def cached_bytes_per_token(shape: ModelShape, dtype: str) -> int:
@@ -135,7 +151,8 @@ def _trains(config: RunConfig, facts: Facts, *, offload: bool) -> bool:
         at_work = int(at_work_bytes_per_parameter(engine) * parameters)
         held, work = (1 + _critics(config)) * at_work, max(work, trained_bytes(config, facts) - at_work)
     reference, processes = _reference_bytes(config, facts)
-    others = reference + ASLEEP_BYTES + (2 + _critics(config) + processes) * CONTEXT_BYTES
+    asleep = 0 if _setting(config, "without_graphs", False) else ASLEEP_BYTES
+    others = reference + asleep + (2 + _critics(config) + processes) * CONTEXT_BYTES
     return held + work + others <= (facts.usable_gpu_bytes or 0)
 
 

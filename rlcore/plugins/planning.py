@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.plan import Facts, RunPlan, make_plan
+from rlcore.plan.fitting import with_settings_that_fit
+from rlcore.plan.memory import DeviceMemoryError
 from rlcore.plugins import configure
 from rlcore.report.foreign_output import foreign_output
 from rlcore.runtime.machine import gather_facts
@@ -21,7 +23,19 @@ def plan_run(
 
     The plan is for this machine, or for one with the facts of `machine`. It assumes that the plugins installed here
     work there too.
+    An error for a device that is too small names settings with which the plan is accepted, if there are any.
     Text that plugins print is shown without secrets and control characters, and plugins cannot close standard output.
     """
     hooks, loaded = configure(files, overrides, plugins, machine, elsewhere=machine is not None)
-    return make_plan(loaded, hooks, gather_facts(loaded.config, machine))
+    facts = gather_facts(loaded.config, machine)
+    try:
+        return make_plan(loaded, hooks, facts)
+    except DeviceMemoryError as error:
+
+        def replan(further: Sequence[str]) -> RunPlan:
+            others = configure(files, [*overrides, *further], plugins, machine, elsewhere=machine is not None)
+            return make_plan(others[1], others[0], facts)
+
+        is_set = {key for key, origin in loaded.origins.items() if origin != "default"}
+        chosen = {choice.key for choice in loaded.choices if not choice.set_by}
+        raise with_settings_that_fit(error, replan, loaded.config, is_set - chosen, facts) from error.__cause__

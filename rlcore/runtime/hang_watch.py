@@ -7,15 +7,20 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from rlcore.errors import RlcoreError
 from rlcore.plan.time_limit import where_in
 
 logger = logging.getLogger(__name__)
+
+ANSWER_S = 5.0
+"""Seconds that a report waits for the processes of a worker."""
 
 
 def _running_task() -> "asyncio.Task[Any] | None":
@@ -36,6 +41,8 @@ class WatchedCall:
     began: float = field(default_factory=time.monotonic)
     num_warnings: int = 0
     pauses: int = 0
+    ask: "Callable[[], Coroutine[Any, Any, str]] | None" = None
+    """Asks a worker's processes where they are, on the loop of the call."""
 
     def pause(self) -> None:
         """Pause the clock: the call waits for its caller or its input."""
@@ -68,9 +75,14 @@ class HangWatch:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def watching(self, who: str, owes: str = "has not returned") -> Iterator[WatchedCall]:
-        """Watch a call of a component until the block ends."""
-        call = WatchedCall(who, owes)
+    def watching(
+        self,
+        who: str,
+        owes: str = "has not returned",
+        ask: "Callable[[], Coroutine[Any, Any, str]] | None" = None,
+    ) -> Iterator[WatchedCall]:
+        """Watch a call of a component or worker until the block ends; `ask`: see `WatchedCall`."""
+        call = WatchedCall(who, owes, ask=ask)
         self._calls.add(call)
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="hang watch", daemon=True)
@@ -93,7 +105,21 @@ class HangWatch:
                 waited_s = now - call.began
                 if not call.pauses and waited_s >= (call.num_warnings + 1) * self._after_s:
                     call.num_warnings = int(waited_s / self._after_s)
-                    logger.warning("%s %s for %.3g s, %s", call.who, call.owes, waited_s, _standing(call))
+                    lines = _standing(call), _of_processes(call)
+                    logger.warning("%s %s for %.3g s, %s%s", call.who, call.owes, waited_s, *lines)
+
+
+def _of_processes(call: WatchedCall) -> str:
+    """The end of a report: the ranks of a worker that do not answer or differ; empty if that cannot be found out."""
+    if call.ask is None or call.task is None or call.task.done():
+        return ""
+    answer = asyncio.run_coroutine_threadsafe(call.ask(), call.task.get_loop())
+    try:
+        found = answer.result(ANSWER_S)
+    except (TimeoutError, CancelledError, RlcoreError):
+        answer.cancel()
+        return ""
+    return f"; {found}" if found else ""
 
 
 def _standing(call: WatchedCall) -> str:

@@ -9,7 +9,7 @@ from rlcore.contracts.activity import CALL, current_activity
 from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, WorkerGroup
 from rlcore.errors import worker_call
 from rlcore.plan import RunPlan
-from rlcore.runtime.hang_watch import HangWatch
+from rlcore.runtime.hang_watch import HangWatch, WatchedCall
 from rlcore.types import Metrics
 
 
@@ -38,9 +38,14 @@ class BusyMeter:
         self.activity.groups[role] = metered
         return metered
 
-    def watching(self, call: str) -> AbstractContextManager[object]:
-        """Reports a call of a worker that does not return, such as one of ranks that wait for a slow one."""
-        return nullcontext() if self._watch is None else self._watch.watching(call)
+    def watching(
+        self, call: str, replica: ReplicaHandle[Any], owes: str = "has not returned"
+    ) -> AbstractContextManager[WatchedCall]:
+        """Reports a call of a worker that does not return, such as one of ranks that wait for a slow one, which the
+        report names if the replica can tell."""
+        if self._watch is None:
+            return nullcontext(WatchedCall(call, owes))
+        return self._watch.watching(call, owes, getattr(replica, "difference", None))
 
     def change(self, role: str, by: int) -> None:
         """Change the number of the role's busy replicas."""
@@ -83,7 +88,7 @@ class MeteredReplica:
         self._add(1)
         key = self.begin(method)
         try:
-            with self.naming(method), self._meter.watching(f"{self.name}.{method.__name__}()"):
+            with self.naming(method), self._meter.watching(f"{self.name}.{method.__name__}()", self.replica):
                 return await self.replica.call(method, *args, **kwargs)
         finally:
             self._meter.activity.end(key)
@@ -94,10 +99,13 @@ class MeteredReplica:
         self._add(1)
         key = self.begin(method)
         try:
-            with self.naming(method):
+            whose = f"{self.name}.{method.__name__}()"
+            with self.naming(method), self._meter.watching(whose, self.replica, "has yielded nothing") as call:
                 async with aclosing(self.replica.stream(method, *args, **kwargs)) as results:
                     async for result in results:
+                        call.pause()
                         yield result
+                        call.resume_stream()
         finally:
             self._meter.activity.end(key)
             self._add(-1)

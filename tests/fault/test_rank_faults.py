@@ -1,7 +1,9 @@
-"""A rank of the actor that dies: the run ends, says so, names its last checkpoint, and leaves no process."""
+"""A rank of the actor that dies: the run ends, says so, names its last checkpoint, and leaves no process. One that is
+stopped is named, and the run completes when it continues."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,3 +107,23 @@ def test_ranks_end_with_a_killed_driver(tmp_path: Path) -> None:
         assert len(ranks_of(run.pid)) == 2
         run.kill()
         wait_for("the end of every process", lambda: not any(map(is_running, everything)), 3.0)
+
+
+def test_a_stopped_rank_is_named_and_the_run_completes_when_it_continues(tmp_path: Path) -> None:
+    log = tmp_path / "runs" / "run" / "log.txt"
+    with training(tmp_path, **{"cluster.stuck_s": 3, "train.max_steps": 40}) as run:
+        ranks = ranks_of(run.pid)
+        os.kill(ranks[1], signal.SIGSTOP)
+        try:
+            wait_for("a report", lambda: f"pid {ranks[1]} " in log.read_text("utf-8") or run.poll() is not None)
+        finally:
+            os.kill(ranks[1], signal.SIGCONT)
+        _, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    found = re.findall(
+        r"actor\[0\]\.\w+\(\) has (?:not returned|yielded nothing) for .*; (rank \d of 2 .*)", log.read_text("utf-8")
+    )
+    assert found, log.read_text("utf-8")[-3000:]
+    who = rf"rank 1 of 2 \(pid {ranks[1]} on {re.escape(os.uname().nodename)}\) does not answer"
+    for line in found:
+        assert re.match(rf"{who}; the other ranks are (in \w+ at .*:\d+|without work)$", line), line

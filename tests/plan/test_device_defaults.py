@@ -313,7 +313,7 @@ def test_memory_that_others_have_taken_is_not_counted_with() -> None:
     )
     assert not any("taken by other" in note for note in planned().notes)
     small = replace(H100, gpu_free_bytes=20 * GIB)
-    with pytest.raises(PlanError, match=r"role 'actor' needs about .* a device has 20\.0 free of 80\.0; lower"):
+    with pytest.raises(PlanError, match=r"role 'actor' needs about .* a device has 20\.0 free of 80\.0; set actor"):
         planned(facts=small)
     shared = replace(H100, gpu_free_bytes=32 * GIB)
     with pytest.raises(PlanError, match=r"memory: device 0 needs about .*, it has 32\.0 free of 80\.0"):

@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from planned_machines import GIB, QWEN_14B, QWEN_32B, planned, refused, settings_of_7b
+from planned_machines import GIB, QWEN_7B, QWEN_14B, QWEN_32B, planned, refused, settings_of_7b
+
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -26,6 +28,86 @@ def test_a_model_that_needs_several_devices_is_planned_in_two_steps_by_what_the_
     assert "actor.sharding=fsdp2" in advised
     memory = planned(capsys, *settings, *backend, "--plugin", "vllm", *advised, "--on", "8xH100-80GB")["on"]["memory"]
     assert all(size < 78.4 * GIB for size in memory["main"].values()), memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [(), ("--plugin", "vllm", "rollout.backend=vllm")], ids=["chosen", "vllm"])
+@pytest.mark.parametrize("model", ["7B", "14B", "32B"])
+@pytest.mark.parametrize("machine", ["8xH100-80GB", "2x8xH100-80GB"])
+def test_with_exactly_the_settings_that_an_error_names_the_plan_is_accepted(
+    machine: str, model: str, backend: tuple[str, ...], settings: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    shape = {"7B": QWEN_7B, "14B": QWEN_14B, "32B": QWEN_32B}[model]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
+    cluster = ("--plugin", "ray", "plugins.ray.address=auto") if machine.startswith("2x") else ()
+    line = refused(capsys, *settings, *backend, *cluster, "--on", machine)
+    found = re.search(r"shard it over devices \(([^)]*)\), or", line)
+    assert found, line
+    plan = planned(capsys, *settings, *backend, *cluster, *found[1].split(), "--on", machine)
+    for sizes in plan["on"]["memory"].values():
+        assert max(sizes.values()) < 78.4 * GIB
+    if model == "32B":
+        assert "plugins.vllm.tensor_parallel=" in found[1]
+        assert plan["colocated_roles"] == ["rollout"]
+
+
+def settings_of_32b(ranks: int, replicas: int, devices: int) -> list[str]:
+    counts = [f"actor.data_parallel={ranks}", f"rollout.replicas={replicas}", f"plugins.vllm.tensor_parallel={devices}"]
+    return [*counts, "actor.sharding=fsdp2", "--plugin", "vllm", "rollout.backend=vllm"]
+
+
+@pytest.mark.slow
+def test_the_devices_of_a_replica_have_their_part_of_its_weights_in_every_phase(
+    settings: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_32B))
+    tables = {}
+    for devices in (4, 8):
+        layout = settings_of_32b(16, 16 // devices, devices)
+        tables[devices] = planned(capsys, *settings, *layout, "--on", "2x8xH100-80GB")["on"]["memory"]["main"]
+    weights = 2 * 32.76e9
+    assert tables[4]["hand-over"] - tables[8]["hand-over"] == pytest.approx(weights / 4 - weights / 8, rel=1e-3)
+    assert tables[4]["update"] == tables[8]["update"], "while it sleeps it has none"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        ((8, 2, 3), "plugins.vllm.tensor_parallel=3: the model has 40 heads of attention; needs a number that divides"),
+        ((15, 3, 5), "plugins.vllm.tensor_parallel=5: the model has 8 key heads; needs a number that divides them or"),
+        ((16, 1, 16), "plugins.vllm.tensor_parallel=16: the model has 40 heads"),
+    ],
+)
+def test_devices_of_a_replica_that_do_not_divide_the_heads_of_the_model_are_refused(
+    counts: tuple[int, int, int], why: str, settings: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_32B))
+    assert why in refused(capsys, *settings, *settings_of_32b(*counts), "--on", "2x8xH100-80GB")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [8, 5])
+def test_an_engine_is_on_one_node(devices: int, settings: list[str], tmp_path: Path, capsys: Capture) -> None:
+    shape = QWEN_32B | {"num_attention_heads": 40, "num_key_value_heads": 40}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
+    line = refused(capsys, *settings, *settings_of_32b(20, 20 // devices, devices), "--on", "5x4xH100-80GB")
+    assert f"a rank has {devices} devices, and a node 4" in line
+    assert "needs a number that divides 4, and more replicas or ranks; its class is VllmRollout" in line
+
+
+@pytest.mark.slow
+def test_no_lengths_are_advised_where_the_weights_alone_are_too_large(
+    settings: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    shape = QWEN_32B | {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
+    line = refused(capsys, *settings, "--on", "2x8xH100-80GB")
+    assert line.endswith("; set actor.lora.enabled=true, or take a smaller model")
+    line = refused(capsys, *settings, "actor.lora.enabled=true", "--on", "2x8xH100-80GB")
+    found = re.search(r"shard it over devices \(([^)]*)\), or", line)
+    assert found, line
+    assert planned(capsys, *settings, "actor.lora.enabled=true", *found[1].split(), "--on", "2x8xH100-80GB")
 
 
 @pytest.mark.slow

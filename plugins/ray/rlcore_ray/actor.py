@@ -47,6 +47,14 @@ class ActorHost:
             probe.bind(("", 0))
             return ray.util.get_node_ip_address(), int(probe.getsockname()[1]), os.getpid()
 
+    async def devices(self) -> list[str]:
+        """The devices that Ray has given to this actor, as CUDA_VISIBLE_DEVICES names them."""
+        return [str(device) for device in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
+
+    async def use_devices(self, devices: Sequence[str]) -> None:
+        """Compute on devices that other actors have reserved; called before `build`, which imports torch."""
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+
     async def build(self, shipment: Shipment) -> Answer:
         """Create a worker and set it up."""
         return await _answered(lambda: self._build(shipment))

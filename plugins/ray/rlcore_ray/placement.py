@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 
 from rlcore import ACTOR, WorkerError
 from rlcore.contracts.clusters import ClusterContext, PoolPlan, WorkerPlan
-from rlcore_ray.places import meeting_in, places_of
+from rlcore_ray.places import BundlePlace, meeting_in, places_of
 
 NAME = "rlcore"
 """Placement groups are named 'rlcore RUN POOL', so that another run can name the holders of the cluster."""
@@ -28,37 +28,47 @@ class BundleSlot:
     bundle: int
     cpus: float
     gpus: float
+    """Devices that it reserves; none if it borrows those of ranks that are there before it."""
+    spots: range = range(0)
+    """The spots of its devices in the pool, if the bundle has several devices."""
+    borrows: bool = False
+    """It computes on the devices that the ranks at its spots have reserved."""
 
 
 def slots_of(run: ClusterContext) -> dict[str, list[BundleSlot]]:
     """For each role with separate processes, the slot of each rank, replica by replica.
 
-    Roles of a pool take turns on its devices: the ranks in a bundle share its devices, and each has its own CPUs. A
-    union's ranks share the CPUs of its members' bundles with the servers that sleep while they train. Ray does not know
-    turns, so each side reserves its part of the larger need.
+    Roles of a pool take turns on its devices: the ranks in a bundle share its devices, and each has its own CPUs. Ray
+    would give halves of a device to any two ranks of a bundle with several. There the rank that starts first reserves
+    the device of its spot, and the others borrow it. A union's ranks share the CPUs of its members' bundles with the
+    servers that sleep while they train. Ray does not know turns, so each side reserves its part of the larger need.
     """
     places = places_of(run.pools, run.workers)
     meeting = meeting_in(places)
-    return {
-        role: [
-            BundleSlot(
-                place.pool,
-                place.bundle,
-                _cpus(place.plan, meeting[place.pool, place.spot], run),
-                _gpus(place.plan, meeting[place.pool, place.spot]),
-            )
-            for place in ranks
-        ]
-        for role, ranks in places.items()
-    }
+    spots = {role: ranks[0].num_spots for role, ranks in places.items()}
+    several = {(place.pool, place.bundle): set[int]() for ranks in places.values() for place in ranks}
+    for place in (place for ranks in places.values() for place in ranks):
+        several[place.pool, place.bundle] |= set(place.spots)
+
+    def slot(place: BundlePlace) -> BundleSlot:
+        present = meeting[place.pool, place.spot]
+        cpus = _cpus(place.plan, present, run, spots)
+        if not place.plan.request.gpus or len(several[place.pool, place.bundle]) == 1:
+            return BundleSlot(place.pool, place.bundle, cpus, _gpus(place.plan, present))
+        borrows = next(worker for worker in present if worker.request.gpus) is not place.plan
+        gpus = 0.0 if borrows else float(ceil(place.plan.request.gpus))
+        return BundleSlot(place.pool, place.bundle, cpus, gpus, place.spots, borrows)
+
+    return {role: [slot(place) for place in ranks] for role, ranks in places.items()}
 
 
-def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: ClusterContext) -> float:
-    """The CPUs that a rank reserves at a spot that these workers share."""
+def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: ClusterContext, spots: Mapping[str, int]) -> float:
+    """The CPUs that a rank reserves at a spot that these workers share; `spots` of a rank by role."""
     pool = next(worker.request.pool for worker in run.workers if worker.request.role == ACTOR)
-    servers = [worker.request.cpus for worker in present if worker.request.role.name in run.colocated_roles]
+    cpus = {worker.request.role.name: worker.request.cpus / spots[worker.request.role.name] for worker in present}
+    servers = [cpus[worker.request.role.name] for worker in present if worker.request.role.name in run.colocated_roles]
     trainers = [
-        worker.request.cpus
+        cpus[worker.request.role.name]
         for worker in present
         if worker.request.pool == pool and worker.request.role.name not in run.colocated_roles
     ]

@@ -16,9 +16,17 @@ class BundlePlace(NamedTuple):
     pool: str
     """A leaf pool."""
     spot: int
-    """Ranks of different roles at the same spot of a pool share its devices."""
+    """The first one; ranks of different roles at the same spot of a pool share its devices."""
     bundle: int
-    """The reservation on one node: a node's part of the pool if it has a number of nodes, else the spot."""
+    """The reservation on one node: a node's part of the pool if it has a number of nodes, else all spots of the
+    widest rank."""
+    num_spots: int = 1
+    """Above 1 for a rank of several devices that it shares with as many ranks of another role."""
+
+    @property
+    def spots(self) -> range:
+        """All spots of the rank."""
+        return range(self.spot, self.spot + self.num_spots)
 
 
 def places_of(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> dict[str, list[BundlePlace]]:
@@ -29,21 +37,39 @@ def places_of(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> dict[
     """
     by_name = {pool.name: pool for pool in pools}
     members = {member for pool in pools for member in pool.colocates}
+    widths = {pool.name: _width(pool, pools, workers) for pool in pools}
     spots_a_node = {
-        pool.name: ceil(_num_spots(pool, workers, pool.name in members) / pool.nodes)
+        pool.name: ceil(_num_spots(pool, workers, pool.name in members, widths[pool.name]) / pool.nodes)
         for pool in pools
         if not pool.colocates
     }
     places: dict[str, list[BundlePlace]] = {}
     for plan in _own_processes(workers):
         pool = by_name[plan.request.pool]
-        num = plan.request.replicas * plan.request.ranks
-        spots = _spots(pool, num, by_name, spots_a_node)
+        num, wide = plan.request.replicas * plan.request.ranks, spots_of(plan, widths[pool.name])
+        spots = _spots(pool, num * wide, by_name, spots_a_node)
         places[plan.request.role.name] = [
-            BundlePlace(plan, leaf, spot, spot // spots_a_node[leaf] if by_name[leaf].nodes > 1 else spot)
-            for leaf, spot in (spots[index % len(spots)] for index in range(num))
+            BundlePlace(
+                plan, leaf, spot, spot // (spots_a_node[leaf] if by_name[leaf].nodes > 1 else widths[leaf]), wide
+            )
+            for leaf, spot in (spots[index * wide % len(spots)] for index in range(num))
         ]
     return places
+
+
+def spots_of(plan: WorkerPlan, width: int) -> int:
+    """The spots of a rank in a pool whose widest rank shares `width` devices."""
+    return int(plan.request.gpus) if width > 1 and plan.request.gpus > 1 else 1
+
+
+def _width(pool: PoolPlan, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> int:
+    """Devices of the widest rank of a pool that shares them with ranks of single devices; 1: there are no such ranks.
+
+    Their spots are single devices, and those of the widest rank are one bundle.
+    """
+    unions = {other.name for other in pools if pool.name in other.colocates}
+    here = [plan.request.gpus for plan in _own_processes(workers) if plan.request.pool in {pool.name, *unions}]
+    return max([1, *(int(gpus) for gpus in here if gpus > 1)]) if any(0 < gpus <= 1 for gpus in here) else 1
 
 
 def _spots(
@@ -61,7 +87,8 @@ def meeting_in(places: dict[str, list[BundlePlace]]) -> dict[tuple[str, int], li
     meeting: dict[tuple[str, int], list[WorkerPlan]] = {}
     for ranks in places.values():
         for place in ranks:
-            meeting.setdefault((place.pool, place.spot), []).append(place.plan)
+            for spot in place.spots:
+                meeting.setdefault((place.pool, spot), []).append(place.plan)
     return meeting
 
 
@@ -69,10 +96,12 @@ def _own_processes(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:
     return [plan for plan in workers if plan.request.embedded_in is None]
 
 
-def _num_spots(pool: PoolPlan, workers: Sequence[WorkerPlan], in_union: bool) -> int:
-    """The ranks of the pool's largest role; a union also uses devices that no other role uses."""
+def _num_spots(pool: PoolPlan, workers: Sequence[WorkerPlan], in_union: bool, width: int) -> int:
+    """The ranks, or devices, of the pool's largest role; a union also uses devices that no other role uses."""
     ranks = [
-        plan.request.replicas * plan.request.ranks for plan in _own_processes(workers) if plan.request.pool == pool.name
+        plan.request.replicas * plan.request.ranks * spots_of(plan, width)
+        for plan in _own_processes(workers)
+        if plan.request.pool == pool.name
     ]
     return max([*ranks, 1, pool.gpus_per_node * pool.nodes if in_union else 0])
 
@@ -80,17 +109,20 @@ def _num_spots(pool: PoolPlan, workers: Sequence[WorkerPlan], in_union: bool) ->
 def problems(
     config: RunConfig, section: Any, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]
 ) -> Sequence[str]:
-    """Roles that Ray cannot place: it does not share the devices of a process with several."""
-    found = []
-    for (pool, _), present in meeting_in(places_of(pools, workers)).items():
-        using = [plan for plan in present if plan.request.gpus]
-        for plan in using:
-            others = [other.request.role.name for other in using if other is not plan]
-            if plan.request.gpus > 1 and others:
-                found.append(
-                    f"role '{plan.request.role.name}' has {plan.request.gpus:g} GPUs in one process, and Ray cannot "
-                    f"share them with '{others[0]}' in pool '{pool}'; give it one (its class is "
-                    f"{plan.cls.__qualname__} of {plan.provided_by}), or a pool without the other, or set "
-                    "cluster.backend=local"
-                )
+    """Roles that Ray cannot place: a process with several devices shares them only with one rank per device that is
+    there before it."""
+    places, found = places_of(pools, workers), []
+    meeting = meeting_in(places)
+    for place in (place for ranks in places.values() for place in ranks if place.plan.request.gpus > 1):
+        plan, pool = place.plan, place.pool
+        present = [[other for other in meeting[pool, spot] if other.request.gpus] for spot in place.spots]
+        others = [other.request.role.name for using in present for other in using if other is not plan]
+        alone = all(len(using) == 2 and using[0] is not plan and using[0].request.gpus == 1 for using in present)
+        if others and not alone:
+            found.append(
+                f"role '{plan.request.role.name}' has {plan.request.gpus:g} GPUs in one process, and Ray cannot "
+                f"share them with '{others[0]}' in pool '{pool}'; give it one (its class is "
+                f"{plan.cls.__qualname__} of {plan.provided_by}), or a pool without the other, or set "
+                "cluster.backend=local"
+            )
     return found[:1]

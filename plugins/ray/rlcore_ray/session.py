@@ -30,7 +30,7 @@ from rlcore.errors import boundary, describe
 from rlcore_ray.actor import MAX_CALLS, ActorHost
 from rlcore_ray.body import LOOPBACK, ActorBody
 from rlcore_ray.output import ActorOutput
-from rlcore_ray.placement import Placement, bundles_of, slots_of
+from rlcore_ray.placement import BundleSlot, Placement, bundles_of, slots_of
 from rlcore_ray.reaper import VARIABLE, Reaper
 from rlcore_ray.settings import RaySettings
 
@@ -56,6 +56,8 @@ class RaySession:
         """The thread that connects and leaves; None if Ray was already connected."""
         self._reaper: Reaper | None = None
         self._output = ActorOutput()
+        self._devices: dict[tuple[str, int], str] = {}
+        """The device at each spot of a pool, where a bundle has several."""
         self._environment: dict[str, str] = {}
         """Environment of the actors of a Ray that we started: their ranks meet on this machine."""
 
@@ -112,7 +114,7 @@ class RaySession:
 
     def device_of(self, worker: WorkerPlan) -> str:
         """`WorkerContext.device` for each of its ranks."""
-        return "cuda:0" if self._slots[self._context.host_of(worker).request.role.name][0].gpus else "cpu"
+        return "cuda:0" if self._context.host_of(worker).request.gpus else "cpu"
 
     async def launch(self, worker: WorkerPlan, index: int) -> ActorBody:
         """The actors of a replica, still empty."""
@@ -140,11 +142,21 @@ class RaySession:
         running = False
         try:
             await body.meet(self._context.deadlines.setup_s)
+            with boundary(f"{body.name}: its devices", WorkerError):
+                await asyncio.gather(*map(self._share_devices, slots, actors))
             running = True
         finally:
             if not running:
                 body.kill()
         return body
+
+    async def _share_devices(self, slot: BundleSlot, actor: Any) -> None:
+        """Remember the devices of an actor in a bundle of several, or give it those that it borrows."""
+        if slot.borrows:
+            await actor.use_devices.remote([self._devices[slot.pool, spot] for spot in slot.spots])
+        elif slot.spots:
+            spots = [(slot.pool, spot) for spot in slot.spots]
+            self._devices.update(zip(spots, await actor.devices.remote(), strict=True))
 
     def call_off_abort(self) -> None:
         """Cancel what Ray's signal handler has scheduled: it aborts the process three seconds later."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -11,11 +12,11 @@ from rlcore.config import EngineConfig
 from rlcore.contracts.model_files import model_shape, num_parameters
 from rlcore.contracts.requests import ModelFacts
 from rlcore.errors import ConfigError, PlanError
-from rlcore.plan import Facts, RunPlan, make_plan
+from rlcore.plan import Facts, RunPlan
 from rlcore.plan.gathered import gathered_bytes
 from rlcore.plan.machine_plan import memory_of_phases
 from rlcore.plan.memory import CONTEXT_BYTES
-from rlcore.plugins import configure
+from rlcore.plugins.planning import plan_run
 from rlcore.testing.tiny import write_tiny_classifier
 
 GIB = 2**30
@@ -51,13 +52,13 @@ def _planned(config_of: Callable[..., dict[str, Any]], tmp_path: Path) -> Callab
     def plan(size: str = "14B", *overrides: str, devices: int = 8, path: Path | None = None, **model: Any) -> RunPlan:
         settings = {"path": str(path or written(tmp_path / size, size)), "dtype": "bfloat16", **model}
         config = config_of(rewards={"liked": {"kind": "model", "served_by": "reward"}}, models={"reward": settings})
-        hooks, loaded = configure([config], ["cluster.device=cuda", *overrides], [])
         small = ModelFacts(135_000_000, model_shape(written(tmp_path / "small", "7B")))
         facts = Facts(
             cpus=64, gpus=devices, gpu_memory_bytes=80 * GIB, memory_bytes=2048 * GIB, parameters=small.parameters,
             shape=small.shape,
         )  # fmt: skip
-        return make_plan(loaded, hooks, facts)
+        with patch("rlcore.plugins.planning.gather_facts", lambda *_: facts):
+            return plan_run([config], ["cluster.device=cuda", *overrides])
 
     return plan
 
@@ -103,7 +104,8 @@ def test_copies_do_not_lower_the_memory_of_a_rank(planned: Callable[..., RunPlan
         ),
         ("32B", {"dtype": "float32"}, 2, "; set {where}.dtype=bfloat16, or take a smaller model"),
         ("32B", {"dtype": "float32", "replicas": 3}, 8, "; set {where}.dtype=bfloat16, or take a smaller model"),
-        ("32B", {"batch_tokens": 131072}, 2, "; take a smaller model"),
+        ("32B", {"batch_tokens": 131072}, 2, "{where}.data_parallel=2"),  # on the device of the actor, too
+        ("32B", {"batch_tokens": 131072}, 1, "; take a smaller model"),
     ],
 )
 def test_a_reward_model_that_does_not_fit_is_refused_with_the_sharding_that_fits(

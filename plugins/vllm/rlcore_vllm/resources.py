@@ -34,6 +34,7 @@ def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRe
             "handed over as files; choose weight_sync=disk, or lora=merged"
         )
     check_one_node(section)
+    _check_heads(config, section.tensor_parallel)
     check_parallel("plugins.vllm.options", section.options, section.tensor_parallel, "plugins.vllm.tensor_parallel")
     return replace(
         request,
@@ -90,12 +91,31 @@ def model_length(config: RunConfig, section: VllmSettings, *, on_gpu: bool) -> i
 
 def _window(config: RunConfig) -> int | None:
     """Tokens that the model's own configuration allows; None: unknown."""
+    return _of_model(config, "max_position_embeddings")
+
+
+def _of_model(config: RunConfig, name: str) -> int | None:
+    """A number of the model's own configuration; None: unknown."""
     try:
         file = model_directory(config.model.path, config.model.revision) / "config.json"
-        found = json.loads(file.read_text("utf-8")).get("max_position_embeddings")
+        found = json.loads(file.read_text("utf-8")).get(name)
     except (OSError, ValueError, AttributeError):
         return None
     return found if isinstance(found, int) else None
+
+
+def _check_heads(config: RunConfig, devices: int) -> None:
+    """PlanError for a number of devices that cannot share out the model's heads of attention evenly.
+
+    More devices than key heads each hold a copy of one, so theirs has to be a multiple of that number.
+    """
+    heads, keys = _of_model(config, "num_attention_heads"), _of_model(config, "num_key_value_heads")
+    for number, kind in ((heads, "heads of attention"), (keys or heads, "key heads")):
+        if number and number % devices and (kind == "heads of attention" or devices % number):
+            raise PlanError(
+                f"plugins.vllm.tensor_parallel={devices}: the model has {number} {kind}; needs a number that divides "
+                f"them{' or is a multiple of them' if kind == 'key heads' else ''}, and more rollout.replicas"
+            )
 
 
 def _note(config: RunConfig, section: VllmSettings, request: WorkerRequest) -> str:
