@@ -60,6 +60,13 @@ class ReplicaSupervisor:
             raise WorkerError(f"{self.name}: {self._state}")
         return self._body
 
+    @property
+    def serving_body(self) -> ReplicaBody:
+        """The body; WorkerError also while a restarted one is prepared, such as by the weights that it lacks."""
+        if not self._ready:
+            raise WorkerError(f"{self.name}: {self._abandoned_because or self._state}")
+        return self.body
+
     async def start(self) -> None:
         """Launch the first body and watch it."""
         self._body = await self._launch()
@@ -193,7 +200,7 @@ class Replica(Generic[W]):
     async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """The items of an async-generator method; the generator is closed with this one."""
         whose = self._where(method)
-        body = self.seat.body
+        body = self.seat.serving_body
         async with contextlib.aclosing(
             body.stream(self._role, method.__name__, args, kwargs, whose, self._deadlines)
         ) as items:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from rlcore.cluster import replica
-from rlcore.cluster.replica import ReplicaSupervisor
+from rlcore.cluster.replica import Replica, ReplicaSupervisor
 from rlcore.contracts.clusters import Deadlines
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.contracts.workers import ReplicaEvent
 from rlcore.errors import WorkerError
 
@@ -93,6 +94,29 @@ def test_an_excuse_gives_no_more_restarts_than_there_are() -> None:
         await life.seat.close()
 
     asyncio.run(asyncio.wait_for(story(), 20.0))
+
+
+def test_a_restarted_replica_streams_nothing_until_it_is_prepared() -> None:
+    refused: list[str] = []
+
+    async def story() -> None:
+        life = Life(max_restarts=1)
+        handle = Replica("rollout[0]", "rollout", RolloutWorker, life.seat, DEADLINES)
+
+        async def prepare() -> None:
+            assert life.seat.body is life.bodies[1], "it can be called, such as to load weights"
+            with pytest.raises(WorkerError, match=r"its node left.*; it is being restarted") as caught:
+                await anext(handle.stream(RolloutWorker.generate, []))
+            refused.append(str(caught.value))
+
+        life.seat.before_return.append(prepare)
+        await life.seat.start()
+        assert await life.die()
+        assert life.seat.serving_body is life.bodies[1]
+        await life.seat.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
+    assert len(refused) == 1
 
 
 def test_an_abandoned_replica_is_ended_and_comes_back_like_one_that_died() -> None:
