@@ -132,6 +132,15 @@ def _without_pool(site: Path) -> str:
     return write_package(site, "plan_nopool", manager(', pool="judges"'))
 
 
+def test_devices_of_a_rank_divide_those_of_a_node(site: Path) -> None:
+    write_package(site, "plan_wide", manager(', pool="judges", gpus=3.0'))
+    settings = ("reward.manager=judged", "cluster.device=cuda", "cluster.pools.judges.gpus_per_node=3")
+    eight = Facts(cpus=2, gpus=8, gpus_per_node=4)
+    with pytest.raises(PlanError, match="a rank has 3 devices, and a node 4"):
+        plan(*settings, plugins=("plan_wide",), facts=eight)
+    assert plan(*settings, plugins=("plan_wide",), facts=Facts(cpus=2, gpus=8))
+
+
 def test_the_users_pool_wins_and_its_size_is_checked(site: Path) -> None:
     write_package(site, "plan_gpus", manager(', pool="judges", gpus=1.0, replicas=3'))
     common = ("reward.manager=judged", "cluster.device=cuda")
