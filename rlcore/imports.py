@@ -102,7 +102,7 @@ def _load_file(path: str) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, full)
     if not full.is_file() or spec is None or spec.loader is None:
-        raise PluginError(f"target '{path}': there is no such file")
+        raise PluginError(f"target '{path}': the file does not exist")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     _search_last_but_first_of_files(str(full.parent))

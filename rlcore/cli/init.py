@@ -57,10 +57,10 @@ class _Fit:
 def run(arguments: Sequence[str]) -> int:
     """Write the directory, run its commands, and print them."""
     parser = Parser("init", "Write a project that trains: data, a reward with its test, a configuration.")
-    parser.add_argument("name", metavar="NAME", help="directory to make; a Python identifier")
+    parser.add_argument("name", metavar="NAME", type=Path, help="directory to make; a Python identifier")
     parser.add_argument("--model", default=MODEL, help=f"model directory or name on the Hub; default: {MODEL}")
     parsed = parser.parse(arguments)
-    directory = Path(parsed.name)
+    directory: Path = parsed.name
     _check_name(directory)
     _write(directory, parsed.model, _fit())
     commands = [

@@ -15,10 +15,12 @@ from typing import Any
 
 from rlcore.cli.console import answer
 from rlcore.cli.plugin_trial import run_trial
-from rlcore.errors import ConfigError, nearest
+from rlcore.errors import ConfigError, nearest, shown
 from rlcore.plan.catalog import install_hint
 
 RANGE = "rlcore>=0.1,<0.2"
+MAX_NAME = 100
+"""Most letters of a name, which is part of names of files."""
 TRIAL_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
 TRY: Mapping[str, Any] = {
     "model.path": "none",
@@ -81,6 +83,8 @@ def check_name(name: str) -> None:
             f"plugins: '{name}' is not a lower-case Python identifier; needs letters a-z, digits and '_' only, not "
             "beginning with a digit"
         )
+    if len(name) > MAX_NAME:
+        raise ConfigError(f"plugins: {shown(name)} has {len(name)} letters; needs a name of at most {MAX_NAME}")
     if name in sys.stdlib_module_names:
         raise ConfigError(
             f"plugins: '{name}' is a module of the standard library; choose another name, such as {name}_reward"

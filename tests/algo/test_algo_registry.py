@@ -62,7 +62,7 @@ def test_offers_and_registry_import_no_torch() -> None:
         ("rlcore.algo.advantage:STD_EPSILON", "'STD_EPSILON' is float; needs a function"),
         ("rlcore.algo.nowhere:f", "importing 'rlcore.algo.nowhere' failed: ModuleNotFoundError"),
         ("plugin.py:f", "needs an absolute path"),
-        ("/nowhere/plugin.py:f", "'/nowhere/plugin.py': there is no such file"),
+        ("/nowhere/plugin.py:f", "target '/nowhere/plugin.py': the file does not exist"),
     ],
 )
 def test_a_reference_that_leads_nowhere_says_what_is_wrong_in_one_line(reference: str, message: str) -> None:

@@ -159,6 +159,7 @@ def test_a_command_that_fails_is_named(
         (["json"], "is a module of the standard library; choose another name, such as json_reward"),
         (["my-plugin"], "is not a lower-case Python identifier"),
         (["Mine"], "is not a lower-case Python identifier"),
+        (["m" * 101], "has 101 letters; needs a name of at most 100"),
         (["class"], "is not a lower-case Python identifier"),
         (["core"], "the name belongs to rlcore itself"),
         (["null"], "is installed; choose another name than 'null'"),

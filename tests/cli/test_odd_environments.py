@@ -79,7 +79,7 @@ def test_without_a_directory_for_temporary_files_training_is_refused_in_one_line
     assert last.endswith("set TMPDIR")
 
 
-@pytest.mark.parametrize("command", [["where"], ["resume"], ["chat"], ["runs"], ["export", "."]])
+@pytest.mark.parametrize("command", [["where"], ["resume"], ["chat"], ["runs"], ["export", "."], ["init"]])
 def test_a_path_that_is_too_long_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([*command, "b" * 5000])

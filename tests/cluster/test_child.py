@@ -260,7 +260,7 @@ def test_a_start_that_fails_names_its_cause_and_leaves_nothing(served: str) -> N
             (f"{served}:refuses", ConfigError, "kwargs.x is wrong"),
             (f"{served}:breaks", ChildError, "ValueError: no good"),
             (f"{served}:servd", PluginError, "there is no 'servd'"),
-            ("/nowhere/x.py:f", PluginError, "there is no such file"),
+            ("/nowhere/x.py:f", PluginError, "the file does not exist"),
             ("no_such_module:f", PluginError, "there is no module 'no_such_module'"),
             ("nothing", PluginError, "needs the form module:name or file.py:name"),
         ]

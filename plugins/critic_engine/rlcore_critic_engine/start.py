@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import safe_open
 
 from rlcore.config import ModelConfig
-from rlcore.contracts.model_files import model_directory
+from rlcore.contracts.model_files import check_model_files, model_directory
 from rlcore.contracts.workers import WorkerContext
 from rlcore.engines.hf import (
     VALUE_HEAD_FILE,
@@ -171,7 +171,9 @@ def _check_model(start: ModelConfig, policy: ModelConfig, settings: CriticSettin
 def _vocabulary_size(model: ModelConfig) -> int:
     from transformers import AutoConfig
 
-    with boundary(f"{SECTION}.path or model.path '{model.path}'", ConfigError):
+    whose = f"{SECTION}.path or model.path '{model.path}'"
+    with boundary(whose, ConfigError):
+        check_model_files(whose, Path(model.path))
         config: Any = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=False)
         return int(config.get_text_config().vocab_size)
 

@@ -1,5 +1,7 @@
 """The start of a critic, and every way it can be wrong: named before the first step, nothing updated."""
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,14 @@ def test_a_model_with_another_vocabulary_is_refused(models: Path) -> None:
     message = refused(ConfigError, lambda: critic(models, path=str(models / "small")))
     assert "257" in message
     assert "264" in message
+
+
+@pytest.mark.timeout(20)
+def test_a_critic_whose_configuration_is_a_pipe_is_refused(models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models / "wide", tmp_path / "piped")
+    (tmp_path / "piped" / "config.json").unlink()
+    os.mkfifo(tmp_path / "piped" / "config.json")
+    assert "'config.json' is a pipe" in refused(ConfigError, lambda: critic(models, path=str(tmp_path / "piped")))
 
 
 def test_a_model_with_another_tokenizer_is_refused(models: Path, tmp_path: Path) -> None:

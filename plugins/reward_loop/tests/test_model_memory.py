@@ -1,6 +1,7 @@
 """Plans of reward models on transformers: memory per rank, advice to shard them, and combinations that are refused."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,10 @@ def test_a_reward_model_that_does_not_fit_is_refused_with_the_sharding_that_fits
     assert message.startswith("role 'reward' needs about ")
     assert advice.format(where="plugins.reward_loop.models.reward") in message
     assert "\n" not in message
+    if found := re.search(r"shard it over devices \(([^)]*)\)", message):
+        followed = planned(size, *found[1].split(), devices=devices, **model)
+        assert all(sum(phases.values()) > 0 for phases in memory_of_phases(followed).values())
+        assert followed.memory_bytes["reward"] < 80 * GIB
 
 
 def test_the_advice_is_followed_and_fits(planned: Callable[..., RunPlan]) -> None:

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Mapping
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from rlcore import RawScore, ScoreRequest, WorkerError
 from rlcore.contracts.foreign_text import ForeignText
+from rlcore.contracts.model_files import check_model_files
 from rlcore.contracts.reward_models import GUIDES, RewardModel, Unreadable, conversation_ids
 from rlcore.errors import boundary
 
@@ -21,7 +23,9 @@ class VllmJudge:
         from transformers import AutoTokenizer
 
         self._where = model.tokenizer or model.path
-        with boundary(f"judge '{model.path}' cannot be loaded", WorkerError):
+        whose = f"judge '{model.path}' cannot be loaded"
+        with boundary(whose, WorkerError):
+            check_model_files(whose, Path(self._where))
             tokenizer: Any = AutoTokenizer.from_pretrained(self._where, trust_remote_code=False)
         self._foreign = ForeignText(tokenizer)
         text = config.get_text_config()

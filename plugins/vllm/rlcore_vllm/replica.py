@@ -4,9 +4,11 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlcore import RawScore, RewardReplica, ScoreRequest, WorkerError
+from rlcore.contracts.model_files import check_model_files
 from rlcore.contracts.reward_models import Unreadable, model_of
 from rlcore.errors import boundary
 from rlcore_vllm.replica_resources import GPU_MEMORY_FRAC
@@ -57,7 +59,9 @@ class VllmReplica(RewardReplica):
         from rlcore_vllm.judge import VllmJudge
 
         path = self.model.path
-        with boundary(f"reward model '{path}' cannot be loaded", WorkerError):
+        whose = f"reward model '{path}' cannot be loaded"
+        with boundary(whose, WorkerError):
+            check_model_files(whose, Path(path))
             config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
         if serves_scores(path, config.architectures or (), self.model.kinds):
             return VllmClassifier(self.model)

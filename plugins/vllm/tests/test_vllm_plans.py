@@ -1,5 +1,6 @@
 """Plans with replicas on vLLM: devices, memory, pools and weights, stated once, and what is refused in one line."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,11 +8,13 @@ from typing import Any
 
 import pytest
 from rlcore_vllm import rlcore_worker_classes
+from rlcore_vllm.judge import VllmJudge
 from rlcore_vllm.replica import VllmReplica
 from rlcore_vllm.replica_resources import complete_replica
 
 from rlcore import ConfigError, PlanError, RewardReplica, RlcoreError, Role, WorkerContext, WorkerRequest
 from rlcore.cli import main
+from rlcore.contracts.reward_models import RewardModel
 from rlcore.plan import RunPlan
 from rlcore.testing.null import SETTINGS
 
@@ -150,6 +153,20 @@ def arguments(monkeypatch: pytest.MonkeyPatch, plan: RunPlan, device: str) -> di
     spec = request_of(plan, "judge").spec
     VllmReplica(WorkerContext("judge", 0, 0, 1, None, None, {}, Path(), 0, 1, device, spec=spec)).setup()
     return taken
+
+
+@pytest.mark.timeout(20)
+def test_a_reward_model_whose_configuration_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    os.mkfifo(tmp_path / "config.json")
+    spec = RewardModel(str(tmp_path))
+    replica = VllmReplica(WorkerContext("judge", 0, 0, 1, None, None, {}, Path(), 0, 1, "cpu", spec=spec))
+    with pytest.raises(RlcoreError, match=r"'config\.json' is a pipe"):
+        replica.setup()
+    os.mkfifo(tmp_path / "tokenizer.json")
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(RlcoreError, match=r"'tokenizer\.json' is a pipe"):
+        VllmJudge(spec, None)
 
 
 @pytest.mark.parametrize(
