@@ -102,10 +102,11 @@ class MeteredReplica:
             whose = f"{self.name}.{method.__name__}()"
             with self.naming(method), self._meter.watching(whose, self.replica, "has yielded nothing") as call:
                 async with aclosing(self.replica.stream(method, *args, **kwargs)) as results:
-                    async for result in results:
-                        call.pause()
+                    async for result in results:  # as `pause` and `resume`, without two calls for each sample
+                        call.pauses += 1
                         yield result
-                        call.resume_stream()
+                        call.pauses -= 1
+                        call.began, call.num_warnings = monotonic(), 0
         finally:
             self._meter.activity.end(key)
             self._add(-1)
