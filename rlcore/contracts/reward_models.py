@@ -76,7 +76,8 @@ class Conversations:
     """The configuration and tokenizer of a reward model."""
 
     def __init__(self, model: RewardModel) -> None:
-        """WorkerError when they cannot be read, ConfigError when the model lacks the requested output."""
+        """WorkerError when they cannot be read, ConfigError when the model lacks the requested output or has files that
+        must not be read."""
         from transformers import AutoConfig, AutoTokenizer
 
         self._model = model
@@ -87,6 +88,7 @@ class Conversations:
             self.config: Any = AutoConfig.from_pretrained(model.path, trust_remote_code=False)
             if model.tokenizer != BYTES:
                 where = model.tokenizer or model.path
+                check_model_files(whose, Path(where))
                 self._tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         self._foreign = None if self._tokenizer is None else ForeignText(self._tokenizer)
         check_outputs(model, self.config.num_labels)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rlcore.contracts.reward_models import (
+    Conversations,
     RewardModel,
     activated,
     check_head,
@@ -70,6 +72,17 @@ def test_files_without_the_weights_of_a_head_are_refused(tmp_path: Path, sharded
         else:
             with pytest.raises(ConfigError, match=r"no weight 'score\.weight', so its scores would be random"):
                 check_head(str(tmp_path))
+
+
+@pytest.mark.timeout(60)
+def test_a_model_whose_configuration_is_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match=r"^reward model '.*' cannot be loaded: 'config\.json' is a pipe"):
+        Conversations(RewardModel(str(tmp_path)))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(ConfigError, match=r"'config\.json' is a pipe"):
+        Conversations(RewardModel(str(tmp_path / "model"), tokenizer=str(tmp_path)))
 
 
 def test_a_worker_gets_its_model_and_reports_when_it_gets_none() -> None:

@@ -164,7 +164,7 @@ def test_a_model_with_another_vocabulary_is_refused(models: Path) -> None:
     assert "264" in message
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_a_critic_whose_configuration_is_a_pipe_is_refused(models: Path, tmp_path: Path) -> None:
     shutil.copytree(models / "wide", tmp_path / "piped")
     (tmp_path / "piped" / "config.json").unlink()

@@ -155,7 +155,7 @@ def arguments(monkeypatch: pytest.MonkeyPatch, plan: RunPlan, device: str) -> di
     return taken
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_a_reward_model_whose_configuration_is_a_pipe_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     os.mkfifo(tmp_path / "config.json")
