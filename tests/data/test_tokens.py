@@ -238,7 +238,7 @@ def test_a_vocabulary_that_fits_no_memory_is_refused_before_it_is_read(
     assert f"'{tmp_path / 'huge'}'" in str(refused.value)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_a_template_in_a_pipe_is_not_waited_for(directory: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "chat.jinja")
     with pytest.raises(ConfigError, match=r"^model\.chat_template='.*chat\.jinja': it is a pipe; needs a Jinja file$"):
