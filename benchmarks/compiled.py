@@ -55,7 +55,9 @@ def _engine(model: Path, device: str, dtype: str, batch: Batch) -> TrainEngine:
     tokens = int(batch.tokens.token_ids_BT.size)
     settings = EngineConfig(dtype=dtype, gradient_checkpointing=device == "cuda", micro_batch_tokens=tokens)
     loss, where = PolicyLoss(clip, AlgoConfig()), ModelConfig(path=str(model), attention="sdpa")
-    return TrainEngine("causal_lm", where, settings, loss, device=device, shared_prefix=SharedPrefix.TREE)
+    engine = TrainEngine("causal_lm", where, settings, loss, device=device, shared_prefix=SharedPrefix.TREE)
+    engine.begin_updates()  # keeps the allocator's cache from one update to the next, as the updates of a step do
+    return engine
 
 
 def _seconds(engine: TrainEngine, batch: Batch) -> float:

@@ -1,6 +1,7 @@
 """Measures typical runs on a machine with CUDA: `make gpu-check`. Without a device it ends with a one-line error.
 
     .venv/bin/python benchmarks/gpu_check.py [--tiny --device cpu] [--only attention] [--out docs/results/gpu]
+    .venv/bin/python benchmarks/gpu_check.py --only runs --shape 0.5B --length 512 --add  # a shorter part, added
 
 The parts come in an order for a short hour:
 
@@ -60,7 +61,7 @@ class Check:
 
     def __init__(self, own: argparse.Namespace, scratch: Path) -> None:
         self.own, self.scratch, self.results = own, scratch, dict[str, Any]()
-        self.shapes = ("tiny",) if own.tiny else ("0.5B", "1.5B")
+        self.shapes = ("tiny",) if own.tiny else tuple(own.shape or ("0.5B", "1.5B"))
 
     def spec(self, **more: Any) -> dict[str, Any]:
         """Settings that all parts share: device, format, lengths."""
@@ -124,7 +125,7 @@ def runs(check: Check) -> dict[str, Any]:
     vllm = bool(find_spec("vllm")) and not check.own.tiny
     for shape in check.shapes:
         for backend in ("hf", "vllm") if vllm else ("hf",):
-            length = 16 if check.own.tiny else 2048
+            length = 16 if check.own.tiny else check.own.length
             spec = check.spec(model=str(check.model(shape)), backend=backend, length=length, steps=2)
             for rows in (
                 [(8, 16)] if check.own.tiny else [(64,), (256,)]
@@ -155,7 +156,7 @@ def compared_with_peer(check: Check) -> dict[str, Any]:
     found = {}
     for shape in check.shapes:
         tiny = check.own.tiny
-        scenario = Scenario(shape, prompt_tokens=64 if tiny else 1024, new_tokens=8 if tiny else 8192, prompts=2)
+        scenario = Scenario(shape, prompt_tokens=64 if tiny else 1024, new_tokens=8 if tiny else check.own.peer_length, prompts=2)
         scenario = replace(scenario, samples=4 if tiny else 16)
         dtype = check.spec()["dtype"]
         arguments = ["--device", check.own.device, "--dtype", dtype, *(f"--ours={value}" for value in OURS)]
@@ -187,6 +188,13 @@ PARTS: dict[str, Callable[[Check], dict[str, Any]]] = {
     "beside_peer": compared_with_peer,
 }
 """The parts, in an order for a short hour."""
+
+
+def earlier(out: Path) -> dict[str, Any]:
+    """The parts in the record of an earlier run; none if there is no record."""
+    record = out.with_suffix(".json")
+    found = json.loads(record.read_text()) if record.exists() else {}
+    return {name: result for name, result in found.items() if name in PARTS}
 
 
 def page(device: str, results: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
@@ -266,11 +274,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="timed steps of each side")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: to try this program itself")
     parser.add_argument("--tiny", "--smoke", action="store_true", help="a tiny random model and tiny sizes")
+    parser.add_argument("--shape", action="append", choices=("0.5B", "1.5B"), help="these models; default: both")
+    parser.add_argument("--length", type=int, default=2048, help="tokens of a response in `runs`")
+    parser.add_argument("--peer-length", type=int, default=8192, help="tokens of a response in `beside_peer`")
+    parser.add_argument("--add", action="store_true", help="keep the other parts of the record that exists")
     parser.add_argument("--only", action="append", choices=tuple(PARTS), help="these parts; default: all")
     own = parser.parse_args(arguments)
     device = require(own.device)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
         check = Check(own, Path(scratch))
+        check.results |= earlier(own.out) if own.add else {}
         for name in own.only or PARTS:
             try:
                 with boundary(name, WorkerError):

@@ -120,7 +120,7 @@ async def _run(spec: dict[str, Any]) -> dict[str, Any]:
             "cluster": {"device": spec["device"], "threads": spec["threads"]},
             "train": {"prompts_per_step": spec["groups"], "max_steps": 1000},
         }
-        overrides, plugins = [f"rollout.backend={spec['backend']}"], []
+        overrides, plugins = [f"rollout.backend={spec['backend']}", *spec.get("overrides", ())], []
         if spec["backend"] != "hf":
             plugins = [spec["backend"]]
         with _timeline(spec["device"]) as timeline:
@@ -215,7 +215,9 @@ def _engine(spec: dict[str, Any], model: Path, way: str, tokens: int) -> Any:
     settings = EngineConfig(dtype=spec["dtype"], gradient_checkpointing=True, micro_batch_tokens=tokens)
     loss = PolicyLoss(clip, AlgoConfig())
     where = ModelConfig(path=str(model), tokenizer="bytes")
-    return TrainEngine("causal_lm", where, settings, loss, device=spec["device"], shared_prefix=SharedPrefix(way))
+    engine = TrainEngine("causal_lm", where, settings, loss, device=spec["device"], shared_prefix=SharedPrefix(way))
+    engine.begin_updates()  # keeps the allocator's cache from one update to the next, as the updates of a step do
+    return engine
 
 
 def _rows_of_a_group(samples: int, prompt: int, length: int) -> Any:

@@ -48,7 +48,15 @@ class Recipe:
 
 
 PPO = ("--plugin", "critic_engine", "algo.preset=ppo")
-FULL = Recipe("words of 5 to 20 letters", "data", "sft", (), (), (HERE / "config.yaml",), PPO)
+FULL = Recipe(
+    "words of 5 to 20 letters",
+    "data",
+    "sft",
+    (),
+    ("--dtype", "bfloat16", "--micro-batch-tokens", "32768"),
+    (HERE / "config.yaml",),
+    PPO,
+)
 SMALL = Recipe(
     "words of 3 to 5 letters",
     "small",

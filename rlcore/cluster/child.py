@@ -29,6 +29,8 @@ MAX_MESSAGE_BYTES = 1 << 26
 TOGETHER_FRAC = 0.05
 """If a call's deadline kills the child, other calls with less than this share of their time left time out, too."""
 POLL_S = 0.005
+OUTPUT_S = 0.1
+"""Seconds in which lines arrive that were printed before an answer."""
 STACK_BEFORE_S, STACK_FRAC = 0.5, 0.2
 """A child that is not ready prints its stack this long before the deadline, or by that share of a short deadline."""
 
@@ -303,6 +305,11 @@ class ChildProcess(Child):
         code = self._process.returncode
         how = self._reason or (f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}")
         return f"child '{self.name}' ended: {how}{'' if self._reason else self._printed.last_words}"
+
+    async def printed_cause(self, error: str) -> str:
+        """The tail of an error of its object: an exception in its output that the error does not name; else empty."""
+        await asyncio.sleep(OUTPUT_S)
+        return self._printed.cause(error)
 
     async def _log_output(self) -> None:
         """Copies the child's output into the log, line by line, within bounds."""

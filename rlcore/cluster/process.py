@@ -186,7 +186,13 @@ class ProcessBody:
         """See `ReplicaBody.build`."""
         where = f"{ranks[0].name}.setup()"
         messages = [Message((BUILD, shipment)) for shipment in ranks]
-        await self._all(messages, where, deadline_s)
+        try:
+            await self._all(messages, where, deadline_s)
+        except WorkerError as error:
+            causes = [await process.printed_cause(str(error)) for process in self._processes if process.alive]
+            if cause := next(filter(None, causes), ""):
+                raise WorkerError(f"{error}{cause}") from error
+            raise
 
     async def call(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float

@@ -11,6 +11,7 @@ logger = logging.getLogger(__name__)
 MAX_LOG_LINES = 10_000
 """Maximum log lines of a process; further ones are dropped, with one note."""
 MAX_LINE = 2000
+MAX_CAUSE = 500
 NUM_LAST_WORDS = 3
 NUM_RECENT = 100
 """Last lines in which an exception counts as the cause of the end; some engines print several tracebacks."""
@@ -42,6 +43,15 @@ class WorkerOutput:
             logger.info("%s: %s", self._name, text)
         elif self._num_lines == MAX_LOG_LINES + 1:
             logger.warning("%s: printed more than %d lines; the rest is dropped", self._name, MAX_LOG_LINES)
+
+    def cause(self, error: str) -> str:
+        """The tail of an error of the process: the last exception that it printed, if the error does not name it.
+
+        An engine that starts processes of its own prints their exceptions, and raises one that only counts them.
+        """
+        printed = [text[found.start() :].strip(" (") for _, text in self._exceptions if (found := EXCEPTION.search(text))]
+        unnamed = [text for text in printed if text not in error]
+        return f"; it had printed: {clipped(unnamed[-1], MAX_CAUSE)}" if unnamed else ""
 
     @property
     def last_words(self) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from rlcore.contracts.templates import template_child
 
+OF_DRIVER = "/dev/nvidia"
+"""Beginning of the paths of NVIDIA's driver, which keeps descriptors of a device until the process ends."""
 PATIENCE_S = 3.0
 """Seconds within which ending threads and processes must be gone."""
 
@@ -39,7 +41,8 @@ def leaks() -> Iterator[None]:
     """Raise `Leaked`, naming everything that the block leaves behind.
 
     Looks at the descendants of this process, its threads, its open descriptors and, if a loop is running in this
-    thread, the loop's tasks. The process that renders chat templates for this one is left out. Put it around
+    thread, the loop's tasks. The process that renders chat templates for this one is left out, and so are descriptors
+    of NVIDIA's driver, which stay open after the first use of a device. Put it around
     `asyncio.run`, because a running loop may still hold resources that it frees later. Needs /proc (Linux).
     """
     before = _held()
@@ -61,7 +64,11 @@ def _held() -> _Held:
     ours = {kept.pid} if kept else set()
     processes = descendants(os.getpid()) - ours if _has_children(ours) else set()
     pipes = {pipe.fileno() for pipe in (kept.stdin, kept.stdout) if pipe} if kept else set()
-    descriptors = frozenset((number, where) for number, where in _descriptors() if number not in pipes)
+    descriptors = frozenset(
+        (number, where)
+        for number, where in _descriptors()
+        if number not in pipes and not where.startswith(OF_DRIVER)
+    )
     return _Held(frozenset(processes), threads, descriptors, tasks)
 
 

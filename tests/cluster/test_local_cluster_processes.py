@@ -41,6 +41,7 @@ SOURCE = """
             self.ended = self.running = 0
             broken = self.context.run_dir / "broken"
             if broken.exists():
+                os.system(broken.read_text())
                 raise RuntimeError("this is broken")
 
         def close(self):
@@ -309,6 +310,22 @@ def test_a_worker_that_does_not_start_is_named_and_nothing_is_left(plugin: Modul
         asyncio.run(story())
     assert (caught.value.role, caught.value.method) == ("probe", "setup")
     assert caught.value.offered_by.startswith("Probe of plugin 'isolated_probe'")
+
+
+def test_the_error_of_a_worker_that_does_not_start_names_an_exception_that_its_own_processes_printed(
+    plugin: ModuleType, tmp_path: Path
+) -> None:
+    printed = "(EngineCore pid=7) ERROR 11-27 [core.py:1510] ModuleNotFoundError: No module named 'an_engine'"
+    (tmp_path / "broken").write_text(f'echo "{printed}" >&2; echo "RuntimeError: this is broken"')
+
+    async def story() -> None:
+        async with started(tmp_path):
+            pass
+
+    cause = "; it had printed: ModuleNotFoundError: No module named 'an_engine'$"
+    with pytest.raises(WorkerError, match=r"^probe\[\d\]\.setup\(\): RuntimeError: this is broken" + cause) as caught:
+        asyncio.run(story())
+    assert (caught.value.role, caught.value.method) == ("probe", "setup")
 
 
 def test_in_process_runs_isolated_workers_as_threads(plugin: ModuleType, tmp_path: Path) -> None:

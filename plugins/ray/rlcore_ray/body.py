@@ -72,7 +72,14 @@ class ActorBody:
         """See `ReplicaBody.build`."""
         where = f"{ranks[0].name}.setup()"
         refs = [actor.build.remote(shipment) for actor, shipment in zip(self._actors, ranks, strict=True)]
-        await self._all(refs, self._value, where, deadline_s)
+        try:
+            await self._all(refs, self._value, where, deadline_s)
+        except WorkerError as error:
+            alive = [place for rank, place in enumerate(self._places) if place and rank not in self._reasons]
+            causes = [await self._output.cause(place, str(error)) for place in alive]
+            if cause := next(filter(None, causes), ""):
+                raise WorkerError(f"{error}{cause}") from error
+            raise
 
     async def call(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float

@@ -100,14 +100,24 @@ class ActorOutput:
 
         Waits until no line has arrived for QUIET_S seconds, at most LAST_S.
         """
+        printed = await self._printed(place)
+        return printed.last_words if printed else ""
+
+    async def cause(self, place: ProcessPlace, error: str) -> str:
+        """The tail of an error of a process, like `WorkerOutput.cause`; waits as `last_words` does."""
+        printed = await self._printed(place)
+        return printed.cause(error) if printed else ""
+
+    async def _printed(self, place: ProcessPlace | None) -> WorkerOutput | None:
+        """The output of a process, when no line of it has arrived for a while; None if nobody listens to it."""
         began = time.monotonic()
         with self._lock:
             heard = self._heard.get(place) if place else None
         if heard is None or not self._listening:
-            return ""
+            return None
         while (now := time.monotonic()) < min(max(heard.last_at, began) + QUIET_S, began + LAST_S):
             await asyncio.sleep(min(POLL_S, began + LAST_S - now))
-        return heard.printed.last_words
+        return heard.printed
 
     async def until_end(self, places: Sequence[ProcessPlace]) -> None:
         """Return when all output of these closed processes has arrived, or after LAST_S."""

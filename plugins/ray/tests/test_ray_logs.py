@@ -33,6 +33,9 @@ from rlcore.testing.null import NullReplica
 class Talker(NullReplica):
     def setup(self):
         super().setup()
+        if "RLCORE_TEST_ENGINE" in os.environ:
+            os.write(2, b"(Engine pid=7) ERROR core.py: ImportError: no module 'an_engine'\\n")
+            raise RuntimeError("the engine failed; see root cause above")
         print("printed while it was set up")
         logging.getLogger("a library").warning("a logger's warning with the key %s", os.environ["RLCORE_TEST_KEY"])
         os.system("echo said by a separate process")
@@ -91,6 +94,22 @@ def test_what_a_worker_prints_and_a_crashs_last_words_are_in_the_runs_log(
     assert "boom" not in done.stdout
 
 
+@pytest.mark.parametrize("cluster", ["local", "ray"])
+def test_the_error_of_a_worker_that_does_not_start_names_what_its_engine_printed(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLCORE_TEST_ENGINE", "broken")
+    (tmp_path / "talker.py").write_text(PLUGIN)
+    more = {"train.name": "run", "rollout.backend": "talker"}
+    more |= {"plugins.ray.object_store_gib": 0.1} if cluster == "ray" else {}
+    command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null", "--plugin", str(tmp_path / "talker.py")]
+    command += [f"{key}={value}" for key, value in run_settings(tmp_path, 8, **more).items()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode != 0
+    error = "the engine failed; see root cause above; it had printed: ImportError: no module 'an_engine'"
+    assert error in done.stderr.replace("\n", " ")
+
+
 def test_lines_are_logged_within_bounds_and_frames_are_no_last_words(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="rlcore")
     printed = WorkerOutput("judge[1]")
@@ -131,3 +150,12 @@ def test_lines_are_logged_within_bounds_and_frames_are_no_last_words(caplog: pyt
     assert messages[:2] == ["judge[1]: loading", "judge[1]: terminate called"]
     assert len(messages) == MAX_LOG_LINES + 1
     assert messages[-1] == f"judge[1]: printed more than {MAX_LOG_LINES} lines; the rest is dropped"
+
+
+def test_the_cause_of_an_error_is_the_last_printed_exception_that_it_does_not_name() -> None:
+    printed = WorkerOutput("rollout[0]")
+    assert printed.cause("it failed") == ""
+    printed.add("(Engine pid=7) ERROR core.py: ValueError: too long")
+    printed.add("RuntimeError: the engine failed")
+    assert printed.cause("setup(): RuntimeError: the engine failed") == "; it had printed: ValueError: too long"
+    assert printed.cause("ValueError: too long, RuntimeError: the engine failed") == ""

@@ -82,15 +82,23 @@ def device_arguments(device: str, kv_cache_gib: float, gpu_memory_frac: float) -
     return {"gpu_memory_utilization": gpu_memory_frac}
 
 
+def engine_threads(device: str, planned: int) -> int:
+    """Threads of `open_engine`: those of the plan on a CPU. On a GPU more than one delays the launch of kernels."""
+    return planned if device == "cpu" else 0
+
+
 def open_engine(arguments: Mapping[str, Any], who: str, threads: int = 0) -> Any:
     """A started AsyncLLM for the running event loop; `who` names it in errors.
 
-    WorkerError when vLLM is missing, too old, or cannot serve the model with these arguments.
+    `threads`: of torch, as OMP_NUM_THREADS; 0: as many as vLLM takes, which are all cores while it loads a model, and
+    one while it serves. WorkerError when vLLM is missing, too old, or cannot serve the model with these arguments.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if threads > 0:
         os.environ["OMP_NUM_THREADS"] = str(threads)
+    else:
+        os.environ.pop("OMP_NUM_THREADS", None)
     for name in ALLOCATOR:
         if name in os.environ:
             os.environ[name] = without_expandable_segments(os.environ[name])

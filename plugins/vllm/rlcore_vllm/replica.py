@@ -24,7 +24,7 @@ class VllmReplica(RewardReplica):
 
         ConfigError when the model is of the wrong kind for the rewards that use it.
         """
-        from rlcore_vllm.engine import device_arguments, open_engine
+        from rlcore_vllm.engine import device_arguments, engine_threads, open_engine
 
         device, self.model = self.context.device, model_of(self.context)
         reader = self._open_reader()
@@ -36,7 +36,7 @@ class VllmReplica(RewardReplica):
             **reader.arguments(),
         }
         arguments |= device_arguments(device, KV_CACHE_GIB, GPU_MEMORY_FRAC) | dict(self.model.options)
-        self.open_with(reader, open_engine(arguments, str(self.context), self.context.threads))
+        self.open_with(reader, open_engine(arguments, str(self.context), engine_threads(device, self.context.threads)))
 
     def open_with(self, reader: Any, engine: Any) -> None:
         """Serve a VllmClassifier or VllmJudge with an engine."""

@@ -22,13 +22,14 @@ class VllmRollout(RolloutWorker):
     def setup(self) -> None:
         """Start the engine; WorkerError when vLLM is missing, too old, or does not know the model."""
         from rlcore import load_tokens
-        from rlcore_vllm.engine import ending_with, open_engine, rollout_arguments
+        from rlcore_vllm.engine import ending_with, engine_threads, open_engine, rollout_arguments
         from rlcore_vllm.sampler import VllmSampler
         from rlcore_vllm.settings import VllmSettings
 
         context, config = self.context, self.context.config
         settings = context.settings(VllmSettings)
-        engine = open_engine(rollout_arguments(config, settings, context.device), str(context), context.threads)
+        threads = engine_threads(context.device, context.threads)
+        engine = open_engine(rollout_arguments(config, settings, context.device), str(context), threads)
         tokens = load_tokens(config.model, config.data.system_prompt)
         adapter = context.weights_kind == "adapter"
         keeps = config.rollout.on_new_weights == "continue"

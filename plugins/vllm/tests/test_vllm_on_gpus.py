@@ -73,5 +73,16 @@ def test_expandable_segments_are_kept_for_trainers_and_removed_for_an_engine_tha
     assert set(os.environ) & {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} == {name}
 
 
+@pytest.mark.parametrize(("device", "threads"), [("cpu", "8"), ("cuda:0", None)])
+def test_an_engine_on_a_gpu_takes_its_own_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, device: str, threads: str | None
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")  # as the worker's process has it
+    monkeypatch.setattr(engine, "check_installed", refuse)
+    with pytest.raises(WorkerError, match="stop here"):
+        engine.open_engine({}, "rollout[0]", engine.engine_threads(device, 8))
+    assert os.environ.get("OMP_NUM_THREADS") == threads
+
+
 def refuse(who: str) -> None:
     raise WorkerError(f"{who}: stop here")
