@@ -156,7 +156,9 @@ def compared_with_peer(check: Check) -> dict[str, Any]:
     found = {}
     for shape in check.shapes:
         tiny = check.own.tiny
-        scenario = Scenario(shape, prompt_tokens=64 if tiny else 1024, new_tokens=8 if tiny else check.own.peer_length, prompts=2)
+        scenario = Scenario(
+            shape, prompt_tokens=64 if tiny else 1024, new_tokens=8 if tiny else check.own.peer_length, prompts=2
+        )
         scenario = replace(scenario, samples=4 if tiny else 16)
         dtype = check.spec()["dtype"]
         arguments = ["--device", check.own.device, "--dtype", dtype, *(f"--ours={value}" for value in OURS)]

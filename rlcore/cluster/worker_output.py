@@ -49,7 +49,8 @@ class WorkerOutput:
 
         An engine that starts processes of its own prints their exceptions, and raises one that only counts them.
         """
-        printed = [text[found.start() :].strip(" (") for _, text in self._exceptions if (found := EXCEPTION.search(text))]
+        found = [(text, EXCEPTION.search(text)) for _, text in self._exceptions]
+        printed = [text[match.start() :].strip(" (") for text, match in found if match]
         unnamed = [text for text in printed if text not in error]
         return f"; it had printed: {clipped(unnamed[-1], MAX_CAUSE)}" if unnamed else ""
 

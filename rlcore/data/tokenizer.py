@@ -205,7 +205,7 @@ def require_directory(path: str) -> None:
     if found.is_dir():
         if not (found / "config.json").is_file():
             raise ConfigError(f"model.path: the directory '{path}' holds no model: needs one with a config.json")
-    elif path.startswith(("/", ".", "~")) or found.exists():
+    elif path.startswith(("/", ".", "~")) or path.count("/") > 1 or found.exists():
         raise ConfigError(
             f"model.path: found no directory '{path}' (looked for {found.absolute()}); needs a model directory, or "
             "a name on the Hub such as HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -261,8 +261,11 @@ def _why_embedded(found: Situation) -> str:
     needs = f"'{found.backend}' needs devices in addition to the actor's {ranks}; there are {gpus}"
     if not shares_device(found.config, found.facts):
         return needs
-    if found.facts.usable_gpu_bytes is None or found.facts.parameters is None or found.facts.shape is None:
-        return f"{needs}: the memory of a device or of the model is unknown, so whether they can share is unknown"
+    if found.facts.usable_gpu_bytes is None:
+        return f"{needs}: the memory of a device is unknown, so whether they can share is unknown"
+    if found.facts.parameters is None or found.facts.shape is None:
+        path = found.config.model.path
+        return f"{needs}: the architecture of model.path='{path}' is unknown, so whether they can share is unknown"
     room = room_for_replicas(found.config, found.facts, offload=found.config.actor.offload)
     return (
         f"{needs}: it does not fit next to the {_trained_gib(found):.1f} GiB that are trained (it would have "

@@ -7,6 +7,7 @@ from typing import Any
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.config.providers import Provider
 from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.errors import PlanError
 from rlcore.plan.batch_sizes import batch_sizes
 from rlcore.plan.clusters import check_startable, plan_cluster
@@ -142,10 +143,20 @@ def _enabled_plugins(offers: Offers, used: set[str], loaded: LoadedConfig) -> tu
     for plugin in plugins:
         if str(plugin) not in used and f"plugin '{plugin.plugin}'" not in setting:
             raise PlanError(
-                f"{plugin} is enabled, but nothing of it is in the plan; "
+                f"{plugin} is enabled, but nothing of it is in the plan{_why_not_sampling(plugin, offers, loaded)}; "
                 f"name something it offers in the config, or leave the plugin out"
             )
     return plugins
+
+
+def _why_not_sampling(plugin: Provider, offers: Offers, loaded: LoadedConfig) -> str:
+    """The reason why this machine's default is another backend than the plugin's; empty if it offers none."""
+    samples = any(
+        offer.provider == plugin and issubclass(offer.value.interface, RolloutWorker)
+        for offer in offers.worker_classes()
+    )
+    chosen = next((choice for choice in loaded.choices if choice.key == "rollout.backend" and choice.reason), None)
+    return f" (rollout.backend is '{chosen.value}': {chosen.reason})" if samples and chosen else ""
 
 
 def _unused(offers: Offers, plugins: Sequence[Provider], workers: Sequence[WorkerPlan]) -> list[str]:

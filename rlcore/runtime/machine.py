@@ -5,17 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlcore.config import RunConfig
-from rlcore.contracts.model_files import model_directory, model_shape, num_parameters, usual_answers
+from rlcore.contracts.model_files import model_shape, num_parameters, usual_answers
 from rlcore.plan import Facts
 from rlcore.plan.cpu_products import bfloat16_instructions
 from rlcore.runtime.gpus import compile_problem, find_gpus
+from rlcore.runtime.hub_settings import model_files
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def gather_facts(config: RunConfig, machine: Facts | None = None) -> Facts:
-    """The facts of `machine` (None: this one) with the parameters of `model.path`; unknown facts are None."""
-    directory = model_directory(config.model.path, config.model.revision)
+    """The facts of `machine` (None: this one) with those of `model.path`; unknown facts are None."""
+    directory = model_files(config.model)
     return replace(
         machine or machine_facts(),
         parameters=num_parameters(directory),

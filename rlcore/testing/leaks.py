@@ -65,9 +65,7 @@ def _held() -> _Held:
     processes = descendants(os.getpid()) - ours if _has_children(ours) else set()
     pipes = {pipe.fileno() for pipe in (kept.stdin, kept.stdout) if pipe} if kept else set()
     descriptors = frozenset(
-        (number, where)
-        for number, where in _descriptors()
-        if number not in pipes and not where.startswith(OF_DRIVER)
+        (number, where) for number, where in _descriptors() if number not in pipes and not where.startswith(OF_DRIVER)
     )
     return _Held(frozenset(processes), threads, descriptors, tasks)
 

@@ -191,6 +191,10 @@ def test_a_tokenizer_without_a_template_is_refused(directory: Path, tmp_path: Pa
     ("settings", "message"),
     [
         ({"path": "{missing}"}, r"model\.path: found no directory '.*missing'"),
+        (
+            {"path": "runs/sft/model"},
+            r"model\.path: found no directory 'runs/sft/model' \(looked for /.*/runs/sft/model\)",
+        ),
         ({"path": "{empty}"}, r"model\.path: the directory '.*' holds no model: needs one with a config\.json"),
         ({"path": "{model}", "tokenizer": "{missing}"}, r"tokenizer '.*missing'"),
         ({"path": "{model}", "chat_template": "{missing}"}, r"model\.chat_template='.*missing'"),

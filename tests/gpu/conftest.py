@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def _device_is_open() -> None:
-    """A process opens a device once, with descriptors and threads that it keeps: none of the tests leaves them behind."""
+    """A process opens a device once, and keeps its descriptors and threads: no test leaves them behind."""
     if torch.cuda.is_available():
         weight = torch.ones(2, 2, device="cuda", requires_grad=True)
         (weight @ weight).sum().backward()

@@ -86,7 +86,9 @@ def test_memory_of_attention_is_linear_in_tokens() -> None:
 def engine_on(device: str, model: Path, dtype: str, prefix: SharedPrefix) -> TrainEngine:
     settings = EngineConfig(dtype=dtype, lr=1e-3, micro_batch_tokens=4096)
     where = ModelConfig(path=str(model), tokenizer="bytes")
-    return TrainEngine("causal_lm", where, settings, PolicyLoss(clip, AlgoConfig()), device=device, shared_prefix=prefix)
+    return TrainEngine(
+        "causal_lm", where, settings, PolicyLoss(clip, AlgoConfig()), device=device, shared_prefix=prefix
+    )
 
 
 @pytest.mark.parametrize(
