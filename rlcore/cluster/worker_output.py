@@ -47,7 +47,7 @@ class WorkerOutput:
     def cause(self, error: str) -> str:
         """The tail of an error of the process: the last exception that it printed, if the error does not name it.
 
-        An engine that starts processes of its own prints their exceptions, and raises one that only counts them.
+        An engine that starts further processes prints their exceptions, and raises one that only counts them.
         """
         found = [(text, EXCEPTION.search(text)) for _, text in self._exceptions]
         printed = [text[match.start() :].strip(" (") for text, match in found if match]

@@ -1,4 +1,4 @@
-"""A plan reads the architecture of a model on the Hub, of which it fetches small files; here a server plays it."""
+"""A plan reads the architecture of a model on the Hub, of which it fetches small files, here from a server of the test."""
 
 import json
 import os
@@ -31,14 +31,14 @@ FILES = {"config.json": json.dumps(CONFIG), "tokenizer_config.json": json.dumps(
 class Hub(BaseHTTPRequestHandler):
     """Serves the files of one model as the Hub does."""
 
-    asked: list[str]
+    paths: list[str]
     broken: bool
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        self.paths.append(self.path)
         name = self.path.rpartition("/")[2]
         found = FILES.get(name) if self.path.startswith(f"/{NAME}/resolve/") else None
         self.send_response(500 if self.broken else 200 if found else 404)
@@ -58,14 +58,14 @@ class Hub(BaseHTTPRequestHandler):
 
 @contextmanager
 def hub(broken: bool = False) -> Iterator[tuple[str, list[str]]]:
-    """The address of the server, and the paths that it was asked for."""
-    asked: list[str] = []
-    handler = type("Handler", (Hub,), {"asked": asked, "broken": broken})
+    """The address of the server, and the paths that were requested."""
+    paths: list[str] = []
+    handler = type("Handler", (Hub,), {"paths": paths, "broken": broken})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
+            yield f"http://127.0.0.1:{server.server_port}", paths
         finally:
             server.shutdown()
             thread.join()
@@ -80,17 +80,17 @@ def plan(home: Path, address: str, *arguments: str) -> subprocess.CompletedProce
 
 
 def test_the_architecture_of_a_model_on_the_hub_is_known_before_its_weights_are_fetched(tmp_path: Path) -> None:
-    with hub() as (address, asked):
+    with hub() as (address, paths):
         done = plan(tmp_path, address, "--on", "1xH100-80GB", "rollout.max_tokens=64")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "memory of a device in GiB" in done.stdout
     assert "by its chat template model.path is an instruct model" in done.stdout
-    fetched = {path.rpartition("/")[2] for path in asked if "/resolve/" in path}
+    fetched = {path.rpartition("/")[2] for path in paths if "/resolve/" in path}
     assert fetched == {*FILES, "chat_template.jinja"}
 
 
-@pytest.mark.parametrize("broken", [True, False], ids=["an error", "nobody there"])
+@pytest.mark.parametrize("broken", [True, False], ids=["an error", "no server"])
 def test_a_plan_without_the_hub_says_what_is_unknown(tmp_path: Path, broken: bool) -> None:
     with hub(broken) as (address, _):
         if broken:

@@ -1,4 +1,4 @@
-"""What all tests on a device share."""
+"""Fixtures of the tests that need a device."""
 
 import pytest
 import torch

@@ -138,6 +138,8 @@ THIS_CPU = Machine(1, 1, Card("cpu", 15, 0.153, 0.153, 20.0, 1.0, "a measured pr
 
 
 GH200 = estimate_step(QWEN_05B, VERL, machine_of("4xGH200")).seconds
+HALF_B = replace(QWEN_05B, groups=16, samples=16, prompt=1024, response=512, longest=512, shares_prompts=True)
+H200 = estimate_step(HALF_B, StepLayout(), machine_of("1xH200-141GB")).seconds
 A100 = estimate_step(QWEN2_7B, replace(VERL, trainers=8, engines=8), machine_of("8xA100-80GB")).seconds
 
 
@@ -145,8 +147,13 @@ def without_hand_over(found: StepEstimate) -> float:
     return found.total - found.seconds["hand-over"]
 
 
-UNBOUNDED = ("verl #1208, Qwen2.5 0.5B, 4 GH200: generation", "verl #2854, Qwen2 7B, 8 GPUs: generation")
-"""The first report is about a slow engine; the lengths of responses of the second are not published."""
+UNBOUNDED = (
+    "verl #1208, Qwen2.5 0.5B, 4 GH200: generation",
+    "verl #2854, Qwen2 7B, 8 GPUs: generation",
+    "this repository, 0.5B, 1 H200: generation",
+)
+"""The first report is about a slow engine; the lengths of responses of the second are not published; beside the third
+another run was starting."""
 
 
 @pytest.mark.parametrize(
@@ -180,6 +187,14 @@ UNBOUNDED = ("verl #1208, Qwen2.5 0.5B, 4 GH200: generation", "verl #2854, Qwen2
                 ("sample", "generation", 40.0),
                 ("score", "old log-probs and reference", 81.0),
                 ("update", "update", 117.0),
+            )
+        ),
+        *(
+            (f"this repository, 0.5B, 1 H200: {words}", H200[phase], measured)
+            for phase, words, measured in (
+                ("sample", "generation", 6.2),
+                ("update", "update", 3.1),
+                ("hand-over", "hand-over", 0.9),
             )
         ),
         ("E1 on two cores: generation", estimate_step(SMOLLM2, ONE_CPU, THIS_CPU).seconds["sample"], 13.7),

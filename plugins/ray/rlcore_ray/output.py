@@ -109,7 +109,7 @@ class ActorOutput:
         return printed.cause(error) if printed else ""
 
     async def _printed(self, place: ProcessPlace | None) -> WorkerOutput | None:
-        """The output of a process, when no line of it has arrived for a while; None if nobody listens to it."""
+        """The output of a process, when no line of it has arrived for a while; None if its output is not read."""
         began = time.monotonic()
         with self._lock:
             heard = self._heard.get(place) if place else None
