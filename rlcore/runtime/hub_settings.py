@@ -40,7 +40,7 @@ def model_files(model: ModelConfig) -> Path:
 def _fetch(model: ModelConfig) -> None:
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT):
         return

@@ -1,4 +1,4 @@
-"""A plan reads the architecture of a model on the Hub, of which it fetches small files, here from a server of the test."""
+"""A plan reads the architecture of a model on the Hub, of which it fetches small files, here from a test server."""
 
 import json
 import os
