@@ -1,4 +1,4 @@
-"""What `leaks` finds, and what a process may keep."""
+"""Descriptors that a block leaves open, and those that a process may keep."""
 
 from pathlib import Path
 
