@@ -9,11 +9,9 @@ from rlcore.errors.checks.interfaces import defines
 from rlcore.plan.device_memory import DeviceRoles, bytes_by_phase, phases_of_devices, serves
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.run_plan import SchedulePlan
+from rlcore.plan.shared_device import AWAKE_FRAC
 
 ACTOR, ROLLOUT = "actor", "rollout"
-AWAKE_FRAC = 0.9
-"""Share of a device that the plan may fill with roles that train and serve there at the same time; the rest is left for
-allocator fragmentation."""
 
 
 def plan_colocation(

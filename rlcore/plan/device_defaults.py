@@ -147,9 +147,7 @@ ON_CUDA = (
         key=SHARE,
         when=lambda found: _shared_fit(found) is not None and _has_section(found),
         value=lambda found: _share(found),
-        reason=lambda found: (
-            f"'{found.backend}' gets the part of the actor's device that weights at rest leave free while it samples"
-        ),
+        reason=lambda found: _why_share(found),
     ),
     DeviceDefault(
         key="rollout.max_rows",
@@ -275,7 +273,9 @@ def _why_embedded(found: Situation) -> str:
 
 def _why_replicas(found: Situation) -> str:
     """The reason for sampling with replicas, and their devices."""
-    shares = " on the actor's device, in turns with it" if shares_device(found.config, found.facts) else ""
+    fit, shares = _fit(found), ""
+    if shares_device(found.config, found.facts):
+        shares = " next to the actor" if fit is not None and fit.awake else " on the actor's device, in turns with it"
     return (
         f"it is installed{', and fits' if shares else ''}{shares}; it pages its cache and samples many rows, each "
         "token of which takes the embedded sampler thousands of kernels"
@@ -289,7 +289,14 @@ def _fit(found: Situation) -> Fit | None:
         return None
     offload = config.actor.offload if "actor.offload" in found.is_set else None
     share = float(lookup(config, SHARE)) if SHARE in found.is_set else None
-    return fit_replicas(config, found.facts, offload=offload, share=share, is_chosen="rollout.backend" in found.is_set)
+    chosen = "rollout.backend" in found.is_set
+    return fit_replicas(config, found.facts, rows=_most_rows(found), offload=offload, share=share, is_chosen=chosen)
+
+
+def _most_rows(found: Situation) -> int:
+    """Rows that replicas decode at a time."""
+    rows = found.config.rollout.max_rows
+    return rows if "rollout.max_rows" in found.is_set else max(rows, ROWS[0])
 
 
 def _shared_fit(found: Situation) -> Fit | None:
@@ -305,6 +312,16 @@ def _offloads(found: Situation) -> bool:
 def _share(found: Situation) -> float:
     fit = _shared_fit(found)
     return 0.0 if fit is None else fit.share
+
+
+def _why_share(found: Situation) -> str:
+    fit = _shared_fit(found)
+    if fit is not None and fit.awake:
+        return (
+            f"'{found.backend}' has room for {_most_rows(found)} rows at their longest, and stays awake while the actor "
+            "trains"
+        )
+    return f"'{found.backend}' gets the part of the actor's device that weights at rest leave free while it samples"
 
 
 def _has_section(found: Situation) -> bool:

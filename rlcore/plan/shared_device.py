@@ -1,10 +1,12 @@
 """Fits rollout replicas onto the actor's devices before workers are planned: chooses the share of a device that they
 reserve, and whether the actor is offloaded while they serve.
 
-Roles on one device take turns, so two phases count: replicas serve next to resting roles, and the actor trains next to
-sleeping ones. `rlcore.plan.colocation` checks both again with all roles of the run.
+If a device has room for replicas with all rows of a step next to an actor that trains, they stay awake. Otherwise roles
+on one device take turns, so two phases count: replicas serve next to resting roles, and the actor trains next to
+sleeping ones. `rlcore.plan.colocation` checks this again with all roles of the run.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -36,6 +38,9 @@ WEIGHTS_FACTOR, PROFILE_BYTES = 1.1, 2 * GIB
 """Factor on an engine's weights for derived copies, and the activations of its largest prefill."""
 ASLEEP_BYTES = 2 * GIB
 """Memory that an engine with CUDA graphs does not release while it sleeps; its plugin states the exact figure."""
+AWAKE_FRAC = 0.9
+"""Share of a device that the plan may fill with roles that train and serve there at the same time; the rest is left for
+allocator fragmentation."""
 HOST_SHARE = 0.8
 """Share of the host's memory that offloaded state may fill."""
 
@@ -48,6 +53,8 @@ class Fit:
     """Share of a device's memory for a replica that is awake."""
     offload: bool
     """True if the actor keeps weights and optimizer state in host memory while they serve."""
+    awake: bool = False
+    """True if they stay awake while the actor trains, according to the sizes of these roles."""
 
 
 def shares_device(config: RunConfig, facts: Facts) -> bool:
@@ -78,15 +85,19 @@ def _setting(config: RunConfig, name: Literal["replica_devices", "without_graphs
 
 
 def fit_replicas(
-    config: RunConfig, facts: Facts, *, offload: bool | None, share: float | None, is_chosen: bool
+    config: RunConfig, facts: Facts, *, rows: int, offload: bool | None, share: float | None, is_chosen: bool
 ) -> Fit | None:
-    """The largest share that fits, without offload if that leaves enough; None if none fits or sizes are unknown.
+    """A share with room for all rows if replicas can stay awake with it; else the largest that fits, without offload if
+    that leaves enough; None if none fits or sizes are unknown.
 
-    `offload` and `share`: the user's settings; None: not set. `is_chosen`: the user chose replicas, so
-    room for a single row is enough.
+    `rows`: decoded at a time. `offload` and `share`: the user's settings; None: not set. `is_chosen`: the user chose
+    replicas, so room for a single row is enough.
     """
     if facts.usable_gpu_bytes is None or facts.parameters is None or facts.shape is None:
         return None
+    ample = ample_share(config, facts, rows)
+    if share is None and not offload and _trains(config, facts, offload=False, awake=ample):
+        return Fit(ample, offload=False, awake=True)
     ways = [False, True] if offload is None and _may_offload(config, facts) else [bool(offload)]
     for way in ways:
         found = room_for_replicas(config, facts, offload=way)
@@ -109,6 +120,19 @@ def room_for_replicas(config: RunConfig, facts: Facts, *, offload: bool) -> floa
     room = FILLED * (usable - rests - reference - (2 + _critics(config) + processes) * CONTEXT_BYTES)
     steps = int(min(MOST_SHARE, room / total) / SHARE_STEP + 1e-9)
     return round(max(0, steps) * SHARE_STEP, 2)
+
+
+def ample_share(config: RunConfig, facts: Facts, rows: int) -> float:
+    """The share, rounded up to a step, with which an engine holds these rows at their longest.
+
+    They may be more than a step has: an evaluation decodes as many rows at a time.
+    """
+    if facts.shape is None or not facts.gpu_memory_bytes:
+        return 1.0
+    weights = WEIGHTS_FACTOR * BYTES[config.actor.dtype] * (facts.parameters or 0)
+    spread = weights + rows * _longest(config) * cached_bytes_per_token(facts.shape, config.actor.dtype)
+    needed = spread / replica_devices(config) + PROFILE_BYTES + _graph_bytes(config)
+    return round(math.ceil(needed / facts.gpu_memory_bytes / SHARE_STEP) * SHARE_STEP, 2)
 
 
 def needed_share(config: RunConfig, facts: Facts, *, is_chosen: bool = False) -> float:
@@ -138,8 +162,8 @@ def trained_bytes(config: RunConfig, facts: Facts) -> int:
     return int((1 + _critics(config)) * training_bytes_per_parameter(config.actor) * (facts.parameters or 0))
 
 
-def _trains(config: RunConfig, facts: Facts, *, offload: bool) -> bool:
-    """True if the actor can train while replicas sleep."""
+def _trains(config: RunConfig, facts: Facts, *, offload: bool, awake: float = 0.0) -> bool:
+    """True if the actor can train while replicas sleep, or stay awake with this share of the device."""
     shape, engine, parameters = facts.shape, config.actor, facts.parameters or 0
     if shape is None:
         return False
@@ -151,9 +175,16 @@ def _trains(config: RunConfig, facts: Facts, *, offload: bool) -> bool:
         at_work = int(at_work_bytes_per_parameter(engine) * parameters)
         held, work = (1 + _critics(config)) * at_work, max(work, trained_bytes(config, facts) - at_work)
     reference, processes = _reference_bytes(config, facts)
-    asleep = 0 if _setting(config, "without_graphs", False) else ASLEEP_BYTES
-    others = reference + asleep + (2 + _critics(config) + processes) * CONTEXT_BYTES
-    return held + work + others <= (facts.usable_gpu_bytes or 0)
+    others = reference + (2 + _critics(config) + processes) * CONTEXT_BYTES
+    usable = facts.usable_gpu_bytes or 0
+    if awake:
+        return held + work + others + awake * (facts.gpu_memory_bytes or 0) <= AWAKE_FRAC * usable
+    return held + work + others + _graph_bytes(config) <= usable
+
+
+def _graph_bytes(config: RunConfig) -> int:
+    """Memory of an engine's CUDA graphs, which it keeps while it sleeps."""
+    return 0 if _setting(config, "without_graphs", False) else ASLEEP_BYTES
 
 
 def _may_offload(config: RunConfig, facts: Facts) -> bool:

@@ -45,7 +45,6 @@ class Modules:
     learning: Any
     run_all: Any
     trend: Any
-    gpu_check: Any
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def bench() -> Iterator[Modules]:
     sys.path.insert(0, str(BENCHMARKS))
     before = set(sys.modules)
     try:
-        names = ("measure", "channel", "scenarios", "vs_trl", "learning_vs_trl", "run_all", "trend", "gpu_check")
+        names = ("measure", "channel", "scenarios", "vs_trl", "learning_vs_trl", "run_all", "trend")
         yield Modules(*(import_module(name) for name in names))
     finally:
         sys.path.remove(str(BENCHMARKS))
@@ -96,21 +95,6 @@ def test_a_record_is_kept_next_to_its_text(bench: Modules, tmp_path: Path, capsy
     assert (tmp_path / "new" / "x.md").read_text() == "# Words\n"
     message = bench.measure.made_by("benchmarks/x.py", facts)
     assert message.startswith("Made by `benchmarks/x.py`, commit abc, 2 cores of a CPU, 2 GiB")
-
-
-def test_a_gpu_check_adds_parts_to_an_earlier_record(
-    bench: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check, out = bench.gpu_check, tmp_path / "gpu"
-    assert check.earlier(out) == {}
-    own = ["--device", "cpu", "--tiny", "--out", str(out), "--only"]
-    check.main([*own, "tests"])
-    monkeypatch.setitem(check.PARTS, "head_chunks", lambda of: {"seconds": {"16": 0.5}, "shapes": of.shapes})
-    check.main([*own, "head_chunks", "--add"])
-    assert set(check.earlier(out)) == {"tests", "head_chunks"}
-    assert "| 16 | 0.500 |" in out.with_suffix(".md").read_text()
-    check.main([*own, "head_chunks"])
-    assert set(check.earlier(out)) == {"head_chunks"}
 
 
 def test_the_controller_at_scale_is_judged_by_its_own_figures(bench: Modules) -> None:

@@ -188,7 +188,7 @@ def test_tf32_is_for_float32_and_makes_log_probs_of_the_sampler_others() -> None
 @pytest.mark.parametrize(
     ("gpus", "ranks", "backend", "why"),
     [
-        (1, 1, "vllm", "it is installed, and fits on the actor's device, in turns with it; it pages"),
+        (1, 1, "vllm", "it is installed, and fits next to the actor; it pages"),
         (2, 1, "vllm", "it is installed"),
         (2, 2, "hf", "'vllm' needs devices in addition to the actor's 2; there are 2"),
         (8, 4, "vllm", "it is installed"),

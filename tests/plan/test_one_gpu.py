@@ -15,18 +15,20 @@ QWEN_HALF = replace(QWEN, layers=24, hidden_size=896, inner_size=4864, kv_size=1
 QWEN_3B = replace(QWEN, layers=36, hidden_size=2048, inner_size=11008, kv_size=256)
 QWEN_4B = replace(QWEN, model_type="qwen3", layers=36, hidden_size=2560, inner_size=9728, kv_size=1024)
 FITS = (
-    ("0.5B", 1024, 494_032_768, QWEN_HALF, False, 0.85),
-    ("1.5B", 1024, 1_543_714_304, QWEN, False, 0.65),
-    ("3B", 8192, 3_085_938_688, QWEN_3B, False, 0.45),
-    ("4B", 8192, 4_022_468_096, QWEN_4B, True, 0.85),
+    ("0.5B", 1024, 494_032_768, QWEN_HALF, "awake", False, 0.15),
+    ("0.5B", 8192, 494_032_768, QWEN_HALF, "awake", False, 0.45),
+    ("1.5B", 1024, 1_543_714_304, QWEN, "awake", False, 0.3),
+    ("1.5B", 8192, 1_543_714_304, QWEN, "in turns", False, 0.65),
+    ("3B", 8192, 3_085_938_688, QWEN_3B, "in turns", False, 0.45),
+    ("4B", 8192, 4_022_468_096, QWEN_4B, "in turns", True, 0.85),
 )
 SHARE_KEY = "plugins.vllm.gpu_memory_frac"
 
 
-@pytest.mark.parametrize(("name", "response", "parameters", "shape", "offload", "share"), FITS)
+@pytest.mark.parametrize(("name", "response", "parameters", "shape", "way", "offload", "share"), FITS)
 @pytest.mark.usefixtures("vllm")
-def test_on_one_gpu_replicas_take_turns_with_the_actor_and_the_plan_says_how(
-    name: str, response: int, parameters: int, shape: ModelShape, offload: bool, share: float
+def test_on_one_gpu_replicas_stay_awake_or_take_turns_with_the_actor_and_the_plan_says_how(
+    name: str, response: int, parameters: int, shape: ModelShape, way: str, offload: bool, share: float
 ) -> None:
     facts = machine(1, parameters=parameters, shape=shape, gpu_free_bytes=int(79.2 * GIB), memory_bytes=256 * GIB)
     plan = planned("data.max_prompt_tokens=1024", f"rollout.max_tokens={response}", facts=facts)
@@ -34,20 +36,44 @@ def test_on_one_gpu_replicas_take_turns_with_the_actor_and_the_plan_says_how(
     assert plan.config.rollout.backend == "vllm"
     assert (plan.config.actor.offload, made.get("actor.offload", False)) == (offload, offload)
     assert plan.config.plugins["vllm"].gpu_memory_frac == made[SHARE_KEY] == share
-    assert (plan.layout.name, plan.layout.roles, plan.colocated_roles) == ("colocated", ("rollout",), ("rollout",))
+    asleep = ("rollout",) if way == "in turns" else ()
+    assert (plan.layout.name, plan.layout.roles, plan.colocated_roles) == ("colocated", ("rollout",), asleep)
     assert all(size <= 79.2 * GIB for size in plan.device_bytes["main"].values())
     reasons = {choice.key: choice.reason for choice in plan.choices}
-    assert "weights at rest leave free" in reasons[SHARE_KEY]
+    words = {"awake": "has room for 256 rows at their longest, and stays awake", "in turns": "at rest leave free"}
+    assert words[way] in reasons[SHARE_KEY]
+    assert {"awake": "fits next to the actor;", "in turns": "in turns with it;"}[way] in reasons["rollout.backend"]
     assert ("they rest in host memory" in reasons.get("actor.offload", "")) is offload
     page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text("utf-8")
     rests = 14 * parameters / GIB  # weights, masters and two moments
-    assert f"| {name} | {response} | {rests:.1f} GiB | {str(offload).lower()} | {share} |" in page
+    assert f"| {name} | {response} | {rests:.1f} GiB | {way} | {str(offload).lower()} | {share} |" in page
+
+
+@pytest.mark.usefixtures("vllm")
+def test_replicas_stay_awake_only_with_room_for_all_rows_next_to_an_actor_that_trains() -> None:
+    def asleep(*overrides: str, free: float = 79.0) -> tuple[str, ...]:
+        facts = machine(1, gpu_memory_bytes=80 * GIB, gpu_free_bytes=int(free * GIB), memory_bytes=256 * GIB)
+        return planned("rollout.max_tokens=1024", *overrides, facts=facts).colocated_roles
+
+    assert asleep() == ()
+    assert asleep(free=55) == ("rollout",), "what other processes fill is not there"
+    assert asleep("actor.gradient_checkpointing=false", "actor.micro_batch_tokens=12288") == ("rollout",), (
+        "the update needs the room"
+    )
+    assert asleep("rollout.max_rows=2048") == ("rollout",), "keys and values of all rows do"
+    assert asleep("algo.kl.placement=loss", "rollout.max_rows=512", free=70) == ("rollout",), (
+        "a reference is there, too"
+    )
+    assert asleep(f"{SHARE_KEY}=0.85") == ("rollout",), "the user's share stands"
+    offloaded = planned("actor.offload=true", "rollout.max_tokens=1024", facts=machine(1, memory_bytes=256 * GIB))
+    assert offloaded.config.plugins["vllm"].gpu_memory_frac == 0.85, "an actor that leaves the device takes turns"
 
 
 @pytest.mark.usefixtures("vllm")
 def test_an_engine_that_sleeps_keeps_its_graphs_and_its_context() -> None:
     def training(*overrides: str) -> int:
-        plan = planned("rollout.backend=vllm", "plugins.vllm={}", *overrides, facts=H100)
+        plan = planned("rollout.backend=vllm", f"{SHARE_KEY}=0.65", *overrides, facts=H100)
+        assert plan.colocated_roles == ("rollout",)
         return plan.device_bytes["main"]["training"]
 
     eager = "plugins.vllm.enforce_eager=true"
@@ -59,7 +85,7 @@ def test_an_engine_that_sleeps_keeps_its_graphs_and_its_context() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("vllm")
 def test_what_is_chosen_for_one_gpu_is_never_refused() -> None:
-    for _, _, parameters, shape, _, _ in FITS:
+    for _, _, parameters, shape, *_ in FITS:
         for free in (8, 12, 16, 24, 40, 60, 79):
             sizes = {"gpu_memory_bytes": free * GIB, "gpu_free_bytes": int((free - 0.5) * GIB)}
             facts = machine(1, parameters=parameters, shape=shape, memory_bytes=256 * GIB, **sizes)
@@ -136,7 +162,7 @@ def test_the_users_share_and_offload_stand_and_offload_is_for_what_does_not_fit_
     assert chosen(with_vllm)["actor.offload"] is True, "also where the user names the backend"
     assert SHARE_KEY not in chosen(loaded(facts=machine(2))), "a separate device"
     two = loaded("actor.data_parallel=2", "rollout.replicas=2", facts=machine(2, memory_bytes=256 * GIB))
-    assert chosen(two)[SHARE_KEY] == 0.65
+    assert chosen(two)[SHARE_KEY] == 0.25
 
 
 def test_a_critic_and_a_reference_have_the_actors_values_on_a_gpu() -> None:
