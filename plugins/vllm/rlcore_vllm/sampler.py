@@ -331,6 +331,7 @@ class _Row(SampledRow):
             stop_token_ids=sorted(self.eos_ids),
             ignore_eos=True,  # vLLM would choose them itself
             logprobs=0,  # only the sampled token's
+            flat_logprobs=True,  # lists of numbers: an object for each token takes 4 us of the process that answers
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if sampling.stop else RequestOutputKind.FINAL_ONLY,
         )
@@ -345,11 +346,11 @@ class _Row(SampledRow):
 
     def take(self, output: Any, version: int) -> None:
         """Append the tokens sampled since the last call; WorkerError when logits are not finite."""
-        ids, found = list(output.token_ids), output.logprobs or []
+        ids, found = list(output.token_ids), output.logprobs.logprobs if output.logprobs else []
         if len(ids) != len(found):
             raise WorkerError(f"vLLM gave {len(found)} log-probs of {len(ids)} tokens")
-        for token, logprobs in zip(ids, found, strict=True):
-            self.append(token, logprobs[token].logprob, version)
+        for token, logprob in zip(ids, found, strict=True):
+            self.append(token, logprob, version)
             if self.finish is not None:
                 return  # later tokens were sampled before the end was detected
         if output.finish_reason in (None, ABORTED):
