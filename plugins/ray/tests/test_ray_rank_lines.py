@@ -138,4 +138,4 @@ def test_a_stopped_rank_is_named_and_the_run_completes_when_it_continues(tmp_pat
 def reports(log: Path) -> list[str]:
     """The ends of the lines in the log about updates that have not returned: those about their processes."""
     text = log.read_text("utf-8") if log.exists() else ""
-    return re.findall(r"actor\[0\]\.update\(\) has not returned for [^;]*;? ?(.*)", text)
+    return re.findall(r"actor\[0\]\.update\(\) has not returned for [^;\n]*(?:; (.*))?", text)
