@@ -154,10 +154,10 @@ def end_group() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def frames_of_main() -> list[tuple[str, int, str]]:
-    """File, line and function of each frame of the main thread, the innermost first."""
+def frames_of(thread: int) -> list[tuple[str, int, str]]:
+    """File, line and function of each frame of the thread with that identifier, the innermost first."""
     frames: list[tuple[str, int, str]] = []
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = sys._current_frames().get(thread)
     while frame is not None and len(frames) < MOST_FRAMES:
         frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
@@ -168,7 +168,7 @@ def read_calls(pipe: Pipe, calls: "queue.SimpleQueue[tuple[int, bytes] | None]")
     """Feed `calls` until the pipe ends; then give the main thread CLOSE_GRACE_S, and exit."""
     while (call := pipe.read()) is not None:
         if call[0] & WHERE:
-            pipe.answer(call[0], OK, frames_of_main())
+            pipe.answer(call[0], OK, frames_of(threading.main_thread().ident or 0))
         else:
             calls.put(call)
     calls.put(None)

@@ -1,7 +1,9 @@
 """The parts that clusters are built from, for their authors; `rlcore.contracts.clusters` says what a cluster is."""
 
+from rlcore.cluster.child_main import frames_of
 from rlcore.cluster.host import WorkerHost, thread_environment
 from rlcore.cluster.rank_answers import answers_of_ranks
+from rlcore.cluster.rank_lines import ANSWER_S, RankLine, difference, line_of
 from rlcore.cluster.replica import ReplicaGroup
 from rlcore.cluster.replica_cluster import ReplicaCluster
 from rlcore.cluster.strays import marked
@@ -11,6 +13,8 @@ from rlcore.cluster.thread_workers import ThreadWorkers
 from rlcore.cluster.worker_output import WorkerOutput
 
 __all__ = [
+    "ANSWER_S",
+    "RankLine",
     "ReplicaCluster",
     "ReplicaGroup",
     "ThreadWorkers",
@@ -18,6 +22,9 @@ __all__ = [
     "WorkerOutput",
     "WorkerThread",
     "answers_of_ranks",
+    "difference",
+    "frames_of",
+    "line_of",
     "lines",
     "marked",
     "merged",

@@ -10,7 +10,8 @@ ANSWER_S = 2.0
 """Seconds that a process has to say where it is; one that is stopped or swapped out does not."""
 MOST_NAMED = 4
 IDLE = ("serve_calls", "without work")
-"""The function of a process that waits for its next call, and the words for it."""
+"""The function of a process that waits for its next call, and the words for it; so does a thread that is only in the
+standard library, such as the loop of an actor."""
 
 
 class RankLine(NamedTuple):
@@ -24,9 +25,9 @@ class RankLine(NamedTuple):
 
 def line_of(frames: Sequence[tuple[str, int, str]]) -> str:
     """The innermost frame outside Python's standard library, of frames of which the innermost is first."""
-    theirs = [frame for frame in frames if not of_python(frame[0])] or frames
+    theirs = [frame for frame in frames if not of_python(frame[0])]
     if not theirs:
-        return "nowhere in Python"
+        return IDLE[1]
     file, line, function = theirs[0]
     return IDLE[1] if function == IDLE[0] else f"in {function} at {file}:{line}"
 

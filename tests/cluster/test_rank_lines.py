@@ -35,6 +35,7 @@ def test_a_line_is_the_innermost_outside_pythons_library() -> None:
     own = ("/x/mine.py", 3, "step")
     assert line_of([(threading_file(), 9, "wait"), own]) == "in step at /x/mine.py:3"
     assert line_of([("/x/serve.py", 3, "serve_calls")]) == "without work"
+    assert line_of([(threading_file(), 9, "run"), ("<frozen runpy>", 3, "f")]) == "without work", "an actor's loop"
 
 
 def threading_file() -> str:

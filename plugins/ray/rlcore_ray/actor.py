@@ -4,13 +4,14 @@ import asyncio
 import os
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from rlcore.cluster.kit import WorkerHost
+from rlcore.cluster.kit import WorkerHost, frames_of, line_of
 from rlcore.contracts.clusters import Shipment
 from rlcore.errors import RlcoreError, WorkerError, boundary, trace_of
 from rlcore.errors.redaction import beginning
@@ -21,6 +22,9 @@ Answer = tuple[str, Any]
 CANCELLED: Answer = (FAILED, ("WorkerError", "cancelled", ""))
 MAX_CALLS = 10_000
 """Calls that an actor serves at a time; further ones wait."""
+ASIDE = "aside"
+"""The concurrency group of Ray in which `ActorHost.line` is called. Each group has a separate loop and thread, so this
+one answers while the workers' thread computes or waits."""
 STREAM_BATCH = 64
 """Most stream items per message; items already yielded do not wait for more."""
 END_OF_OUTPUT = "rlcore: end of output"
@@ -40,6 +44,8 @@ class ActorHost:
         self._cancelled: set[int] = set()
         """Calls that were cancelled before their turn."""
         self._next = 0
+        self._thread = 0
+        """The thread in which the workers compute."""
 
     async def address(self) -> tuple[str, int, int]:
         """This node's address, a free port on it, and the id of this process."""
@@ -59,7 +65,12 @@ class ActorHost:
         """Create a worker and set it up."""
         return await _answered(lambda: self._build(shipment))
 
+    async def line(self) -> str:
+        """The line at which the workers' thread is."""
+        return line_of(frames_of(self._thread))
+
     async def _build(self, shipment: Shipment) -> None:
+        self._thread = threading.get_ident()
         try:
             os.chdir(self._directory)
         except OSError as cause:

@@ -12,10 +12,10 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
 import rlcore.errors
-from rlcore.cluster.kit import answers_of_ranks, merged
+from rlcore.cluster.kit import ANSWER_S, RankLine, answers_of_ranks, difference, merged
 from rlcore.contracts.clusters import Deadlines, Shipment
 from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary, describe
-from rlcore_ray.actor import OK, Answer
+from rlcore_ray.actor import ASIDE, OK, Answer
 from rlcore_ray.output import ActorOutput, ProcessPlace
 
 logger = logging.getLogger(__name__)
@@ -213,6 +213,19 @@ class ActorBody:
     def _cancel(self, number: int) -> None:
         for actor in self._actors:
             actor.cancel.remote(number)
+
+    async def difference(self) -> str:
+        """The ranks that do not answer or are at other lines than the rest, for a report of a call that hangs."""
+        return difference(await asyncio.gather(*map(self._line, range(len(self._actors)))))
+
+    async def _line(self, rank: int) -> RankLine:
+        """The line at which a rank's workers are; a process that is stopped does not answer."""
+        place = self._places[rank]
+        line = ""
+        with suppress(TimeoutError, RayError):
+            async with asyncio.timeout(ANSWER_S):
+                line = await self._actors[rank].line.options(concurrency_group=ASIDE).remote()
+        return RankLine(place.process if place else 0, place.node if place else "", line)
 
     async def ended(self) -> str:
         """See `ReplicaBody.ended`."""

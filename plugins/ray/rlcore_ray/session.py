@@ -27,7 +27,7 @@ from rlcore import WorkerError
 from rlcore.cluster.kit import WorkerThread, thread_environment
 from rlcore.contracts.clusters import ClusterContext, WorkerPlan
 from rlcore.errors import boundary, describe
-from rlcore_ray.actor import MAX_CALLS, ActorHost
+from rlcore_ray.actor import ASIDE, MAX_CALLS, ActorHost
 from rlcore_ray.body import LOOPBACK, ActorBody
 from rlcore_ray.output import ActorOutput
 from rlcore_ray.placement import BundleSlot, Placement, bundles_of, slots_of
@@ -128,7 +128,7 @@ class RaySession:
             strategy = PlacementGroupSchedulingStrategy(
                 self._placement.group(slot.pool), placement_group_bundle_index=slot.bundle
             )
-            actor = ray.remote(ActorHost).options(
+            actor = ray.remote(concurrency_groups={ASIDE: 1})(ActorHost).options(
                 num_cpus=slot.cpus,
                 num_gpus=slot.gpus,
                 max_restarts=0,
