@@ -70,6 +70,12 @@ def replica_devices(config: RunConfig) -> int:
     return int(_setting(config, "replica_devices", 1))
 
 
+def without_graphs(config: RunConfig) -> bool:
+    """True if the settings of the GPU backend say that its engines keep no CUDA graphs; False if its plugin is not
+    enabled."""
+    return bool(_setting(config, "without_graphs", False))
+
+
 def _setting(config: RunConfig, name: Literal["replica_devices", "without_graphs"], otherwise: Any) -> Any:
     try:
         return lookup(config, rollout_key(name))
@@ -151,7 +157,7 @@ def _trains(config: RunConfig, facts: Facts, *, offload: bool) -> bool:
         at_work = int(at_work_bytes_per_parameter(engine) * parameters)
         held, work = (1 + _critics(config)) * at_work, max(work, trained_bytes(config, facts) - at_work)
     reference, processes = _reference_bytes(config, facts)
-    asleep = 0 if _setting(config, "without_graphs", False) else ASLEEP_BYTES
+    asleep = 0 if without_graphs(config) else ASLEEP_BYTES
     others = reference + asleep + (2 + _critics(config) + processes) * CONTEXT_BYTES
     return held + work + others <= (facts.usable_gpu_bytes or 0)
 
