@@ -8,7 +8,7 @@ import pytest
 from gpu_machines import GIB, H100, loaded, planned
 
 from rlcore.errors import PlanError
-from rlcore.plan import Facts, RunPlan
+from rlcore.plan import Facts, RunPlan, fitting
 from rlcore.plan.fitting import ALIKE, MAX_PLANS, with_settings_that_fit
 from rlcore.plan.fitting_candidates import training_candidates
 from rlcore.plan.machine_cards import CARDS, facts_of, machine_like, machine_of
@@ -83,6 +83,30 @@ def test_of_all_settings_that_fit_the_fastest_are_advised(on: str, overrides: tu
     alike = [settings for settings in fit if fit[settings] <= (1 + ALIKE) * min(fit.values())]
     assert len(advised) == min(map(len, alike)), "of those that are about as fast the fewest settings"
     assert plans <= 2 * planning.num_ways() // 3, "a layout that cannot be the fastest is not planned"
+
+
+def test_of_layouts_that_take_about_as_long_the_one_with_the_fewest_settings_is_advised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planning = Planning(facts_on("8xRTX4090"), *MANY, *VLLM)
+    fit = planning.all_that_fit()
+    fewest = min(
+        (settings for settings in fit if settings != planning.advised()), key=lambda found: (len(found), fit[found])
+    )
+    fastest = planning.advised()
+    assert len(fewest) < len(fastest)
+    monkeypatch.setattr(fitting, "ALIKE", fit[fewest] / min(fit.values()) - 0.99)
+    assert planning.advised() == fewest
+
+
+def test_the_estimate_of_a_plan_counts_launches_and_prompts_as_its_settings_say() -> None:
+    facts = facts_on("2xH100")
+    for eager in (False, True):
+        plan = planned(*VLLM, f"plugins.vllm.enforce_eager={eager}", facts=facts)
+        assert step_layout(plan, LENGTHS).graphs is not eager
+    for way in ("tree", "none"):
+        plan = planned(*VLLM, f"actor.shared_prefix={way}", facts=facts)
+        assert step_size(plan, LENGTHS).shares_prompts is (way != "none")
 
 
 def test_the_error_says_the_seconds_of_a_card_that_is_known_and_takes_another_for_a_similar_one() -> None:

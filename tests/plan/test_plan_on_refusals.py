@@ -59,8 +59,9 @@ def test_with_exactly_the_settings_that_an_error_names_the_plan_is_accepted(
 
 @pytest.mark.slow
 def test_an_error_has_the_seconds_for_the_stated_lengths_and_only_a_refusal_of_the_run_itself_seeks_advice(
-    settings: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    settings: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_14B))
     lengths = ("--prompt-tokens", "900", "--response-tokens", "1000", "--on", "8xH100-80GB")
     line = refused(capsys, *settings, *lengths)
     found = re.search(r"shard it over devices \(([^)]*)\), or", line)
