@@ -35,15 +35,17 @@ def run_on(parsed: argparse.Namespace, settings: Settings, show: Callable[["RunP
     """Plan for the machine; print the plan with `show`, and the estimates."""
     from rlcore.plan.machine_cards import facts_of, machine_of
     from rlcore.plan.machine_plan import Lengths, plan_on
-    from rlcore.plugins.planning import plan_run
+    from rlcore.plugins.planning import plan_or_refuse, plan_run
 
-    machine = machine_of(parsed.on)
+    machine, lengths = machine_of(parsed.on), Lengths(parsed.prompt_tokens, parsed.response_tokens)
     facts = facts_of(machine)
 
     def replan(overrides: Sequence[str]) -> "RunPlan":
-        return plan_run(settings.files, [*settings.overrides, *overrides], settings.plugins, facts)
+        if not overrides:  # only the error for the run itself is read
+            return plan_run(settings.files, settings.overrides, settings.plugins, facts, lengths)
+        return plan_or_refuse(settings.files, [*settings.overrides, *overrides], settings.plugins, facts)
 
-    plan, found = plan_on(replan, machine, Lengths(parsed.prompt_tokens, parsed.response_tokens))
+    plan, found = plan_on(replan, machine, lengths)
     if parsed.json:
         answer(json.dumps(to_json(plan, found), indent=1))
     else:

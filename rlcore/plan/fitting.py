@@ -1,88 +1,131 @@
 """Settings with which a model that exceeds its devices fits, found by planning with them: what an error advises is
-accepted."""
+accepted. Of those that fit, an error advises the ones with the fewest seconds per step."""
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
-from itertools import product
 
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, PlanError
-from rlcore.plan.catalog import rollout_key, rollout_on_gpus
+from rlcore.plan.batch_sizes import batch_sizes
+from rlcore.plan.fitting_candidates import Candidate, scoring_candidates, training_candidates
+from rlcore.plan.machine_cards import machine_like
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import ACTOR_SETTINGS, CONTEXT_BYTES, DeviceMemoryError, training_bytes_per_parameter
+from rlcore.plan.machine_plan import Lengths, size_of, step_layout, step_size
+from rlcore.plan.machine_times import StepLayout, estimate_step
+from rlcore.plan.memory import ACTOR_SETTINGS, DeviceMemoryError
 from rlcore.plan.run_plan import RunPlan
 
 Replan = Callable[[Sequence[str]], RunPlan]
 """Makes the plan of a run with further overrides."""
+ALIKE = 0.03
+"""Share of a step by which estimates are not told apart: then the fewest settings are advised."""
+MAX_PLANS = 24
+"""Number of ways that are planned for one error: one takes 20 to 70 ms on a slow core, most of them for reading the
+configuration."""
 
 
 def with_settings_that_fit(
-    error: DeviceMemoryError, replan: Replan, config: RunConfig, is_set: Set[str], facts: Facts
+    error: DeviceMemoryError, replan: Replan, config: RunConfig, is_set: Set[str], facts: Facts, lengths: Lengths
 ) -> PlanError:
-    """The error of a refused plan, with the first settings that shard the model so that the plan is accepted, if there
-    are any. `is_set`: the keys that are set by anything other than a default."""
-    candidates = _candidates if error.trains else _scoring_candidates
-    for candidate in candidates(error.settings, config, is_set, facts):
-        settings = _accepted(replan, candidate)
-        if settings:
-            return error.advising(" ".join(settings))
+    """The error of a refused plan, with settings that shard the model so that the plan is accepted, if there are any.
+    `is_set`: the keys that are set by anything other than a default.
+
+    For the actor these are the fastest by `rlcore.plan.machine_times`; the error says the seconds if the card is known.
+    Estimates do not know the ranks of other models, so for these the first settings that fit are advised.
+    """
+    if error.settings == ACTOR_SETTINGS and error.trains:
+        search = _Search(replan, config, is_set, facts, lengths)
+        search.plan(training_candidates(error.settings, config, is_set, facts))
+        best = search.best()
+        return error.advising(" ".join(best), search.seconds(best)) if best else error
+    others = training_candidates(error.settings, config, is_set, facts) if error.trains else ()
+    for candidate in others or scoring_candidates(error.settings, facts):
+        for way in candidate.ways:
+            accepted = _accepted(replan, way)
+            if accepted:
+                return error.advising(" ".join(accepted[0]))
     return error
 
 
-def _accepted(replan: Replan, settings: tuple[str, ...]) -> tuple[str, ...]:
-    """The settings if a plan with them is accepted, with the same shards of a second model if that needs them; else
-    nothing."""
+def _accepted(replan: Replan, settings: tuple[str, ...]) -> tuple[tuple[str, ...], RunPlan] | None:
+    """The settings and their plan if it is accepted, with the same shards of a second model if that needs them."""
     try:
-        replan(settings)
+        return settings, replan(settings)
     except DeviceMemoryError as error:
         sharded = tuple(setting.replace(ACTOR_SETTINGS, error.settings, 1) for setting in settings[:2])
-        return () if set(sharded) <= set(settings) else _accepted(replan, (*settings, *sharded))
+        return None if set(sharded) <= set(settings) else _accepted(replan, (*settings, *sharded))
     except (ConfigError, PlanError):
-        return ()
-    return settings
+        return None
 
 
-def _candidates(where: str, config: RunConfig, is_set: Set[str], facts: Facts) -> Iterator[tuple[str, ...]]:
-    """Settings by preference: few ranks; the run's own replicas; room for many rows; engines with CUDA graphs."""
-    backend = next((backend for _, backend, _ in rollout_on_gpus()), "")
-    replaced = where == ACTOR_SETTINGS and (config.rollout.backend == backend or "rollout.backend" not in is_set)
-    for ranks in _numbers_of_ranks(where, config, facts):
-        shards = (f"{where}.data_parallel={ranks}", f"{where}.sharding=fsdp2")
-        yield shards
-        replicas = list(_replicas(config, ranks, facts)) if replaced else []
-        graphs = ((), (f"{rollout_key('without_graphs')}=true",))
-        yield from ((*shards, *engines, *more) for more, engines in product(graphs, replicas))
-        if "rollout.backend" not in is_set:  # where the default is to sample in the actor, because few rows fit
-            named = (f"rollout.backend={backend}", f"plugins.{rollout_key('replica_devices').split('.')[1]}={{}}")
-            yield from ((*shards, *engines, *named) for engines in replicas)
+class _Search:
+    """Plans the ways to shard the actor, first those that promise the shortest step, and knows the cost of each that is
+    accepted.
 
+    The cost is the seconds of a step. If the card is unknown, the times of a similar card decide: they are wrong, but
+    the order of layouts is much the same, and it accounts for batches, links and turns, which the number of devices
+    does not. Where the architecture is unknown, there is only that number.
+    """
 
-def _scoring_candidates(where: str, config: RunConfig, is_set: Set[str], facts: Facts) -> Iterator[tuple[str, ...]]:
-    """Settings for a model that only scores, whose replicas have any number of ranks: few of them."""
-    yield from ((f"{where}.data_parallel={ranks}", f"{where}.sharding=fsdp2") for ranks in range(2, facts.gpus + 1))
+    def __init__(self, replan: Replan, config: RunConfig, is_set: Set[str], facts: Facts, lengths: Lengths) -> None:
+        self._replan, self._facts, self._lengths, self._machine = replan, facts, lengths, machine_like(facts)
+        self._costs: dict[tuple[str, ...], float] = {}
+        self._estimates = facts.shape is not None and config.cluster.device == "cuda"
+        self._size = size_of(config, facts, lengths) if self._estimates else None
+        # What a layout of devices leaves open; with room for all rows, so that no plan is faster than expected.
+        self._open = StepLayout(
+            max_rows=config.rollout.max_rows if "rollout.max_rows" in is_set else StepLayout.max_rows,
+            checkpointing=config.actor.gradient_checkpointing,
+            sharded=True,
+            updates=batch_sizes(config)["minibatches"],
+            epochs=config.actor.epochs,
+            weight_sync=config.rollout.weight_sync,
+            overlaps=config.schedule.max_staleness > 0,
+        )
 
+    def plan(self, candidates: Iterable[Candidate]) -> None:
+        """Plan at most `MAX_PLANS` ways, none of a layout that is slower than one that fits."""
+        left = MAX_PLANS
+        for candidate in sorted(candidates, key=self._expected):
+            if self._costs and self._expected(candidate) > (1 + ALIKE) * min(self._costs.values()):
+                continue
+            for way in candidate.ways[:left]:
+                left -= 1
+                accepted = _accepted(self._replan, way)
+                if accepted:
+                    self._costs[accepted[0]] = self._cost(accepted[1])
+                    break
 
-def _numbers_of_ranks(where: str, config: RunConfig, facts: Facts) -> list[int]:
-    """The numbers of ranks that share out the devices evenly, and of which each has room for its shard."""
-    engine, usable = config.actor, facts.usable_gpu_bytes or 0
-    found = []
-    for ranks in range(max(2, engine.data_parallel if where == ACTOR_SETTINGS else 2), facts.gpus + 1):
-        sharded = replace(engine, data_parallel=ranks, sharding="fsdp2", dp_replicate=1)
-        shard = int(training_bytes_per_parameter(sharded) * (facts.parameters or 0))
-        if facts.gpus % ranks == 0 and CONTEXT_BYTES + shard <= usable:
-            found.append(ranks)
-    return found
+    def best(self) -> tuple[str, ...]:
+        """The accepted settings with the least cost; the fewest of those with about that cost. Empty if there are
+        none."""
+        least = min(self._costs.values(), default=0.0)
+        alike = {settings: cost for settings, cost in self._costs.items() if cost <= (1 + ALIKE) * least}
+        return min(alike, key=lambda settings: (len(settings), alike[settings]), default=())
 
+    def seconds(self, settings: tuple[str, ...]) -> float:
+        """The seconds of a step with accepted settings; 0 if they are unknown."""
+        return self._costs[settings] if self._estimates and self._facts.card else 0.0
 
-def _replicas(config: RunConfig, ranks: int, facts: Facts) -> Iterator[tuple[str, ...]]:
-    """Settings for replicas of one, two, four or more devices of a node: on devices that the ranks leave, or on
-    theirs."""
-    on_node, layout = facts.gpus_per_node or facts.gpus, RunConfig().cluster
-    stated = config.cluster.backend != layout.backend and config.cluster.layout == layout.layout
-    devices = 1
-    while devices <= on_node:
-        parallel = (f"{rollout_key('replica_devices')}={devices}",) if devices > 1 else ()
-        for engines, more in ((facts.gpus - ranks, ()), (ranks, ("cluster.layout=colocated",) if stated else ())):
-            if engines >= devices and engines % devices == 0:
-                yield (f"rollout.replicas={engines // devices}", *parallel, *more)
-        devices *= 2
+    def _expected(self, candidate: Candidate) -> float:
+        """The least cost that a layout can have."""
+        if self._size is None:
+            return 0.0
+        layouts = [
+            replace(
+                self._open,
+                trainers=layout.trainers,
+                engines=layout.engines,
+                tensor_parallel=layout.tensor_parallel,
+                embedded=layout.embedded,
+            )
+            for layout in candidate.layouts
+        ]
+        return min(estimate_step(self._size, layout, self._machine).total for layout in layouts)
+
+    def _cost(self, plan: RunPlan) -> float:
+        if self._size is None:
+            return 1 / max(1, len({gpu for pool in plan.pools for gpu in pool.gpus}))
+        self._size, layout = step_size(plan, self._lengths), step_layout(plan, self._lengths)
+        self._open = replace(self._open, scoring_passes=layout.scoring_passes, critic=layout.critic)
+        return estimate_step(self._size, layout, self._machine).total

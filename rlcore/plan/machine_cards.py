@@ -90,8 +90,16 @@ def facts_of(machine: Machine) -> Facts:
         memory_bytes=host,
         gpu_memory_bytes=size,
         gpu_free_bytes=size,
+        card=machine.card.name,
         of_workers=True,
     )
+
+
+def machine_like(facts: Facts) -> Machine:
+    """The machine with these devices. A card that is unknown is taken for the one whose memory is closest."""
+    size, on_node = facts.gpu_memory_bytes or 0, max(1, facts.gpus_per_node or facts.gpus)
+    card = CARDS.get(facts.card) or min(_SHEETS, key=lambda card: abs(card.memory_gb * GIB - size))
+    return Machine(max(1, facts.gpus // on_node), on_node, card)
 
 
 def _card(name: str) -> Card:

@@ -3,15 +3,23 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, PlanError
 from rlcore.plan.activations import BYTES
 from rlcore.plan.colocation import ACTOR, ROLLOUT
 from rlcore.plan.device_memory import DeviceRoles, memory_by_phase
 from rlcore.plan.machine_cards import Machine
+from rlcore.plan.machine_facts import Facts
 from rlcore.plan.machine_times import StepEstimate, StepLayout, StepSize, estimate_step
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.sharded_memory import host_bytes
-from rlcore.plan.shared_device import PROFILE_BYTES, WEIGHTS_FACTOR, cached_bytes_per_token, replica_devices
+from rlcore.plan.shared_device import (
+    PROFILE_BYTES,
+    WEIGHTS_FACTOR,
+    cached_bytes_per_token,
+    replica_devices,
+    without_graphs,
+)
 
 WORTH = 0.01
 """Minimum share of a step that a setting has to save to be listed."""
@@ -65,18 +73,23 @@ def plan_on(
 
 
 def step_size(plan: RunPlan, lengths: Lengths) -> StepSize:
-    """The work of a step."""
-    config, shape = plan.config, plan.facts.shape
+    """The work of a step of a plan."""
+    way = next(worker.shared_prefix for worker in plan.workers if worker.request.role.name == ACTOR)
+    return size_of(plan.config, plan.facts, lengths, shares_prompts=way != "none")
+
+
+def size_of(config: RunConfig, facts: Facts, lengths: Lengths, *, shares_prompts: bool = True) -> StepSize:
+    """The work of a step; PlanError if it uses no GPU or the model's architecture is unknown."""
+    shape = facts.shape
     if config.cluster.device != "cuda":
         raise PlanError("--on: the plan uses no GPU, cluster.device=cpu; needs cluster.device=auto or cuda")
-    if shape is None or plan.facts.parameters is None:
+    if shape is None or facts.parameters is None:
         raise PlanError(
             f"--on: the architecture of model.path='{config.model.path}' is unknown; needs its config.json in that "
             "directory or in the cache of the hub"
         )
-    way = next(worker.shared_prefix for worker in plan.workers if worker.request.role.name == ACTOR)
     return StepSize(
-        parameters=plan.facts.parameters,
+        parameters=facts.parameters,
         layers=shape.layers,
         hidden_size=shape.hidden_size,
         query_size=shape.query_size or shape.hidden_size,
@@ -89,7 +102,7 @@ def step_size(plan: RunPlan, lengths: Lengths) -> StepSize:
         inner_size=shape.inner_size,
         vocabulary=shape.vocabulary,
         bytes_per_weight=BYTES[config.actor.dtype],
-        shares_prompts=way != "none",
+        shares_prompts=shares_prompts,
     )
 
 
@@ -106,6 +119,7 @@ def step_layout(plan: RunPlan, lengths: Lengths) -> StepLayout:
         max_rows=config.rollout.max_rows,
         cached_rows=_cached_rows(plan, size, rollout.device_frac, tensor_parallel),
         embedded=embedded,
+        graphs=not without_graphs(config),
         sleeps=ROLLOUT in plan.colocated_roles,
         checkpointing=config.actor.gradient_checkpointing,
         offload=config.actor.offload,

@@ -20,6 +20,11 @@ DECODE_STEP_S = 0.003
 """Overhead per decoding step of all rows: scheduling, sampling, launches (CUDA graphs)."""
 EMBEDDED_LAYER_S = 77 * 10e-6
 """Overhead of the embedded sampler per decoding step and layer: 77 kernels, launched individually."""
+EAGER_LAYER_S = 15 * 10e-6
+"""Assumed overhead of an engine without CUDA graphs per decoding step and layer: about 15 fused kernels, launched
+individually."""
+COLLECTIVE_S = 15e-6
+"""Assumed latency of a sum over the devices of an engine, of which a layer has two."""
 NODE_GB_S = 50.0
 """Bandwidth of a card to other nodes: one port of 400 Gbit/s each."""
 HOST_GB_S = 25.0
@@ -72,6 +77,8 @@ class StepLayout:
     cached_rows: int = 10**9
     """Rows that fit into an engine's memory."""
     embedded: bool = False
+    graphs: bool = True
+    """True if engines that are not embedded launch a decoding step as one CUDA graph."""
     sleeps: bool = False
     """True if engines take turns with the trainers on their devices."""
     shared: bool = False
@@ -161,6 +168,7 @@ def _sample(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float
     rows = max(1.0, min(samples, layout.max_rows, layout.cached_rows))
     prefill = 2.0 * size.parameters * size.groups * size.prompt / layout.engines / layout.tensor_parallel
     prefill_s = prefill / (FORWARD_SHARE * machine.card.tflops * 1e12)
+    prefill_s += _collectives_s(size, layout, machine, size.groups * size.prompt / layout.engines)
     waves = max(0.0, samples / rows - 1)
     # While rows are queued the engine is full; then rows end one after another, and the longest continues alone.
     full_s, bound = _decode_s(size, layout, machine, rows)
@@ -178,8 +186,21 @@ def _decode_s(size: StepSize, layout: StepLayout, machine: Machine, rows: float)
     products = 2.0 * size.parameters * rows / layout.tensor_parallel
     compute_s = products / (FORWARD_SHARE * machine.card.tflops * 1e12)
     launch_s = EMBEDDED_LAYER_S * size.layers if layout.embedded else DECODE_STEP_S
-    bounds = {"memory bandwidth": memory_s, "operations": compute_s, "launches": launch_s}
-    return max(memory_s, compute_s) + launch_s, max(bounds, key=lambda name: bounds[name])
+    if not layout.graphs and not layout.embedded:
+        launch_s += EAGER_LAYER_S * size.layers
+    link_s = _collectives_s(size, layout, machine, rows)
+    bounds = {"memory bandwidth": memory_s, "operations": compute_s, "launches": launch_s, "links": link_s}
+    return max(memory_s, compute_s) + launch_s + link_s, max(bounds, key=lambda name: bounds[name])
+
+
+def _collectives_s(size: StepSize, layout: StepLayout, machine: Machine, tokens: float) -> float:
+    """Seconds of the sums over an engine's devices, after attention and after the MLP of each layer, of one pass over
+    that many tokens."""
+    devices = layout.tensor_parallel
+    if devices == 1:
+        return 0.0
+    sent = 2 * (devices - 1) / devices * size.bytes_per_weight * size.hidden_size * tokens
+    return 2 * size.layers * (COLLECTIVE_S + sent / (LINK_SHARE * machine.card.link_gb_s * 1e9))
 
 
 def _score(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
@@ -230,7 +251,8 @@ def assumptions(machine: Machine) -> list[str]:
         f"{card.link_gb_s:g} GB/s to the cards of its node ({card.source}); {NODE_GB_S:g} GB/s to other nodes",
         f"of the peak products of an update reach {TRAIN_SHARE:.0%}, of a forward pass {FORWARD_SHARE:.0%}; decoding "
         f"and values between products {MEMORY_SHARE:.0%} of the memory's bandwidth; {DECODE_STEP_S * 1e3:g} ms per "
-        "decoded token of all rows on top",
+        f"decoded token of all rows on top, and {EAGER_LAYER_S * 1e3:g} ms per layer without CUDA graphs",
+        f"devices of an engine add up values twice per layer: {COLLECTIVE_S * 1e6:g} us, and bytes over the links",
         f"weights travel at {DISK_WRITE_GB_S:g} GB/s into files and {DISK_READ_GB_S:g} GB/s out of them, or "
         f"{TCP_GB_S:g} GB/s over tcp and {SHM_GB_S:g} GB/s through shared memory, and to be broadcast twice at "
         f"{PAGEABLE_GB_S:g} GB/s over the host link; rewards, tools and the controller take no time",

@@ -62,9 +62,10 @@ class DeviceMemoryError(PlanError):
         super().__init__(text)
         self._advice, self.settings, self.trains = advice, settings, trains
 
-    def advising(self, settings: str) -> PlanError:
-        """The error with settings that a plan is accepted with."""
-        return PlanError(self._advice.replace(SHARDS, settings))
+    def advising(self, settings: str, step_s: float = 0.0) -> PlanError:
+        """The error with settings that a plan is accepted with, and the estimate of its step, if there is one."""
+        seconds = f"; with these shards a step takes about {step_s:,.0f} s" if step_s else ""
+        return PlanError(self._advice.replace(SHARDS, settings) + seconds)
 
 
 def training_bytes_per_parameter(engine: EngineConfig) -> float:

@@ -77,6 +77,12 @@ def replica_devices(config: RunConfig) -> int:
     return int(_setting(config, "replica_devices", 1))
 
 
+def without_graphs(config: RunConfig) -> bool:
+    """True if the settings of the GPU backend say that its engines keep no CUDA graphs; False if its plugin is not
+    enabled."""
+    return bool(_setting(config, "without_graphs", False))
+
+
 def _setting(config: RunConfig, name: Literal["replica_devices", "without_graphs"], otherwise: Any) -> Any:
     try:
         return lookup(config, rollout_key(name))
@@ -184,7 +190,7 @@ def _trains(config: RunConfig, facts: Facts, *, offload: bool, awake: float = 0.
 
 def _graph_bytes(config: RunConfig) -> int:
     """Memory of an engine's CUDA graphs, which it keeps while it sleeps."""
-    return 0 if _setting(config, "without_graphs", False) else ASLEEP_BYTES
+    return 0 if without_graphs(config) else ASLEEP_BYTES
 
 
 def _may_offload(config: RunConfig, facts: Facts) -> bool:

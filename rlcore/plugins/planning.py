@@ -6,6 +6,7 @@ from typing import Any
 
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plan.fitting import with_settings_that_fit
+from rlcore.plan.machine_plan import Lengths
 from rlcore.plan.memory import DeviceMemoryError
 from rlcore.plugins import configure
 from rlcore.report.foreign_output import foreign_output
@@ -18,12 +19,14 @@ def plan_run(
     overrides: Sequence[str],
     plugins: Sequence[str] = (),
     machine: Facts | None = None,
+    lengths: Lengths | None = None,
 ) -> RunPlan:
     """The plan of a run from configuration files, overrides and --plugin names; starts nothing.
 
     The plan is for this machine, or for one with the facts of `machine`. It assumes that the plugins installed here
     work there too.
-    An error for a device that is too small names settings with which the plan is accepted, if there are any.
+    An error for a device that is too small names settings with which the plan is accepted, if there are any: the
+    fastest, for prompts and responses of the mean lengths `lengths`.
     Text that plugins print is shown without secrets and control characters, and plugins cannot close standard output.
     """
     hooks, loaded = configure(files, overrides, plugins, machine, elsewhere=machine is not None)
@@ -38,4 +41,14 @@ def plan_run(
 
         is_set = {key for key, origin in loaded.origins.items() if origin != "default"}
         chosen = {choice.key for choice in loaded.choices if not choice.set_by}
-        raise with_settings_that_fit(error, replan, loaded.config, is_set - chosen, facts) from error.__cause__
+        known = lengths or Lengths()
+        raise with_settings_that_fit(error, replan, loaded.config, is_set - chosen, facts, known) from error.__cause__
+
+
+@foreign_output()
+def plan_or_refuse(
+    files: Sequence[Path | Mapping[str, Any]], overrides: Sequence[str], plugins: Sequence[str], machine: Facts
+) -> RunPlan:
+    """The same plan for the machine, whose refusal advises no settings: for one of many plans that are compared."""
+    hooks, loaded = configure(files, overrides, plugins, machine, elsewhere=True)
+    return make_plan(loaded, hooks, gather_facts(loaded.config, machine))

@@ -3,9 +3,12 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from planned_machines import GIB, QWEN_7B, QWEN_14B, QWEN_32B, planned, refused, settings_of_7b
+
+from rlcore.plugins import planning
 
 Capture = pytest.CaptureFixture[str]
 
@@ -46,9 +49,30 @@ def test_with_exactly_the_settings_that_an_error_names_the_plan_is_accepted(
     plan = planned(capsys, *settings, *backend, *cluster, *found[1].split(), "--on", machine)
     for sizes in plan["on"]["memory"].values():
         assert max(sizes.values()) < 78.4 * GIB
+    assert line.endswith(f"; with these shards a step takes about {plan['on']['step_s']:,.0f} s")
+    devices = {gpu for pool in plan["pools"].values() for gpu in pool["gpus"]}
+    assert len(devices) == (16 if machine.startswith("2x") else 8), "the fastest layout leaves no card unused"
     if model == "32B":
         assert "plugins.vllm.tensor_parallel=" in found[1]
         assert plan["colocated_roles"] == ["rollout"]
+
+
+@pytest.mark.slow
+def test_an_error_has_the_seconds_for_the_stated_lengths_and_only_a_refusal_of_the_run_itself_seeks_advice(
+    settings: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_14B))
+    lengths = ("--prompt-tokens", "900", "--response-tokens", "1000", "--on", "8xH100-80GB")
+    line = refused(capsys, *settings, *lengths)
+    found = re.search(r"shard it over devices \(([^)]*)\), or", line)
+    assert found, line
+    sought: list[Any] = []
+    monkeypatch.setattr(planning, "with_settings_that_fit", lambda *of: sought.append(of) or of[0])
+    plan = planned(capsys, *settings, *found[1].split(), *lengths)
+    assert line.endswith(f" about {plan['on']['step_s']:,.0f} s")
+    assert sought == [], "plans that are compared in a table are refused without advice"
+    refused(capsys, *settings, *lengths)
+    assert len(sought) == 1
 
 
 def settings_of_32b(ranks: int, replicas: int, devices: int) -> list[str]:
