@@ -317,10 +317,8 @@ def _share(found: Situation) -> float:
 def _why_share(found: Situation) -> str:
     fit = _shared_fit(found)
     if fit is not None and fit.awake:
-        return (
-            f"'{found.backend}' has room for {_most_rows(found)} rows at their longest, and stays awake while the actor "
-            "trains"
-        )
+        rows = f"{_most_rows(found)} rows at their longest"
+        return f"'{found.backend}' has room for {rows}, and stays awake while the actor trains"
     return f"'{found.backend}' gets the part of the actor's device that weights at rest leave free while it samples"
 
 
