@@ -98,4 +98,5 @@ def test_ranks_of_a_reward_model_score_as_one_process_and_sleep_while_the_actor_
     assert len(rows) == NUM_STEPS * NUM_ROWS
     one, many = ([row[name] for row in rows] for name in ("one", "many"))
     assert max(one) - min(one) > 0.01
+    assert ": lost (" not in (run / "log.txt").read_text("utf-8"), "a replica was restarted"
     assert many == pytest.approx(one, rel=0.0, abs=2e-6 * max(map(abs, one)))
