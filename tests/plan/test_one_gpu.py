@@ -8,7 +8,6 @@ import pytest
 from gpu_machines import GIB, H100, QWEN, chosen, loaded, machine, planned
 
 from rlcore.contracts.requests import ModelShape
-from rlcore.errors import PlanError
 from rlcore.plan.memory import CONTEXT_BYTES
 
 QWEN_HALF = replace(QWEN, layers=24, hidden_size=896, inner_size=4864, kv_size=128)
@@ -133,16 +132,6 @@ def test_where_replicas_cannot_take_turns_the_sampler_is_embedded_and_the_plan_s
     assert choice.value == "hf"
     assert choice.reason.startswith("'vllm' needs devices in addition to the actor's 1; there are 1")
     assert why in choice.reason
-
-
-@pytest.mark.usefixtures("vllm")
-def test_a_plugin_that_is_named_and_not_chosen_is_refused_with_the_reason_for_the_choice() -> None:
-    with pytest.raises(PlanError) as caught:
-        planned("plugins.vllm={}", facts=machine(1, parameters=None, shape=None))
-    assert "is enabled, but nothing of it is in the plan (rollout.backend is 'hf': 'vllm' needs devices" in str(
-        caught.value
-    )
-    assert "whether they can share is unknown)" in str(caught.value)
 
 
 @pytest.mark.usefixtures("vllm")
