@@ -193,7 +193,7 @@ PARTS: dict[str, Callable[[Check], dict[str, Any]]] = {
 
 
 def earlier(out: Path) -> dict[str, Any]:
-    """The parts in the record of an earlier run; none if there is no record."""
+    """The parts that an earlier run recorded; empty without a record."""
     record = out.with_suffix(".json")
     found = json.loads(record.read_text()) if record.exists() else {}
     return {name: result for name, result in found.items() if name in PARTS}

@@ -10,6 +10,7 @@ import urllib.request
 from contextlib import suppress
 from functools import cache
 from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 
 from rlcore.config import ModelConfig
@@ -38,6 +39,14 @@ def model_files(model: ModelConfig) -> Path:
 
 
 def _fetch(model: ModelConfig) -> None:
+    try:
+        with boundary(f"model.path='{model.path}': fetching its settings from the Hub", ConfigError):
+            _download(model)
+    except ConfigError as error:  # a plan works without the Hub, and loading the model reports what is wrong
+        logger.debug("%s", error)
+
+
+def _download(model: ModelConfig) -> None:
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
@@ -47,12 +56,9 @@ def _fetch(model: ModelConfig) -> None:
     silent = are_progress_bars_disabled()
     disable_progress_bars()
     try:
-        with boundary(f"model.path='{model.path}': fetching its settings from the Hub", ConfigError):
-            for name in FILES:
-                with suppress(EntryNotFoundError):
-                    hf_hub_download(model.path, name, revision=model.revision, etag_timeout=WAIT_S)
-    except ConfigError as error:  # a plan works without the Hub, and loading the model reports what is wrong
-        logger.debug("%s", error)
+        for name in FILES:
+            with suppress(EntryNotFoundError):
+                hf_hub_download(model.path, name, revision=model.revision, etag_timeout=WAIT_S)
     finally:
         if not silent:
             enable_progress_bars()
@@ -66,5 +72,5 @@ def _answers(endpoint: str) -> bool:
             return True
     except urllib.error.HTTPError as error:
         return error.code < HTTPStatus.INTERNAL_SERVER_ERROR
-    except OSError:
+    except (OSError, HTTPException):
         return False

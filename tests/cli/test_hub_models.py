@@ -7,8 +7,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
 
@@ -60,12 +61,18 @@ class Hub(BaseHTTPRequestHandler):
 def hub(broken: bool = False) -> Iterator[tuple[str, list[str]]]:
     """The address of the server, and the paths that were requested."""
     paths: list[str] = []
-    handler = type("Handler", (Hub,), {"paths": paths, "broken": broken})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with served(type("Handler", (Hub,), {"paths": paths, "broken": broken})) as address:
+        yield address, paths
+
+
+@contextmanager
+def served(handler: type[BaseRequestHandler]) -> Iterator[str]:
+    """The address of a server whose connections have this handler."""
+    with ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", paths
+            yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()
@@ -79,6 +86,14 @@ def plan(home: Path, address: str, *arguments: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
 
 
+class Mail(BaseRequestHandler):
+    """Answers each connection with a line of another protocol."""
+
+    def handle(self) -> None:
+        self.request.recv(4096)
+        self.request.sendall(b"220 mail.example ready\r\n")
+
+
 def test_the_architecture_of_a_model_on_the_hub_is_known_before_its_weights_are_fetched(tmp_path: Path) -> None:
     with hub() as (address, paths):
         done = plan(tmp_path, address, "--on", "1xH100-80GB", "rollout.max_tokens=64")
@@ -90,13 +105,11 @@ def test_the_architecture_of_a_model_on_the_hub_is_known_before_its_weights_are_
     assert fetched == {*FILES, "chat_template.jinja"}
 
 
-@pytest.mark.parametrize("broken", [True, False], ids=["an error", "no server"])
-def test_a_plan_without_the_hub_says_what_is_unknown(tmp_path: Path, broken: bool) -> None:
-    with hub(broken) as (address, _):
-        if broken:
-            done = plan(tmp_path, address)
-    if not broken:
-        done = plan(tmp_path, address)  # closed by now
+@pytest.mark.parametrize("kind", ["an error", "no server", "not HTTP", "not a URL", "not a port"])
+def test_a_plan_without_the_hub_says_what_is_unknown(tmp_path: Path, kind: str) -> None:
+    addresses = {"not a URL": "hub.example", "not a port": "http://127.0.0.1:x", "no server": "http://127.0.0.1:9"}
+    with hub(broken=True) as (address, _), served(Mail) as other:
+        done = plan(tmp_path, (addresses | {"an error": address, "not HTTP": other})[kind])
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "note: unknown: the number of parameters of model.path" in done.stdout

@@ -59,22 +59,22 @@ def rlcore_worker_classes():
 '''
 
 
+def run_on(cluster: str, directory: Path, **settings: str) -> "subprocess.CompletedProcess[str]":
+    """A run of one step with the plugin."""
+    (directory / "talker.py").write_text(PLUGIN)
+    more: dict[str, object] = {"train.name": "run", "train.max_steps": 1, "rollout.backend": "talker", **settings}
+    more |= {"plugins.ray.object_store_gib": 0.1} if cluster == "ray" else {}
+    command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null", "--plugin", str(directory / "talker.py")]
+    command += [f"{key}={value}" for key, value in run_settings(directory, 8, **more).items()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
 @pytest.mark.parametrize("cluster", ["local", "ray"])
 def test_what_a_worker_prints_and_a_crashs_last_words_are_in_the_runs_log(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLCORE_TEST_KEY", "very-secret-value")
-    (tmp_path / "talker.py").write_text(PLUGIN)
-    more = {
-        "train.name": "run",
-        "train.max_steps": 1,
-        "rollout.backend": "talker",
-        "reward.functions.letters.kwargs.letter": "${oc.env:RLCORE_TEST_KEY}",
-    }
-    more |= {"plugins.ray.object_store_gib": 0.1} if cluster == "ray" else {}
-    command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null", "--plugin", str(tmp_path / "talker.py")]
-    command += [f"{key}={value}" for key, value in run_settings(tmp_path, 8, **more).items()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = run_on(cluster, tmp_path, **{"reward.functions.letters.kwargs.letter": "${oc.env:RLCORE_TEST_KEY}"})
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "runs" / "run" / "log.txt").read_text()
     for line, times in {
@@ -99,12 +99,7 @@ def test_the_error_of_a_worker_that_does_not_start_names_what_its_engine_printed
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLCORE_TEST_ENGINE", "broken")
-    (tmp_path / "talker.py").write_text(PLUGIN)
-    more = {"train.name": "run", "rollout.backend": "talker"}
-    more |= {"plugins.ray.object_store_gib": 0.1} if cluster == "ray" else {}
-    command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null", "--plugin", str(tmp_path / "talker.py")]
-    command += [f"{key}={value}" for key, value in run_settings(tmp_path, 8, **more).items()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = run_on(cluster, tmp_path)
     assert done.returncode != 0
     error = "the engine failed; see root cause above; it had printed: ImportError: no module 'an_engine'"
     assert error in done.stderr.replace("\n", " ")
