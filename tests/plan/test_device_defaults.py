@@ -362,13 +362,3 @@ def test_the_page_has_the_rows_of_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text("utf-8")
     rows = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
     assert rows == [row.key for row in ON_CUDA] + ["cluster.threads"]
-
-
-@pytest.mark.usefixtures("vllm")
-def test_a_plugin_that_is_named_and_not_chosen_is_refused_with_the_reason_for_the_choice() -> None:
-    with pytest.raises(PlanError) as caught:
-        planned("plugins.vllm={}", facts=machine(1, parameters=None, shape=None))
-    assert "is enabled, but nothing of it is in the plan (rollout.backend is 'hf': 'vllm' needs devices" in str(
-        caught.value
-    )
-    assert "whether they can share is unknown)" in str(caught.value)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gpu_machines
 import pytest
 
 from rlcore.cli import main
@@ -249,3 +250,13 @@ def test_offload_is_advised_for_shards_too() -> None:
     with pytest.raises(PlanError, match="while serving") as caught:
         make_plan(loaded, hooks, facts)
     assert str(caught.value).endswith(", or set actor.offload=true")
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_plugin_that_is_named_and_not_chosen_is_refused_with_the_reason_for_the_choice() -> None:
+    with pytest.raises(PlanError) as caught:
+        gpu_machines.planned("plugins.vllm={}", facts=gpu_machines.machine(1, parameters=None, shape=None))
+    assert "is enabled, but nothing of it is in the plan (rollout.backend is 'hf': 'vllm' needs devices" in str(
+        caught.value
+    )
+    assert "whether they can share is unknown)" in str(caught.value)
