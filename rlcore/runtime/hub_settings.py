@@ -10,7 +10,6 @@ import urllib.request
 from contextlib import suppress
 from functools import cache
 from http import HTTPStatus
-from http.client import HTTPException
 from pathlib import Path
 
 from rlcore.config import ModelConfig
@@ -72,5 +71,5 @@ def _answers(endpoint: str) -> bool:
             return True
     except urllib.error.HTTPError as error:
         return error.code < HTTPStatus.INTERNAL_SERVER_ERROR
-    except (OSError, HTTPException):
+    except OSError:
         return False
