@@ -192,10 +192,16 @@ class Trainer:
         self.published |= {"watch": self.watch.state()}
 
     async def written(self) -> None:
-        """Wait until the trajectories of every step taken are on disk; raises the error of a failed write."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
+        """Wait until the trajectories of every step taken are on disk; raises the error of a failed write, to each that
+        waits for it.
+        """
+        if (writing := self._writing) is None:
+            return
+        try:
             await asyncio.shield(writing)
+        finally:
+            if writing.done() and self._writing is writing:
+                self._writing = None
 
     async def close(self) -> None:
         """Cancel the work in flight; the ledger stays unchanged, for a checkpoint."""

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,14 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlcore.contracts.activity import EndedWork
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.plan import RunPlan
 from rlcore.plugins.planning import plan_run
 from rlcore.report import metrics
+from rlcore.report.trace import TraceLog
 from rlcore.testing.runs import differing, run_settings
 from rlcore.train import Start, checkpoint, run_training
 from rlcore.train.callbacks import Callbacks
 from rlcore.train.saving import Saver
+from rlcore.train.signals import Stopped
+from rlcore.train.trainer import Trainer
 
 STEPS = 4
 PLUGIN = """
@@ -216,3 +223,33 @@ def test_the_time_for_which_a_save_keeps_training_is_a_metric_of_the_next_step(t
     run = run_training(planned(tmp_path, "null", "timed", **{"checkpoint.every_steps": 2})).run_dir
     found = {row["step"]: row.get("time/save_blocked_s") for row in metrics.read(run)}
     assert [step for step, seconds in found.items() if seconds is not None] == [3]
+
+
+def test_a_signal_while_a_save_waits_for_the_records_of_its_step_lets_them_be_written_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last spans belong to the same file, which has room for one writer."""
+    saving, closing = threading.Event(), threading.Event()
+    is_beside: list[bool] = []
+    really_written, really_write = Trainer.written, TraceLog.write
+
+    async def note(trainer: Trainer) -> None:
+        if trainer._writing is not None:
+            saving.set()
+        await really_written(trainer)
+
+    def write(log: TraceLog, step: int, ended: EndedWork) -> None:
+        if threading.current_thread() is threading.main_thread():
+            closing.set()
+        else:
+            assert saving.wait(20)
+            os.kill(os.getpid(), signal.SIGTERM)
+            is_beside.append(closing.wait(1.0))
+        really_write(log, step, ended)
+
+    monkeypatch.setattr(Trainer, "written", note)
+    monkeypatch.setattr(TraceLog, "write", write)
+    with pytest.raises(Stopped, match=r"the last checkpoint is .*step_1; continue with --resume"):
+        run_training(planned(tmp_path, "null", "stopped"))
+    assert is_beside == [False], "the last spans were written beside those of the step"
+    assert closing.is_set()
