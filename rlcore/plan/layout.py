@@ -41,8 +41,10 @@ def lay_out(
         return tuple(workers), "the devices of other machines are not known yet"
     needed, moved = _num_devices(workers), _moved(config, workers, serving)
     reason = f"with separate pools the run needs {needed} GPUs, the machine has {facts.gpus}"
-    colocates = needed > facts.gpus >= _num_devices(moved) and all(can_sleep(plan) for plan in serving)
-    return (moved if colocates else tuple(workers)), reason
+    if needed > facts.gpus >= _num_devices(moved) and all(can_sleep(plan) for plan in serving):
+        return moved, reason
+    there = sorted(plan.request.role.name for plan in serving if plan.request.pool == config.cluster.train_pool)
+    return tuple(workers), f"as the pool of {join_names(there)} says" if there else reason
 
 
 def plan_layout(config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], reason: str) -> LayoutPlan:

@@ -56,9 +56,14 @@ def asks(config, section):
     return [WorkerRequest(Role("judge", RewardReplica), "mine", pool="reward", gpus=gpus, device_frac=0.1 * gpus)]
 
 
+def asks_for_main(config, section):
+    return [replace(request, pool="main") for request in asks(config, section)]
+
+
 @hookimpl
 def rlcore_reward_managers():
-    return [Component("judged", lambda context: None, asks, uses_reward_functions=True)]
+    judges = {"judged": asks, "judged_in_main": asks_for_main}
+    return [Component(name, lambda context: None, ask, uses_reward_functions=True) for name, ask in judges.items()]
 
 
 @hookimpl
@@ -168,6 +173,20 @@ def test_the_plan_shows_the_layout_and_its_reason(
     assert "cluster.layout=colocated is unused: no role that serves has a GPU" in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "roles", "reason"),
+    [
+        (2, ("judge",), "as the pool of judge says"),
+        (1, ("judge", "rollout"), "with separate pools the run needs 2 GPUs, the machine has 1"),
+    ],
+)
+def test_a_role_whose_plugin_asks_for_the_actors_pool_is_the_reason_for_sharing(
+    gpus: int, roles: tuple[str, ...], reason: str
+) -> None:
+    layout = planned("reward.manager=judged_in_main", gpus=gpus).layout
+    assert (layout.name, layout.roles, layout.reason) == ("colocated", roles, reason)
 
 
 @pytest.mark.parametrize(
