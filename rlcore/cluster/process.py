@@ -60,6 +60,10 @@ class WorkerProcess(ChildProcess):
             if not ready:
                 await self.close()
 
+    def abandon(self, reason: str) -> None:
+        """Kill it without closing its workers."""
+        self._kill(reason)
+
     async def _reap(self) -> None:
         await super()._reap()
         self._link.close()
@@ -192,6 +196,10 @@ class ProcessBody:
             causes = [await process.printed_cause(str(error)) for process in self._processes if process.alive]
             if cause := next(filter(None, causes), ""):
                 raise WorkerError(f"{error}{cause}") from error
+            raise
+        except asyncio.CancelledError:  # setup() may take minutes, and nothing is lost with it
+            for process in self._processes:
+                process.abandon(f"{where} was cancelled")
             raise
 
     async def call(

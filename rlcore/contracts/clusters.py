@@ -145,7 +145,8 @@ class Cluster(ABC):
     async def start(self, worker: WorkerPlan) -> WorkerGroup[Any]:
         """The replicas of one role, set up: `worker.request.replicas` handles in order.
 
-        Called once per role, in the order of `ClusterContext.workers`. WorkerError naming the replica that failed.
+        Called once per role, in the order of `ClusterContext.workers`; with `ClusterAbilities.starts_together` also
+        while roles on other devices are starting. WorkerError naming the replica that failed.
         """
 
     @abstractmethod
@@ -188,12 +189,15 @@ class ClusterAbilities:
     """Labels of a pool are supported."""
     resources: bool = False
     """Custom resources of a pool are supported."""
+    starts_together: bool = False
+    """`start` may be called while it starts another role. The run then starts roles that share no devices at the same
+    time."""
     more_with: str = ""
     """The setting that would add a missing ability, for errors; '' if there is none."""
 
     def __post_init__(self) -> None:
         check_choice(self, "processes", ProcessUse)
-        check_flags(self, "elsewhere", "several_nodes", "labels", "resources")
+        check_flags(self, "elsewhere", "several_nodes", "labels", "resources", "starts_together")
         check_is(self, "more_with", str)
         if not isinstance(self.placements, frozenset) or not self.placements <= set(PLACEMENTS):
             refuse(self, "placements", f"a frozenset of: {', '.join(PLACEMENTS)}")

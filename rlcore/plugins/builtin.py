@@ -12,7 +12,7 @@ from rlcore.config.providers import ConfigSection, Provider
 from rlcore.config.schema import hints_of
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.agents import AgentLoop
-from rlcore.contracts.clusters import ClusterOffer
+from rlcore.contracts.clusters import ClusterAbilities, ClusterOffer
 from rlcore.contracts.components import Component
 from rlcore.contracts.critic import CriticEngine, NoCritic
 from rlcore.contracts.hooks import hookimpl
@@ -117,7 +117,7 @@ def rlcore_algorithms() -> Sequence[Algorithm]:
 
 @hookimpl
 def rlcore_clusters() -> Sequence[ClusterOffer]:
-    return [ClusterOffer("local", LocalCluster)]
+    return [ClusterOffer("local", LocalCluster, lambda config, section: ClusterAbilities(starts_together=True))]
 
 
 @hookimpl

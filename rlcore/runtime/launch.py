@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rlcore.cluster.child import ChildProcesses
+from rlcore.contracts.activity import current_activity
 from rlcore.contracts.agents import AgentLoop
 from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.components import BuildContext
@@ -26,7 +27,8 @@ from rlcore.plan import CORE, ComponentPlan, RunPlan
 from rlcore.plan.time_limit import limited, where_in
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.runtime.hang_watch import HangWatch
-from rlcore.runtime.sampling_workers import Groups, Sampler, start_sampler
+from rlcore.runtime.sampling_workers import Sampler, start_sampler
+from rlcore.runtime.starting import Groups
 from rlcore.types import Metrics
 
 if TYPE_CHECKING:
@@ -162,6 +164,7 @@ async def _start_component(
     who = owner_of(chosen)
     context = replace(shared, section=chosen.section, workers=partial(_own, plan, groups, who))
     step = f"{who}: build()"
+    current_activity().enter(f"starting {who}")
     limit = limited(step, limits.setup_s, "cluster.start_s")
     with boundary(step, PluginError, CALLED), watch.watching(step), limit:
         component = chosen.component.build(context)

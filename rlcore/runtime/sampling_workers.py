@@ -2,32 +2,28 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.actor import ACTOR, ActorWorker
-from rlcore.contracts.clusters import Cluster, Deadlines, WorkerPlan
+from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.rollout import ROLLOUT, Generator, RolloutWorker
 from rlcore.contracts.tokens import Tokens
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.data.tokenizer import load_tokens
 from rlcore.engines.freed_memory import keep_freed_memory
-from rlcore.errors import CALLED, PluginError, WorkerError, boundary, shown
 from rlcore.plan import RunPlan
 from rlcore.runtime.colocation import DeviceLease
 from rlcore.runtime.hang_watch import HangWatch
 from rlcore.runtime.offering_plugin import naming_offers
 from rlcore.runtime.rollout_service import RolloutService
+from rlcore.runtime.starting import Groups, start_workers
 from rlcore.runtime.utilization import BusyMeter, roles_by_pool
 from rlcore.runtime.weight_check import WeightsCheck
 from rlcore.runtime.weight_sync import WeightsSync
 from rlcore.types import Metrics
-
-Groups = Mapping[str, WorkerGroup[Any]]
 
 
 class MetricsSink:
@@ -107,7 +103,7 @@ async def start_sampler(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: 
     watch = HangWatch(plan.config.cluster.stuck_s)
     stack.callback(watch.close)
     busy = BusyMeter(roles_by_pool(plan), watch=watch)
-    groups = await _start_workers(plan, run_dir, limits, stack, busy)
+    groups = await start_workers(plan, run_dir, limits, stack, busy)
     vocabulary = await _vocabulary(plan, groups)
     generator = _rollout_service(plan, groups, vocabulary)
     sink = MetricsSink()
@@ -169,36 +165,3 @@ def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> DeviceLease:
     interfaces = {worker.request.role.name: worker.request.role.interface for worker in plan.workers}
     servers = [(role, groups[role], interfaces[role]) for role in plan.colocated_roles]
     return DeviceLease(servers, sink.record, on_cpu=plan.config.cluster.device != "cuda")
-
-
-async def _start_workers(
-    plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack, busy: BusyMeter
-) -> Groups:
-    who = f"cluster '{plan.cluster.offer.name}' of {plan.cluster.provided_by}"
-    with boundary(f"{who}: building it", PluginError, CALLED):
-        cluster = plan.cluster.offer.cls(cluster_context(plan, run_dir, limits))
-    stack.push_async_callback(_close_cluster, cluster, who)
-    with boundary(f"{who}: open()", WorkerError, CALLED):
-        await cluster.open()
-    groups: dict[str, WorkerGroup[Any]] = {}
-    for worker in plan.workers:
-        role = worker.request.role.name
-        with boundary(f"{who}: start() of role '{role}'", WorkerError, CALLED):
-            group = await cluster.start(worker)
-        _check_group(group, worker, f"{who}: start() of role '{role}'")
-        groups[role] = busy.metered(role, group, worker.offered_by)
-    return groups
-
-
-def _check_group(group: object, worker: WorkerPlan, who: str) -> None:
-    """PluginError unless a cluster returned the requested number of replicas."""
-    replicas = getattr(group, "replicas", None)
-    if not isinstance(replicas, (tuple, list)) or not hasattr(group, "each"):
-        raise PluginError(f"{who}: returned {shown(group)}; needs a WorkerGroup")
-    if len(replicas) != worker.request.replicas:
-        raise PluginError(f"{who}: returned {len(replicas)} replicas; needs {worker.request.replicas}")
-
-
-async def _close_cluster(cluster: Cluster, who: str) -> None:
-    with boundary(f"{who}: close()", WorkerError, CALLED):
-        await cluster.close()

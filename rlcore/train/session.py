@@ -78,7 +78,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
             origin = find_origin(run_dir, start)
             if not origin.resumed and origin.checkpoint is None:
                 write_plan(run_dir, plan)
-            activity.enter(f"starting workers, loading {plan.config.model.path}")
+            activity.enter("loading libraries and the tokenizer")
             limits = Deadlines(plan.config.cluster.start_s, close_s=CLOSE_S)
             async with launch(plan, run_dir, limits, terminal.warn) as run:
                 logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))

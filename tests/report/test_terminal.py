@@ -103,8 +103,8 @@ def test_a_log_says_what_a_long_start_does() -> None:
     out, now = io.StringIO(), [0.0]
     terminal = Terminal(Console(file=out, width=100), clock=lambda: now[0])
     now[0] = 31.0
-    terminal.standing(standing(step=0, phase="starting workers, loading org/model", waiting=(), samples=0, sampled=0))
-    assert out.getvalue().startswith("before the first step: starting workers, loading org/model for 41 s; actor idle")
+    terminal.standing(standing(step=0, phase="starting actor, rollout", waiting=(), samples=0, sampled=0))
+    assert out.getvalue().startswith("before the first step: starting actor, rollout for 41 s; actor idle")
 
 
 def test_time_left_is_known_when_steps_take_longer_than_half_a_minute() -> None:

@@ -1,5 +1,6 @@
 """The suite of clusters is red on clusters that break a promise: for each check one that only it is about."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -112,6 +113,18 @@ class Once(LocalCluster):
         super().__init__(replace(context, config=replace(context.config, cluster=cluster)))
 
 
+class Mixing(Threads):
+    """Remembers the worker that it is starting."""
+
+    async def start(self, worker):
+        self.worker = worker
+        replicas = []
+        for index in range(worker.request.replicas):
+            await asyncio.sleep(0.01)
+            replicas.append(await self.threads.start(self.worker, index, "cpu"))
+        return self.group(replicas)
+
+
 MOODS: Iterator[bool] = iter([False, True] * 100)
 
 
@@ -132,6 +145,9 @@ MUTANTS: dict[str, ClusterOffer] = {
 }
 
 
+MIXING = ClusterOffer("odd", Mixing, lambda config, section: ClusterAbilities(starts_together=True))
+
+
 def suite_of(offer: ClusterOffer, seconds: float = 30.0) -> type[ClusterSuite]:
     class Mutant(ClusterSuite):
         target = offer
@@ -148,6 +164,14 @@ def test_every_check_has_a_mutant() -> None:
 @pytest.mark.slow
 def test_a_cluster_without_fault_passes_them_all() -> None:
     assert failures(suite_of(ClusterOffer("odd", Threads))) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offer", [MIXING, ClusterOffer("odd", Mixing)], ids=["together", "one after another"])
+def test_a_cluster_that_mixes_up_roles_is_red_if_it_says_that_they_start_together(offer: ClusterOffer) -> None:
+    check = "test_it_starts_every_replica_of_each_role_and_tells_it_who_it_is"
+    found = failures(suite_of(offer), [check])
+    assert list(found) == ([check] if offer is MIXING else [])
 
 
 SLOW = "test_an_isolated_replica_that_dies_is_lost_and_restored"

@@ -80,6 +80,9 @@ class ActorBody:
             if cause := next(filter(None, causes), ""):
                 raise WorkerError(f"{error}{cause}") from error
             raise
+        except asyncio.CancelledError:  # setup() may take minutes, and nothing is lost with it
+            self.kill()
+            raise
 
     async def call(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float

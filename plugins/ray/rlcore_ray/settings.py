@@ -31,9 +31,10 @@ class RaySettings:
 def abilities(config: RunConfig, section: RaySettings) -> ClusterAbilities:
     """A joined cluster has nodes, labels and resources; a Ray started here is this machine."""
     if not section.address:
-        return ClusterAbilities(processes=ProcessUse.ALL, more_with="plugins.ray.address")
+        return ClusterAbilities(processes=ProcessUse.ALL, starts_together=True, more_with="plugins.ray.address")
     return ClusterAbilities(
         processes=ProcessUse.ALL,
+        starts_together=True,
         elsewhere=True,
         several_nodes=True,
         placements=frozenset({"pack", "spread", "strict_spread", "one_node"}),

@@ -1,21 +1,23 @@
 """The suite of clusters."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlcore.cluster.process import first_error
 from rlcore.cluster.worker_context import cluster_context
 from rlcore.config.providers import Offer, Provider
-from rlcore.contracts.clusters import Cluster, ClusterAbilities, ClusterContext, ClusterOffer, Deadlines
+from rlcore.contracts.clusters import Cluster, ClusterAbilities, ClusterContext, ClusterOffer, Deadlines, WorkerPlan
 from rlcore.contracts.workers import ReplicaEvent, WorkerGroup
 from rlcore.errors import WorkerError
 from rlcore.errors.checks.interfaces import refuses
 from rlcore.plan import CORE, Facts, RunPlan, make_plan
 from rlcore.plugins import configure
 from rlcore.plugins.enabled import name_of
+from rlcore.runtime.starting import start_chains
 from rlcore.testing import probing
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.suites.harness import Suite, extra, need_conforming, run, scratch
@@ -95,13 +97,18 @@ class ClusterSuite(Suite):
             await cluster.close()
 
     def use(self, work: Callable[[StartedCluster], Awaitable[None]]) -> None:
-        """Await `work` with an open cluster that has started every role, then close the cluster."""
+        """Await `work` with an open cluster that has started every role, then close the cluster.
+
+        Roles start in the order in which a run starts them: with `starts_together`, some at the same time.
+        """
 
         async def main() -> None:
             with scratch() as run_dir:
                 async with self.built(run_dir) as (cluster, plan, context):
                     await cluster.open()
-                    groups = {worker.request.role.name: await cluster.start(worker) for worker in plan.workers}
+                    groups: dict[str, WorkerGroup[Any]] = {}
+                    chains = [_start(cluster, chain, groups) for chain in start_chains(plan)]
+                    await first_error(chains)
                     classes = {worker.request.role.name: worker.cls for worker in plan.workers}
                     started = StartedCluster(cluster, context, groups, classes["probe"], classes["embedded_probe"])
                     await work(started)
@@ -263,6 +270,11 @@ class ClusterSuite(Suite):
             self.need(hosts[0] == "probe[0.0]", "what was embedded in the replica is not back")
 
         self.use(work)
+
+
+async def _start(cluster: Cluster, chain: Sequence[WorkerPlan], groups: dict[str, WorkerGroup[Any]]) -> None:
+    for worker in chain:
+        groups[worker.request.role.name] = await cluster.start(worker)
 
 
 async def raised(work: Awaitable[Any]) -> str:
