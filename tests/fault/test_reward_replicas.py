@@ -42,6 +42,10 @@ class WhoReplica(RewardReplica):
         pass
 
     async def score(self, requests):
+        held = self.context.run_dir / f"held {os.getpid()}"
+        if held.exists():
+            held.with_name("a call is held").touch()
+            await asyncio.sleep(3600)
         await asyncio.sleep(0.05)
         return [RawScore(request.id, float(os.getpid())) for request in requests]
 
@@ -89,8 +93,11 @@ def test_a_replica_that_is_killed_mid_batch_costs_no_sample_and_serves_again(tmp
             first = await score_all(live.reward, samples, Lane.TRAIN)
             assert len(pids(first)) == 3
             victim = min(pids(first))
+            (tmp_path / "run" / f"held {victim}").touch()
             pending = asyncio.create_task(score_all(live.reward, samples, Lane.TRAIN))
-            await asyncio.sleep(0.02)
+            async with asyncio.timeout(60):
+                while not (tmp_path / "run" / "a call is held").exists():
+                    await asyncio.sleep(0.01)
             os.kill(victim, signal.SIGKILL)
             second = await pending
             assert [sample.reward.status for sample in second] == [RewardStatus.OK] * 60
@@ -182,8 +189,10 @@ def test_a_replica_that_loses_one_of_its_ranks_is_restarted_as_a_whole_and_costs
         async with launch(plan, tmp_path / "run") as live:
             ranks = followers(os.getpid())
             assert len(ranks) == 2
+            if victim != "fails":
+                os.kill(ranks[victim == "follows"], signal.SIGSTOP)  # so that calls are in flight when it dies
             pending = asyncio.create_task(score_all(live.reward, samples, Lane.TRAIN))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.2)
             if victim != "fails":
                 os.kill(ranks[victim == "follows"], signal.SIGKILL)
             async with asyncio.timeout(100):
