@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch._dynamo as dynamo
 import tqdm
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, KlConfig, LoraConfig, ModelConfig
@@ -40,6 +41,7 @@ def _without_the_thread_of_progress_bars(monkeypatch: pytest.MonkeyPatch) -> Non
 def engine_of(path: Path, shared: SharedPrefix, backend: str = "", **settings: Any) -> TrainEngine:
     """An engine; with a back end its layers are compiled."""
     dynamo.reset()
+    dynamo.utils.counters.clear()
     model, loss = ModelConfig(path=str(path)), PolicyLoss(clip, AlgoConfig(kl=KlConfig(placement="none")))
     engine = TrainEngine(
         "causal_lm", model, EngineConfig(lr=1e-3, **settings), loss, shared_prefix=shared, num_updates=BATCHES
@@ -74,13 +76,37 @@ def test_twenty_ragged_batches_give_what_plain_layers_give_and_compile_once(
     graphs = []
     for index in range(BATCHES):
         batch = random_batch(2 + index % 5, 2 + index % 3, seed=index)
-        np.testing.assert_allclose(compiled.logprobs(batch), plain.logprobs(batch), atol=tolerance)
         expected, found = plain.update(batch), compiled.update(batch)
+        assert num_graphs() > 0, "an update compiles, also if no pass was made before it"
+        np.testing.assert_allclose(compiled.logprobs(batch), plain.logprobs(batch), atol=tolerance)
         assert found["policy/loss"] == pytest.approx(expected["policy/loss"], abs=tolerance)
         assert found["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=tolerance)
         graphs.append(num_graphs())
-    assert graphs[0] > 0
     assert graphs[-1] == graphs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_layer_of_a_subclass_is_compiled_and_checkpointed_once(path: Path, checkpointing: bool) -> None:
+    """FSDP2 makes a subclass of each layer's class; transformers wraps its `forward` once more."""
+    engine = engine_of(path, SharedPrefix.TREE, "aot_eager", gradient_checkpointing=checkpointing)
+    layers = [module for module in engine.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    sharded = type("Sharded", (type(layers[0]),), {})
+    for layer in layers:
+        layer.__class__ = sharded
+    calls: list[Any] = []
+    checkpoint = layers[0]._gradient_checkpointing_func if checkpointing else None
+
+    def counted(function: Any, *inputs: Any) -> Any:
+        calls.append(function)
+        return checkpoint(function, *inputs)
+
+    if checkpointing:
+        for layer in layers:
+            layer._gradient_checkpointing_func = counted
+    engine.update(random_batch(1, 2, seed=1))
+    assert len(calls) == (len(layers) if checkpointing else 0)
+    assert num_graphs() > 0
 
 
 @pytest.mark.slow
