@@ -12,7 +12,7 @@ from rlcore.config import RolloutConfig
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.contracts.tokens import Tokens
-from rlcore.contracts.workers import ReplicaHandle, WorkerGroup
+from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, WorkerGroup
 from rlcore.data.batch import collate
 from rlcore.errors import WorkerError, worker_call
 from rlcore.errors.checks.arrays import check_completion, per_token
@@ -90,10 +90,17 @@ class WeightsCheck:
         """The first difference of each replica."""
         self._before: dict[str, _Answer] = {}
         """The last answer of each replica."""
+        self._returned: set[str] = set()
+        """Replicas that serve again after a restart and were not asked since."""
+        rollout.on_event(self._note)
+
+    def _note(self, event: ReplicaEvent) -> None:
+        if event.kind == "restored":
+            self._returned.add(event.name)
 
     async def sample(self, version: int) -> None:
         """Let replicas continue the sentence: all of them at the first two versions and at those of the settings, at
-        any other version one in turn.
+        any other version one in turn and those that were restarted.
 
         A replica that is too busy delays every hand-over, so none is asked in turn until all are asked again.
         """
@@ -105,10 +112,14 @@ class WeightsCheck:
             self._versions.append(version)
         if version in self._versions or version % every == 0:
             self._one_is_busy = False
-        elif self._one_is_busy:
-            return
         else:
-            replicas = (replicas[version % len(replicas)],)
+            turn = None if self._one_is_busy else version % len(replicas)
+            replicas = tuple(
+                replica
+                for index, replica in enumerate(replicas)
+                if index == turn or (replica.name in self._returned and replica.alive)
+            )
+        self._returned -= {replica.name for replica in replicas}
         answers = await asyncio.gather(
             *(self._sampled(replica, version) for replica in replicas), return_exceptions=True
         )

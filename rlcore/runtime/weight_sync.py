@@ -78,15 +78,21 @@ class WeightsSync:
                 raise
             logger.warning("%s; it gets version %d of the weights when it serves again", error, handle.version)
             return
-        if loaded != handle.version:
-            with worker_call(ROLLOUT.name, RolloutWorker.load_weights.__name__):
-                raise WorkerError(
-                    f"{replica.name}: says that it samples with version {loaded} of the weights after version "
-                    f"{handle.version} was handed over"
-                )
+        _check_loaded(replica.name, loaded, handle.version)
 
     async def _welcome(self, replica: ReplicaHandle[Any]) -> None:
         """Called before a restarted replica serves; without an earlier sync it has read the run's initial weights."""
         async with self._turn:
             if self._latest is not None:
-                await replica.call(RolloutWorker.load_weights, self._latest)
+                loaded = await replica.call(RolloutWorker.load_weights, self._latest)
+                _check_loaded(replica.name, loaded, self._latest.version)
+
+
+def _check_loaded(name: str, loaded: int, version: int) -> None:
+    """WorkerError where a replica does not sample with the version that it got."""
+    if loaded != version:
+        with worker_call(ROLLOUT.name, RolloutWorker.load_weights.__name__):
+            raise WorkerError(
+                f"{name}: says that it samples with version {loaded} of the weights after version {version} was handed "
+                "over"
+            )

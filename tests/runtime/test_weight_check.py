@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rlcore.config import RolloutConfig
+from rlcore.contracts.workers import ReplicaEvent
 from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import WorkerError
 from rlcore.runtime import weight_check
@@ -66,7 +67,8 @@ class Hands:
 
     def __init__(self, *replicas: Replica, **rollout: Any) -> None:
         self.actor, self.replicas = Actor(), replicas
-        group: Any = SimpleNamespace(replicas=replicas)
+        self.listeners = list[Callable[[ReplicaEvent], None]]()
+        group: Any = SimpleNamespace(replicas=replicas, on_event=self.listeners.append)
         actor: Any = self.actor
         self.rows = list[int]()
         self.check = WeightsCheck(actor, group, ByteTokens(), RolloutConfig(**rollout))
@@ -104,6 +106,24 @@ def test_all_replicas_sample_with_the_first_two_versions_and_every_few_and_one_i
     assert set(hands.actor.rows) == {1}, "always one row: the same weights give the same numbers"
     request = replicas[0].requests[0]
     assert (request.sampling.temperature, request.sampling.top_p, request.n) == (0.7, 1.0, 1)
+
+
+def test_one_that_was_restarted_is_asked_at_the_next_version_also_if_another_is_too_busy_to_be_asked() -> None:
+    steady, restarted = Replica(), Replica("rollout[1]")
+    hands = Hands(steady, restarted, check_weights_every=100)
+    hands.over(1)
+    hands.over(2)
+    for kind in ("lost", "restored"):
+        hands.listeners[0](ReplicaEvent(kind, 1, restarted.name))
+    hands.check._one_is_busy = True
+    before = len(steady.requests), len(restarted.requests)
+    hands.over(4)
+    assert (len(steady.requests), len(restarted.requests)) == (before[0], before[1] + 1)
+    hands.over(5)
+    assert len(restarted.requests) == before[1] + 1, "once"
+    hands.listeners[0](ReplicaEvent("restored", 1, restarted.name))
+    with pytest.raises(WorkerError, match=r"rollout\[1\]: log-probs of a fixed sentence"):
+        hands.over(6, restarted, moved=6000.0)
 
 
 def test_one_that_takes_no_weights_is_found_below_the_rounding_of_its_format() -> None:

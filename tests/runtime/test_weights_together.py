@@ -30,6 +30,8 @@ class Replica:
     def __init__(self, name: str) -> None:
         self.name = name
         self.hangs = self.is_welcomed = False
+        self.says = 0
+        """The version with which it claims to sample; 0: the one that it got."""
         self.taken: list[tuple[int, int]] = []
         """(version, members) of each handle."""
         self.restarted: list[str] = []
@@ -40,7 +42,7 @@ class Replica:
         if self.hangs:
             await asyncio.sleep(60)
         self.taken.append((handle.version, handle.members))
-        return handle.version
+        return self.says or handle.version
 
     def restart(self, reason: str) -> None:
         self.alive, self.hangs = False, False
@@ -85,6 +87,18 @@ def test_the_living_take_a_version_together_and_one_that_returns_takes_it_alone(
 def _back(replica: Replica) -> Replica:
     replica.alive = True
     return replica
+
+
+def test_one_that_returns_with_another_version_does_not_serve(tmp_path: Path) -> None:
+    async def story() -> None:
+        group = Group(Replica("rollout[0]"))
+        (replica,) = group.replicas
+        await sync_of("tcp", group, tmp_path).publish(2)
+        replica.says = 1
+        with pytest.raises(WorkerError, match=r"rollout\[0\]: says that it samples with version 1 .* after version 2"):
+            await group.prepare(replica)
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("kind", ["directory", "tcp", "shm"])

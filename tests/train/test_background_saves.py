@@ -230,7 +230,7 @@ def test_a_signal_while_a_save_waits_for_the_records_of_its_step_lets_them_be_wr
 ) -> None:
     """The last spans belong to the same file, which has room for one writer."""
     saving, closing = threading.Event(), threading.Event()
-    is_beside: list[bool] = []
+    overlapped: list[bool] = []
     really_written, really_write = Trainer.written, TraceLog.write
 
     async def note(trainer: Trainer) -> None:
@@ -244,12 +244,12 @@ def test_a_signal_while_a_save_waits_for_the_records_of_its_step_lets_them_be_wr
         else:
             assert saving.wait(20)
             os.kill(os.getpid(), signal.SIGTERM)
-            is_beside.append(closing.wait(1.0))
+            overlapped.append(closing.wait(1.0))
         really_write(log, step, ended)
 
     monkeypatch.setattr(Trainer, "written", note)
     monkeypatch.setattr(TraceLog, "write", write)
     with pytest.raises(Stopped, match=r"the last checkpoint is .*step_1; continue with --resume"):
         run_training(planned(tmp_path, "null", "stopped"))
-    assert is_beside == [False], "the last spans were written beside those of the step"
+    assert overlapped == [False], "the last spans were written beside those of the step"
     assert closing.is_set()
