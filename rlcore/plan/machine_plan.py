@@ -8,7 +8,7 @@ from rlcore.errors import ConfigError, PlanError
 from rlcore.plan.activations import BYTES
 from rlcore.plan.colocation import ACTOR, ROLLOUT
 from rlcore.plan.device_memory import DeviceRoles, memory_by_phase
-from rlcore.plan.machine_cards import Machine
+from rlcore.plan.machine_cards import Machine, machine_like
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.machine_times import StepEstimate, StepLayout, StepSize, estimate_step
 from rlcore.plan.run_plan import RunPlan
@@ -70,6 +70,17 @@ def plan_on(
     times = estimate_step(size, layout, machine)
     settings = tuple(_settings(replan, plan, machine, lengths, times.total))
     return plan, MachinePlan(machine, size, layout, times, memory_of_phases(plan), host_memory(plan), settings)
+
+
+def own_machine(plan: RunPlan) -> Machine | None:
+    """The machine that a plan for its own devices runs on; None unless its step can be estimated.
+
+    The devices have to be those of the workers, and cards whose figures are known; the model's architecture, too.
+    """
+    facts = plan.facts
+    is_workers = facts.of_workers or not plan.cluster.abilities.elsewhere
+    known = facts.card and facts.shape is not None and facts.parameters is not None
+    return machine_like(facts) if plan.config.cluster.device == "cuda" and is_workers and known else None
 
 
 def step_size(plan: RunPlan, lengths: Lengths) -> StepSize:
