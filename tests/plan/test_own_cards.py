@@ -14,7 +14,7 @@ from rlcore.runtime.gpus import Gpu, Gpus
 Capture = pytest.CaptureFixture[str]
 H100 = "NVIDIA H100 80GB HBM3"
 SIZE = int(0.98 * 80 * GIB)
-"""As much as `--on` takes a card of 80 GB to have."""
+"""The memory that `--on` assumes for a card of 80 GB."""
 ON_ONE = ("rollout.backend=hf", "rollout.max_tokens=256")
 
 
