@@ -70,6 +70,7 @@ class _Search:
     def __init__(self, replan: Replan, config: RunConfig, is_set: Set[str], facts: Facts, lengths: Lengths) -> None:
         self._replan, self._facts, self._lengths, self._machine = replan, facts, lengths, machine_like(facts)
         self._costs: dict[tuple[str, ...], float] = {}
+        self._copies = config.actor.dp_replicate
         self._estimates = facts.shape is not None and config.cluster.device == "cuda"
         self._size = size_of(config, facts, lengths) if self._estimates else None
         # What a layout of devices leaves open; with room for all rows, so that no plan is faster than expected.
@@ -108,7 +109,7 @@ class _Search:
         return self._costs[settings] if self._estimates and self._facts.card else 0.0
 
     def _expected(self, candidate: Candidate) -> float:
-        """The least cost that a layout can have."""
+        """The least cost that a layout can have: with a copy of the weights on each node, where that is faster."""
         if self._size is None:
             return 0.0
         layouts = [
@@ -118,8 +119,11 @@ class _Search:
                 engines=layout.engines,
                 tensor_parallel=layout.tensor_parallel,
                 embedded=layout.embedded,
+                copies=copies,
             )
             for layout in candidate.layouts
+            for copies in {1, self._machine.nodes, self._copies}
+            if copies == 1 or (layout.trainers % copies == 0 and layout.trainers > copies)
         ]
         return min(estimate_step(self._size, layout, self._machine).total for layout in layouts)
 

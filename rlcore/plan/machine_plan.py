@@ -135,6 +135,7 @@ def step_layout(plan: RunPlan, lengths: Lengths) -> StepLayout:
         checkpointing=config.actor.gradient_checkpointing,
         offload=config.actor.offload,
         sharded=config.actor.sharding != "none" and actor.ranks > 1,
+        copies=config.actor.dp_replicate if config.actor.sharding != "none" else 1,
         scoring_passes=sum(name != "values" for name in plan.schedule.passes),
         critic="values" in plan.schedule.passes,
         updates=plan.batch_sizes["minibatches"],

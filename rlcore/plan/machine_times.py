@@ -37,6 +37,8 @@ PAGEABLE_GB_S = 8.0
 """Assumed bandwidth of a card to and from unpinned host memory, which weights are broadcast from."""
 SLEEP_S = 2.0
 """Time to put replicas to sleep and wake them."""
+GRADIENT_BYTES = 4
+"""Bytes per parameter of a gradient that ranks sum: float32, whatever the weights are."""
 OPTIMIZER_BYTES = 30
 """Bytes per parameter that an optimizer step reads and writes: masters, gradients, moments, weights."""
 
@@ -65,6 +67,23 @@ class StepSize:
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """The devices that compute one model."""
+
+    devices: int = 1
+    sharded: bool = False
+    copies: int = 1
+    """Copies of the sharded weights, each on equally many neighbours (HSDP)."""
+    checkpointing: bool = True
+    offload: bool = False
+
+    @property
+    def shard_devices(self) -> int:
+        """The number of devices that hold one copy of the weights together."""
+        return self.devices // self.copies if self.sharded else 1
+
+
+@dataclass(frozen=True)
 class StepLayout:
     """The devices that compute a step. The defaults describe one device."""
 
@@ -86,6 +105,8 @@ class StepLayout:
     checkpointing: bool = True
     offload: bool = False
     sharded: bool = False
+    copies: int = 1
+    """Copies of the policy's sharded weights (`actor.dp_replicate`)."""
     scoring_passes: int = 0
     """Number of forward passes of the policy and of references over all tokens."""
     critic: bool = False
@@ -94,6 +115,11 @@ class StepLayout:
     weight_sync: str = "disk"
     overlaps: bool = False
     """True if sampling continues while the actor trains."""
+
+    @property
+    def policy(self) -> Ranks:
+        """The devices that train the policy."""
+        return Ranks(self.trainers, self.sharded, self.copies, self.checkpointing, self.offload)
 
 
 @dataclass(frozen=True)
@@ -212,21 +238,38 @@ def _score(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float,
 
 
 def _update(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
-    """Forward and backward passes of all epochs, gradient communication, and the optimizer."""
-    card, models = machine.card, 1 + int(layout.critic)
-    per_forward = 4 if layout.checkpointing else 3
+    """Forward and backward passes of all epochs, communication, and the optimizer."""
+    card, ranks, models = machine.card, layout.policy, 1 + int(layout.critic)
+    per_forward = 4 if ranks.checkpointing else 3
     products_s, values_s = _passes_s(size, machine, per_forward * layout.epochs * models, TRAIN_SHARE)
-    compute_s = products_s / layout.trainers
+    compute_s = products_s / ranks.devices
     steps = layout.updates * layout.epochs * models
-    link = LINK_SHARE * 1e9 * (card.link_gb_s if layout.trainers <= machine.gpus_per_node else NODE_GB_S)
-    # Reduce and broadcast; with shards also weights, gathered forward and backward.
-    sent = (8 + (4 if layout.sharded else 0)) * size.parameters * (layout.trainers - 1) / layout.trainers
-    link_s = steps * sent / link
-    held = size.parameters / (layout.trainers if layout.sharded else 1)
-    state_s = steps * OPTIMIZER_BYTES * held / (MEMORY_SHARE * card.memory_gb_s * 1e9) + values_s / layout.trainers
-    moved_s = (steps * 24 + 4) * held / (HOST_GB_S * 1e9) if layout.offload else 0.0
+    link_s = steps * _exchange_s(size, ranks, machine)
+    held = size.parameters / ranks.shard_devices
+    state_s = steps * OPTIMIZER_BYTES * held / (MEMORY_SHARE * card.memory_gb_s * 1e9) + values_s / ranks.devices
+    moved_s = (steps * 24 + 4) * held / (HOST_GB_S * 1e9) if ranks.offload else 0.0
     bounds = {"operations": compute_s, "links": link_s, "memory bandwidth": state_s, "host link": moved_s}
     return sum(bounds.values()), max(bounds, key=lambda name: bounds[name])
+
+
+def _exchange_s(size: StepSize, ranks: Ranks, machine: Machine) -> float:
+    """Seconds of one update over the links: gradients are summed, and sharded weights are gathered.
+
+    Ranks with whole weights sum whole gradients. The shards of a copy gather the weights forward and backward, and each
+    keeps the sum of its part of the gradient (reduce-scatter); copies then sum that part. Micro-batches count as one,
+    because the gathers of the others overlap with their computation.
+    """
+    shards = ranks.shard_devices
+    within = (2 * size.bytes_per_weight + GRADIENT_BYTES) * size.parameters * (shards - 1) / shards
+    copies = ranks.devices // shards
+    among = 2 * GRADIENT_BYTES * size.parameters / shards * (copies - 1) / copies
+    return within / _link_rate(shards, machine) + among / _link_rate(ranks.devices, machine)
+
+
+def _link_rate(devices: int, machine: Machine) -> float:
+    """Bytes per second that each of these neighbours reaches in a collective: those of the slowest link."""
+    one_node = devices <= machine.gpus_per_node
+    return LINK_SHARE * 1e9 * (machine.card.link_gb_s if one_node else NODE_GB_S)
 
 
 def _hand_over(size: StepSize, layout: StepLayout) -> tuple[float, str]:
