@@ -1,4 +1,4 @@
-"""The estimated seconds of ranks that train one model: gradients over the links, shards, and copies of shards (HSDP)."""
+"""The estimated seconds of ranks that train one model: summed gradients, shards, and copies of shards (HSDP)."""
 
 from dataclasses import replace
 
