@@ -12,7 +12,7 @@ from rlcore.plan.colocation import ACTOR, ROLLOUT
 from rlcore.plan.device_memory import DeviceRoles, memory_by_phase
 from rlcore.plan.machine_cards import Machine, machine_like
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.machine_times import OtherModel, Ranks, StepEstimate, StepLayout, StepSize, estimate_step
+from rlcore.plan.machine_times import OtherModel, RankLayout, StepEstimate, StepLayout, StepSize, estimate_step
 from rlcore.plan.memory import REFERENCE
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.sharded_memory import host_bytes
@@ -150,7 +150,7 @@ def _critic(plan: RunPlan, size: StepSize) -> OtherModel | None:
     for worker in plan.workers:
         request, engine = worker.request, worker.request.engine
         if worker.asked_by.startswith("critic ") and request.trains and engine and request.embedded_in is None:
-            ranks = Ranks(
+            ranks = RankLayout(
                 request.ranks,
                 engine.sharding != "none" and request.ranks > 1,
                 engine.dp_replicate,

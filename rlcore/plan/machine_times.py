@@ -67,7 +67,7 @@ class StepSize:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankLayout:
     """The devices that compute one model."""
 
     devices: int = 1
@@ -89,7 +89,7 @@ class OtherModel:
 
     size: StepSize
     """The step, with this model's figures."""
-    ranks: Ranks
+    ranks: RankLayout
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ class StepLayout:
     """True if sampling continues while the actor trains."""
 
     @property
-    def policy(self) -> Ranks:
+    def policy(self) -> RankLayout:
         """The devices that train the policy."""
-        return Ranks(self.trainers, self.sharded, self.copies, self.checkpointing, self.offload)
+        return RankLayout(self.trainers, self.sharded, self.copies, self.checkpointing, self.offload)
 
 
 @dataclass(frozen=True)
@@ -283,12 +283,12 @@ def _model_update(model: OtherModel, updates: int, epochs: int, machine: Machine
     }
 
 
-def _exchange_s(size: StepSize, ranks: Ranks, machine: Machine) -> float:
+def _exchange_s(size: StepSize, ranks: RankLayout, machine: Machine) -> float:
     """Seconds of one update over the links: gradients are summed, and sharded weights are gathered.
 
     Ranks with whole weights sum whole gradients. The shards of a copy gather the weights forward and backward, and each
-    keeps the sum of its part of the gradient (reduce-scatter); copies then sum that part. Micro-batches count as one,
-    because the gathers of the others overlap with their computation.
+    keeps the sum of its part of the gradient (reduce-scatter); copies then sum that part. Micro-batches count as one:
+    the exchanges of the others are assumed to overlap with computation.
     """
     shards = ranks.shard_devices
     within = (2 * size.bytes_per_weight + GRADIENT_BYTES) * size.parameters * (shards - 1) / shards

@@ -15,7 +15,7 @@ from rlcore.plan import fitting
 from rlcore.plan.fitting import ALIKE
 from rlcore.plan.machine_cards import machine_of
 from rlcore.plan.machine_plan import step_layout, step_size
-from rlcore.plan.machine_times import OtherModel, Ranks, StepEstimate, StepLayout, StepSize, estimate_step
+from rlcore.plan.machine_times import OtherModel, RankLayout, StepEstimate, StepLayout, StepSize, estimate_step
 
 BILLION = 10**9
 POLICY = StepSize(8 * BILLION, 32, 4096, 4096, 1024, 64, 32, 160, 900, 3936, 14336, 128256)
@@ -105,7 +105,7 @@ def _forward_s(size: StepSize) -> tuple[float, float]:
 
 def test_a_critic_takes_the_seconds_of_its_model_on_its_ranks() -> None:
     alone = StepLayout(8, updates=2)
-    ranks = Ranks(4, sharded=True, copies=2, checkpointing=False, offload=True)
+    ranks = RankLayout(4, sharded=True, copies=2, checkpointing=False, offload=True)
     both = _on_8xh100(replace(alone, critic=True, critic_model=OtherModel(CRITIC, ranks)))
     products_s, values_s = _forward_s(CRITIC)
     scored_s = (products_s / 0.5 + values_s) / 4
@@ -134,8 +134,8 @@ def test_a_reference_of_another_size_takes_the_seconds_of_its_model_on_the_actor
 @pytest.mark.parametrize(
     ("settings", "ranks"),
     [
-        ((where("gradient_checkpointing=true"),), Ranks(1)),
-        ((where("data_parallel=4"), where("gradient_checkpointing=true")), Ranks(4)),
+        ((where("gradient_checkpointing=true"),), RankLayout(1)),
+        ((where("data_parallel=4"), where("gradient_checkpointing=true")), RankLayout(4)),
         (
             (
                 where("data_parallel=4"),
@@ -144,13 +144,13 @@ def test_a_reference_of_another_size_takes_the_seconds_of_its_model_on_the_actor
                 where("offload=true"),
                 where("gradient_checkpointing=false"),
             ),
-            Ranks(4, sharded=True, copies=2, checkpointing=False, offload=True),
+            RankLayout(4, sharded=True, copies=2, checkpointing=False, offload=True),
         ),
-        ((where("data_parallel=2"), where("gradient_checkpointing=false")), Ranks(2, checkpointing=False)),
+        ((where("data_parallel=2"), where("gradient_checkpointing=false")), RankLayout(2, checkpointing=False)),
         ((where("trunk=actor"),), None),
     ],
 )
-def test_the_estimate_of_a_plan_has_the_ranks_of_its_critic(settings: Sequence[str], ranks: Ranks | None) -> None:
+def test_the_estimate_of_a_plan_has_the_ranks_of_its_critic(settings: Sequence[str], ranks: RankLayout | None) -> None:
     common = ("algo.preset=ppo", "plugins.critic_engine={}", "rollout.backend=hf")
     plan = plan_of(*common, *settings, facts=facts_on("4xB200-180GB"))
     layout = step_layout(plan, LENGTHS)
