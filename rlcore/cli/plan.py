@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rlcore.cli.arguments import Parser, settings_of
 from rlcore.cli.console import answer
-from rlcore.cli.plan_on import add_machine, run_on
+from rlcore.cli.plan_on import add_machine, estimates_here, lengths_of, run_on, show_estimates, to_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rlcore.config.choices import Choice
     from rlcore.contracts.requests import WorkerRequest
     from rlcore.plan import PoolPlan, RunPlan, WorkerPlan
+    from rlcore.plan.machine_plan import MachinePlan
     from rlcore.plan.step_time import StepTime
     from rlcore.runtime.data_preview import DataPreview
 
@@ -41,15 +42,17 @@ def run(arguments: Sequence[str]) -> int:
     from rlcore.plan import plan_to_json
     from rlcore.plugins.planning import plan_run
 
-    plan = plan_run(settings.files, settings.overrides, settings.plugins)
+    lengths = lengths_of(parsed)
+    plan = plan_run(settings.files, settings.overrides, settings.plugins, lengths=lengths)
+    found = estimates_here(plan, settings, lengths)
     if parsed.json:
         from rlcore.runtime.data_preview import preview_data
 
         preview_data(plan)
         origins = {"origins": {key: by for key, _, by in _origins(plan)}} if parsed.origins else {}
-        answer(json.dumps(plan_to_json(plan) | origins, indent=1))
+        answer(json.dumps((plan_to_json(plan) if found is None else to_json(plan, found)) | origins, indent=1))
     else:
-        show_with_data(plan, parsed.origins)
+        show_with_data(plan, parsed.origins, found)
     return 0
 
 
@@ -58,15 +61,18 @@ def show(plan: "RunPlan", origins: bool) -> None:
     _print(_tables(plan, origins), plan.notes)
 
 
-def show_with_data(plan: "RunPlan", origins: bool) -> None:
-    """Print the plan and a summary of its data as tables. ConfigError for data that training would refuse."""
+def show_with_data(plan: "RunPlan", origins: bool, found: "MachinePlan | None" = None) -> None:
+    """Print the plan and a summary of its data as tables, and the estimates for its machine. ConfigError for data that
+    training would refuse."""
     from rlcore.plan.step_time import expected_step_time, slow_step_note
     from rlcore.runtime.data_preview import preview_data
 
     data = preview_data(plan)
     time = expected_step_time(plan, data.longest_tokens)
-    tables = (*_tables(plan, origins), _data(data), _expected(plan, data, time))
+    tables = (*_tables(plan, origins), _data(data), _expected(plan, data, time, found))
     _print(tables, (*plan.notes, *data.notes, slow_step_note(plan, time)))
+    if found is not None:
+        show_estimates(plan, found)
 
 
 def _print(tables: "Iterable[Table]", notes: Sequence[str]) -> None:
@@ -150,7 +156,7 @@ def _data(data: "DataPreview") -> "Table":
     return table("data", ("source", "prompts", "answers", "longest prompt", "further columns"), [*rows, *unread])
 
 
-def _expected(plan: "RunPlan", data: "DataPreview", time: "StepTime | None") -> "Table":
+def _expected(plan: "RunPlan", data: "DataPreview", time: "StepTime | None", found: "MachinePlan | None") -> "Table":
     from rlcore.cli.console import table
     from rlcore.plan.step_time import in_words
 
@@ -161,13 +167,25 @@ def _expected(plan: "RunPlan", data: "DataPreview", time: "StepTime | None") -> 
         steps = steps or train.epochs * data.steps_per_epoch
     if steps:
         rows.append(("steps", str(steps)))
-    if time is not None:
-        parts = f"{in_words(time.sampling_s)} sampling, {in_words(time.updates_s)} updates"
-        rows.append(("time of a step", f"about {in_words(time.step_s)}: {parts}"))
+    step_s, parts = _time_of_step(time, found)
+    if step_s:
+        rows.append(("time of a step", f"about {in_words(step_s)}: {parts}"))
         if steps:
-            rows.append(("time of the run", f"about {in_words(steps * time.step_s)}, without evaluations"))
+            rows.append(("time of the run", f"about {in_words(steps * step_s)}, without evaluations"))
+    if time is not None and found is None:
         rows.append(("assumed", time.assumed))
     return table("expected", ("what", "how much"), rows)
+
+
+def _time_of_step(time: "StepTime | None", found: "MachinePlan | None") -> tuple[float, str]:
+    """The seconds of a step and their parts, by the figures of the machine's cards if they are known; else 0."""
+    from rlcore.plan.step_time import in_words
+
+    if found is not None:
+        return found.times.total, "the phases are below"
+    if time is None:
+        return 0.0, ""
+    return time.step_s, f"{in_words(time.sampling_s)} sampling, {in_words(time.updates_s)} updates"
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,5 @@
-"""`rlcore plan CONFIG --on 8xH100-80GB`: the plan for another machine."""
+"""Seconds, memory and helpful settings of a plan: for another machine with `--on 8xH100-80GB`, and for this one if its
+cards are known."""
 
 import argparse
 import json
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rlcore.plan import RunPlan
-    from rlcore.plan.machine_plan import MachinePlan
+    from rlcore.plan.machine_plan import Lengths, MachinePlan
 
 GIB = 2**30
 
@@ -27,17 +28,24 @@ def add_machine(parser: Parser) -> None:
             type=int,
             metavar="N",
             default=0,
-            help=f"with --on: mean tokens of a {what}; default: half of the limit",
+            help=f"mean tokens of a {what}, for estimated seconds; default: half of the limit",
         )
+
+
+def lengths_of(parsed: argparse.Namespace) -> "Lengths":
+    """The lengths of the command line."""
+    from rlcore.plan.machine_plan import Lengths
+
+    return Lengths(parsed.prompt_tokens, parsed.response_tokens)
 
 
 def run_on(parsed: argparse.Namespace, settings: Settings, show: Callable[["RunPlan", bool], None]) -> int:
     """Plan for the machine; print the plan with `show`, and the estimates."""
     from rlcore.plan.machine_cards import facts_of, machine_of
-    from rlcore.plan.machine_plan import Lengths, plan_on
+    from rlcore.plan.machine_plan import plan_on
     from rlcore.plugins.planning import plan_or_refuse, plan_run
 
-    machine, lengths = machine_of(parsed.on), Lengths(parsed.prompt_tokens, parsed.response_tokens)
+    machine, lengths = machine_of(parsed.on), lengths_of(parsed)
     facts = facts_of(machine)
 
     def replan(overrides: Sequence[str]) -> "RunPlan":
@@ -50,8 +58,27 @@ def run_on(parsed: argparse.Namespace, settings: Settings, show: Callable[["RunP
         answer(json.dumps(to_json(plan, found), indent=1))
     else:
         show(plan, parsed.origins)
-        _show(plan, found)
+        show_estimates(plan, found)
     return 0
+
+
+def estimates_here(plan: "RunPlan", settings: Settings, lengths: "Lengths | None" = None) -> "MachinePlan | None":
+    """The estimates of a plan for this machine; None if its cards are not known ones of one kind, or the plan uses no
+    GPU of it."""
+    from rlcore.plan.machine_plan import Lengths, own_machine, plan_on
+    from rlcore.plugins.planning import plan_or_refuse
+
+    machine = own_machine(plan)
+    if machine is None:
+        return None
+
+    def replan(overrides: Sequence[str]) -> "RunPlan":
+        if not overrides:
+            return plan
+        changed = [*settings.overrides, *overrides]
+        return plan_or_refuse(settings.files, changed, settings.plugins, plan.facts, elsewhere=False)
+
+    return plan_on(replan, machine, lengths or Lengths())[1]
 
 
 def to_json(plan: "RunPlan", found: "MachinePlan") -> dict[str, Any]:
@@ -74,7 +101,8 @@ def to_json(plan: "RunPlan", found: "MachinePlan") -> dict[str, Any]:
     return plan_to_json(plan) | {"on": estimates}
 
 
-def _show(plan: "RunPlan", found: "MachinePlan") -> None:
+def show_estimates(plan: "RunPlan", found: "MachinePlan") -> None:
+    """Print the estimates as tables, with their assumptions."""
     from rlcore.cli.console import say, stdout
     from rlcore.plan.catalog import remedy
     from rlcore.plan.machine_times import assumptions

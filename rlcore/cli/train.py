@@ -58,8 +58,9 @@ def _train(parsed: argparse.Namespace, settings: Settings) -> int:
     plan = plan_run(settings.files, settings.overrides, settings.plugins)
     if parsed.dry_run:
         from rlcore.cli.plan import show_with_data
+        from rlcore.cli.plan_on import estimates_here
 
-        show_with_data(plan, origins=False)
+        show_with_data(plan, origins=False, found=estimates_here(plan, settings))
         return 0
 
     _note_slow_steps(plan)

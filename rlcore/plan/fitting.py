@@ -30,21 +30,17 @@ def with_settings_that_fit(
     """The error of a refused plan, with settings that shard the model so that the plan is accepted, if there are any.
     `is_set`: the keys that are set by anything other than a default.
 
-    For the actor these are the fastest by `rlcore.plan.machine_times`; the error says the seconds if the card is known.
-    Estimates do not know the ranks of other models, so for these the first settings that fit are advised.
+    These are the fastest by `rlcore.plan.machine_times`; the error says the seconds if the card is known. A reward
+    model gets the fewest ranks with which it fits: the estimates leave out rewards.
     """
-    if error.settings == ACTOR_SETTINGS and error.trains:
-        search = _Search(replan, config, is_set, facts, lengths)
-        search.plan(training_candidates(error.settings, config, is_set, facts))
-        best = search.best()
-        return error.advising(" ".join(best), search.seconds(best)) if best else error
-    others = training_candidates(error.settings, config, is_set, facts) if error.trains else ()
-    for candidate in others or scoring_candidates(error.settings, facts):
-        for way in candidate.ways:
-            accepted = _accepted(replan, way)
-            if accepted:
-                return error.advising(" ".join(accepted[0]))
-    return error
+    if error.settings != ACTOR_SETTINGS and not error.trains:
+        ways = (way for candidate in scoring_candidates(error.settings, facts) for way in candidate.ways)
+        first = next((accepted for way in ways if (accepted := _accepted(replan, way))), None)
+        return error.advising(" ".join(first[0])) if first else error
+    search = _Search(replan, config, is_set, facts, lengths)
+    search.plan(training_candidates(error.settings, config, is_set, facts))
+    best = search.best()
+    return error.advising(" ".join(best), search.seconds(best)) if best else error
 
 
 def _accepted(replan: Replan, settings: tuple[str, ...]) -> tuple[tuple[str, ...], RunPlan] | None:
@@ -59,7 +55,7 @@ def _accepted(replan: Replan, settings: tuple[str, ...]) -> tuple[tuple[str, ...
 
 
 class _Search:
-    """Plans the ways to shard the actor, first those that promise the shortest step, and knows the cost of each that is
+    """Plans the ways to shard a model, first those that promise the shortest step, and knows the cost of each that is
     accepted.
 
     The cost is the seconds of a step. If the card is unknown, the times of a similar card decide: they are wrong, but
@@ -70,6 +66,7 @@ class _Search:
     def __init__(self, replan: Replan, config: RunConfig, is_set: Set[str], facts: Facts, lengths: Lengths) -> None:
         self._replan, self._facts, self._lengths, self._machine = replan, facts, lengths, machine_like(facts)
         self._costs: dict[tuple[str, ...], float] = {}
+        self._copies = config.actor.dp_replicate
         self._estimates = facts.shape is not None and config.cluster.device == "cuda"
         self._size = size_of(config, facts, lengths) if self._estimates else None
         # What a layout of devices leaves open; with room for all rows, so that no plan is faster than expected.
@@ -108,7 +105,7 @@ class _Search:
         return self._costs[settings] if self._estimates and self._facts.card else 0.0
 
     def _expected(self, candidate: Candidate) -> float:
-        """The least cost that a layout can have."""
+        """The least cost that a layout can have: with a copy of the weights on each node, where that is faster."""
         if self._size is None:
             return 0.0
         layouts = [
@@ -118,14 +115,20 @@ class _Search:
                 engines=layout.engines,
                 tensor_parallel=layout.tensor_parallel,
                 embedded=layout.embedded,
+                copies=copies,
             )
             for layout in candidate.layouts
+            for copies in {1, self._machine.nodes, self._copies}
+            if copies == 1 or (layout.trainers % copies == 0 and layout.trainers > copies)
         ]
-        return min(estimate_step(self._size, layout, self._machine).total for layout in layouts)
+        return min((estimate_step(self._size, layout, self._machine).total for layout in layouts), default=0.0)
 
     def _cost(self, plan: RunPlan) -> float:
         if self._size is None:
             return 1 / max(1, len({gpu for pool in plan.pools for gpu in pool.gpus}))
         self._size, layout = step_size(plan, self._lengths), step_layout(plan, self._lengths)
-        self._open = replace(self._open, scoring_passes=layout.scoring_passes, critic=layout.critic)
+        # A critic's ranks may differ with the policy's, so the least cost has a critic only where it has none of them.
+        critic = layout.critic and layout.critic_model is None
+        passes = layout.scoring_passes
+        self._open = replace(self._open, scoring_passes=passes, reference=layout.reference, critic=critic)
         return estimate_step(self._size, layout, self._machine).total

@@ -18,11 +18,12 @@ class Candidate:
     ways: tuple[tuple[str, ...], ...]
     """Settings for it, by preference; of these the first that is accepted counts."""
     layouts: tuple[StepLayout, ...] = ()
-    """The ranks and engines that the settings may result in."""
+    """The ranks of the policy and the engines that the settings may result in; none: the settings are about neither."""
 
 
 def training_candidates(where: str, config: RunConfig, is_set: Set[str], facts: Facts) -> Iterator[Candidate]:
-    """Layouts of a model that trains, by preference: few ranks; the run's own replicas; room for many rows.
+    """Layouts of a model that trains, or of the actor and its reference, by preference: few ranks; the run's own
+    replicas; room for many rows.
 
     Ways to the same layout: engines with CUDA graphs, engines without, and engines where the default is to sample in
     the actor, because few rows fit.
@@ -34,7 +35,7 @@ def training_candidates(where: str, config: RunConfig, is_set: Set[str], facts: 
     for ranks in _numbers_of_ranks(where, config, facts):
         shards = (f"{where}.data_parallel={ranks}", f"{where}.sharding=fsdp2")
         own = StepLayout(ranks, config.rollout.replicas, replica_devices(config))
-        yield Candidate((shards,), (own, StepLayout(ranks, ranks, embedded=True)))
+        yield Candidate((shards,), (own, StepLayout(ranks, ranks, embedded=True)) if where == ACTOR_SETTINGS else ())
         for engines, (replicas, devices) in _replicas(config, ranks, facts).items() if replaced else ():
             ways = tuple((*shards, *engines, *more) for more in further)
             yield Candidate(ways, (StepLayout(ranks, replicas, devices),))
@@ -47,10 +48,16 @@ def scoring_candidates(where: str, facts: Facts) -> Iterator[Candidate]:
 
 
 def _numbers_of_ranks(where: str, config: RunConfig, facts: Facts) -> list[int]:
-    """The numbers of ranks that share out the devices evenly, and of which each has room for its shard."""
+    """The numbers of ranks of a model that trains.
+
+    Those of the actor share out the devices evenly, and each rank has room for its shard. A critic may have a pool and
+    a size that are not the actor's, so all numbers count, those that share out the devices evenly first.
+    """
     engine, usable = config.actor, facts.usable_gpu_bytes or 0
+    if where != ACTOR_SETTINGS:
+        return sorted(range(2, facts.gpus + 1), key=lambda ranks: facts.gpus % ranks > 0)
     found = []
-    for ranks in range(max(2, engine.data_parallel if where == ACTOR_SETTINGS else 2), facts.gpus + 1):
+    for ranks in range(max(2, engine.data_parallel), facts.gpus + 1):
         sharded = replace(engine, data_parallel=ranks, sharding="fsdp2", dp_replicate=1)
         shard = int(training_bytes_per_parameter(sharded) * (facts.parameters or 0))
         if facts.gpus % ranks == 0 and CONTEXT_BYTES + shard <= usable:

@@ -1,6 +1,7 @@
 """GPUs by name with their data-sheet figures, and machines composed of them: `2x8xH100-80GB`."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlcore.errors import ConfigError, nearest
@@ -32,6 +33,8 @@ _SHEETS = (
     Card("A10-24GB", 24, 125, 62.5, 600, 32, "NVIDIA A10 data sheet"),
     Card("A100-40GB", 40, 312, 156, 1555, 300, "NVIDIA A100 data sheet, SXM"),
     Card("A100-80GB", 80, 312, 156, 2039, 300, "NVIDIA A100 data sheet, SXM"),
+    Card("A100-PCIE-40GB", 40, 312, 156, 1555, 32, "NVIDIA A100 data sheet, PCIe"),
+    Card("A100-PCIE-80GB", 80, 312, 156, 1935, 32, "NVIDIA A100 data sheet, PCIe"),
     Card("B200-180GB", 180, 2250, 1100, 7700, 900, "NVIDIA DGX B200 data sheet, an eighth"),
     Card("GH200-96GB", 96, 989, 494, 4000, 450, "NVIDIA GH200 data sheet, HBM3"),
     Card("H100-80GB", 80, 989, 494, 3350, 450, "NVIDIA H100 data sheet, SXM"),
@@ -47,6 +50,32 @@ _SHEETS = (
     Card("RTXA6000-48GB", 48, 155, 77.4, 768, 56, "NVIDIA RTX A6000 data sheet"),
 )
 CARDS = {card.name: card for card in _SHEETS}
+DRIVER_NAMES = {
+    "A10": "A10-24GB",
+    "A100-PCIE-40GB": "A100-PCIE-40GB",
+    "A100-SXM4-40GB": "A100-40GB",
+    "A100-SXM4-80GB": "A100-80GB",
+    "A100 80GB PCIe": "A100-PCIE-80GB",
+    "B200": "B200-180GB",
+    "GH200 120GB": "GH200-96GB",
+    "GH200 480GB": "GH200-96GB",
+    "GeForce RTX 4090": "RTX4090-24GB",
+    "GeForce RTX 5090": "RTX5090-32GB",
+    "H100 80GB HBM3": "H100-80GB",
+    "H100 NVL": "H100-NVL-94GB",
+    "H100 PCIe": "H100-PCIE-80GB",
+    "H20": "H20-96GB",
+    "H200": "H200-141GB",
+    "H800": "H800-80GB",
+    "L4": "L4-24GB",
+    "L40S": "L40S-48GB",
+    "RTX A6000": "RTXA6000-48GB",
+}
+"""Cards by the names that NVIDIA's driver reports, without the vendor, as its README lists them. Whole names are
+compared: `A10G`, `H200 NVL` and `GeForce RTX 4090 D` are other cards. The GH200's name has the memory of its CPU."""
+LEAST_REPORTED, MOST_REPORTED = 0.92, 1.01
+"""Bounds of the memory that the driver reports for a card, as a share of the card's GiB. Error correction in GDDR
+memory takes a sixteenth. Cards with the same name and other memory exist, too; the figures are not theirs."""
 FORM = "[NODESx]GPUSxCARD, such as 8xH100-80GB or 2x8xH100-80GB"
 
 
@@ -93,6 +122,21 @@ def facts_of(machine: Machine) -> Facts:
         card=machine.card.name,
         of_workers=True,
     )
+
+
+def card_in_all(devices: Sequence[tuple[str, int | None]]) -> str:
+    """The name of the card that all these devices are, by the names and the total bytes that the driver reports; empty
+    if there are several cards or none, or an unknown one."""
+    found = {_reported_card(name, size) for name, size in devices}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _reported_card(name: str, size: int | None) -> str:
+    """The name of a device's card; empty if it is not in the table."""
+    card = CARDS.get(DRIVER_NAMES.get(name.removeprefix("NVIDIA "), ""))
+    if card is None or size is None:
+        return ""
+    return card.name if LEAST_REPORTED <= size / (card.memory_gb * GIB) <= MOST_REPORTED else ""
 
 
 def machine_like(facts: Facts) -> Machine:

@@ -29,7 +29,7 @@ class Facts:
     gpu_free_bytes: int | None = None
     """Free memory of the device that has the least of it; None: all of it is free."""
     card: str = ""
-    """Name of the devices in the table of `rlcore.plan.machine_cards`; empty: unknown."""
+    """Name of the devices in the table of `rlcore.plan.machine_cards`; empty: unknown, or several cards."""
     gpu_problem: str = ""
     """Reason why this process cannot compute on a device, worded as the end of a sentence; empty: none is known."""
     compile_problem: str = ""

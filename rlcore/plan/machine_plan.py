@@ -1,16 +1,19 @@
 """Plans a run for another machine: memory by phase, seconds per step, and the settings that would help most."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlcore.config import RunConfig
+from rlcore.contracts.clusters import WorkerPlan
+from rlcore.contracts.requests import ModelShape
 from rlcore.errors import ConfigError, PlanError
 from rlcore.plan.activations import BYTES
 from rlcore.plan.colocation import ACTOR, ROLLOUT
 from rlcore.plan.device_memory import DeviceRoles, memory_by_phase
-from rlcore.plan.machine_cards import Machine
+from rlcore.plan.machine_cards import Machine, machine_like
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.machine_times import StepEstimate, StepLayout, StepSize, estimate_step
+from rlcore.plan.machine_times import OtherModel, RankLayout, StepEstimate, StepLayout, StepSize, estimate_step
+from rlcore.plan.memory import REFERENCE
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.sharded_memory import host_bytes
 from rlcore.plan.shared_device import (
@@ -72,6 +75,17 @@ def plan_on(
     return plan, MachinePlan(machine, size, layout, times, memory_of_phases(plan), host_memory(plan), settings)
 
 
+def own_machine(plan: RunPlan) -> Machine | None:
+    """The machine that a plan for its own devices runs on; None unless its step can be estimated.
+
+    The devices have to be those of the workers, and cards whose figures are known; the model's architecture, too.
+    """
+    facts = plan.facts
+    is_workers = facts.of_workers or not plan.cluster.abilities.elsewhere
+    known = facts.card and facts.shape is not None and facts.parameters is not None
+    return machine_like(facts) if plan.config.cluster.device == "cuda" and is_workers and known else None
+
+
 def step_size(plan: RunPlan, lengths: Lengths) -> StepSize:
     """The work of a step of a plan."""
     way = next(worker.shared_prefix for worker in plan.workers if worker.request.role.name == ACTOR)
@@ -89,28 +103,70 @@ def size_of(config: RunConfig, facts: Facts, lengths: Lengths, *, shares_prompts
             "directory or in the cache of the hub"
         )
     return StepSize(
-        parameters=facts.parameters,
-        layers=shape.layers,
-        hidden_size=shape.hidden_size,
-        query_size=shape.query_size or shape.hidden_size,
-        kv_size=shape.kv_size,
+        **_figures(facts.parameters, shape),
         groups=config.train.prompts_per_step,
         samples=config.rollout.samples_per_prompt,
         prompt=lengths.prompt or max(1, config.data.max_prompt_tokens // 2),
         response=lengths.response or max(1, config.rollout.max_tokens // 2),
         longest=config.rollout.max_tokens,
-        inner_size=shape.inner_size,
-        vocabulary=shape.vocabulary,
         bytes_per_weight=BYTES[config.actor.dtype],
         shares_prompts=shares_prompts,
     )
+
+
+def _figures(parameters: int, shape: ModelShape) -> dict[str, int]:
+    """The figures of a model in a `StepSize`."""
+    return {
+        "parameters": parameters,
+        "layers": shape.layers,
+        "hidden_size": shape.hidden_size,
+        "query_size": shape.query_size or shape.hidden_size,
+        "kv_size": shape.kv_size,
+        "inner_size": shape.inner_size,
+        "vocabulary": shape.vocabulary,
+    }
+
+
+def _size_of_model(worker: WorkerPlan, size: StepSize) -> StepSize:
+    """The step with the figures of a worker's model: the policy's as far as its own are unknown."""
+    engine, model = worker.request.engine, worker.request.model
+    known = {} if model is None or not (model.parameters and model.shape) else _figures(model.parameters, model.shape)
+    return replace(
+        size,
+        **known,
+        bytes_per_weight=BYTES[engine.dtype] if engine else size.bytes_per_weight,
+        shares_prompts=worker.shared_prefix != "none",
+    )
+
+
+def _reference(plan: RunPlan, size: StepSize) -> StepSize | None:
+    """The step in the figures of a reference that is another model."""
+    found = (worker for worker in plan.workers if worker.request.role.name == REFERENCE and worker.request.model)
+    return next((_size_of_model(worker, size) for worker in found), None)
+
+
+def _critic(plan: RunPlan, size: StepSize) -> OtherModel | None:
+    """The critic with the ranks that train it; None if the actor's processes do."""
+    for worker in plan.workers:
+        request, engine = worker.request, worker.request.engine
+        if worker.asked_by.startswith("critic ") and request.trains and engine and request.embedded_in is None:
+            ranks = RankLayout(
+                request.ranks,
+                engine.sharding != "none" and request.ranks > 1,
+                engine.dp_replicate,
+                engine.gradient_checkpointing,
+                engine.offload,
+            )
+            # Its head has one output per token.
+            return OtherModel(replace(_size_of_model(worker, size), vocabulary=1), ranks)
+    return None
 
 
 def step_layout(plan: RunPlan, lengths: Lengths) -> StepLayout:
     """The devices that compute it."""
     config, requests = plan.config, {worker.request.role.name: worker.request for worker in plan.workers}
     actor, rollout, size = requests[ACTOR], requests[ROLLOUT], step_size(plan, lengths)
-    embedded = rollout.embedded_in is not None
+    embedded, reference = rollout.embedded_in is not None, _reference(plan, size)
     tensor_parallel = 1 if embedded else max(1, int(rollout.gpus))
     return StepLayout(
         trainers=actor.ranks,
@@ -124,8 +180,11 @@ def step_layout(plan: RunPlan, lengths: Lengths) -> StepLayout:
         checkpointing=config.actor.gradient_checkpointing,
         offload=config.actor.offload,
         sharded=config.actor.sharding != "none" and actor.ranks > 1,
-        scoring_passes=sum(name != "values" for name in plan.schedule.passes),
+        copies=config.actor.dp_replicate if config.actor.sharding != "none" else 1,
+        scoring_passes=sum(name != "values" for name in plan.schedule.passes) - int(reference is not None),
+        reference=reference,
         critic="values" in plan.schedule.passes,
+        critic_model=_critic(plan, size),
         updates=plan.batch_sizes["minibatches"],
         epochs=config.actor.epochs,
         weight_sync=config.rollout.weight_sync,

@@ -37,6 +37,8 @@ PAGEABLE_GB_S = 8.0
 """Assumed bandwidth of a card to and from unpinned host memory, which weights are broadcast from."""
 SLEEP_S = 2.0
 """Time to put replicas to sleep and wake them."""
+GRADIENT_BYTES = 4
+"""Bytes per parameter of a gradient that ranks sum: float32, whatever the weights are."""
 OPTIMIZER_BYTES = 30
 """Bytes per parameter that an optimizer step reads and writes: masters, gradients, moments, weights."""
 
@@ -65,6 +67,32 @@ class StepSize:
 
 
 @dataclass(frozen=True)
+class RankLayout:
+    """The devices that compute one model."""
+
+    devices: int = 1
+    sharded: bool = False
+    copies: int = 1
+    """Copies of the sharded weights, each on equally many neighbours (HSDP)."""
+    checkpointing: bool = True
+    offload: bool = False
+
+    @property
+    def shard_devices(self) -> int:
+        """The number of devices that hold one copy of the weights together."""
+        return self.devices // self.copies if self.sharded else 1
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """A model with ranks that are not the policy's."""
+
+    size: StepSize
+    """The step, with this model's figures."""
+    ranks: RankLayout
+
+
+@dataclass(frozen=True)
 class StepLayout:
     """The devices that compute a step. The defaults describe one device."""
 
@@ -86,14 +114,25 @@ class StepLayout:
     checkpointing: bool = True
     offload: bool = False
     sharded: bool = False
+    copies: int = 1
+    """Copies of the policy's sharded weights (`actor.dp_replicate`)."""
     scoring_passes: int = 0
-    """Number of forward passes of the policy and of references over all tokens."""
+    """Number of forward passes over all tokens of the policy, and of references of its size."""
+    reference: StepSize | None = None
+    """The step in the figures of a reference that is another model than the policy; the policy's ranks compute it."""
     critic: bool = False
+    critic_model: OtherModel | None = None
+    """The critic's model and ranks; None: they are those of the policy."""
     updates: int = 1
     epochs: int = 1
     weight_sync: str = "disk"
     overlaps: bool = False
     """True if sampling continues while the actor trains."""
+
+    @property
+    def policy(self) -> RankLayout:
+        """The devices that train the policy."""
+        return RankLayout(self.trainers, self.sharded, self.copies, self.checkpointing, self.offload)
 
 
 @dataclass(frozen=True)
@@ -203,30 +242,65 @@ def _collectives_s(size: StepSize, layout: StepLayout, machine: Machine, tokens:
     return 2 * size.layers * (COLLECTIVE_S + sent / (LINK_SHARE * machine.card.link_gb_s * 1e9))
 
 
+def _critics(size: StepSize, layout: StepLayout) -> list[OtherModel]:
+    """The critic; none in a step without one."""
+    return [layout.critic_model or OtherModel(size, layout.policy)] if layout.critic else []
+
+
 def _score(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
-    """Forward passes for old log-probs, references and values."""
-    passes = layout.scoring_passes + int(layout.critic)
-    products_s, values_s = _passes_s(size, machine, passes, FORWARD_SHARE)
+    """Forward passes for old log-probs, references and values, one after another."""
+    sizes = [size] * layout.scoring_passes + ([layout.reference] if layout.reference else [])
+    models = [*(OtherModel(figures, layout.policy) for figures in sizes), *_critics(size, layout)]
+    products_s = values_s = 0.0
+    for model in models:
+        products, values = _passes_s(model.size, machine, 1, FORWARD_SHARE)
+        products_s, values_s = products_s + products / model.ranks.devices, values_s + values / model.ranks.devices
     bound = "operations" if products_s >= values_s else "memory bandwidth"
-    return (products_s + values_s) / layout.trainers, bound if passes else "-"
+    return products_s + values_s, bound if models else "-"
 
 
 def _update(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
-    """Forward and backward passes of all epochs, gradient communication, and the optimizer."""
-    card, models = machine.card, 1 + int(layout.critic)
-    per_forward = 4 if layout.checkpointing else 3
-    products_s, values_s = _passes_s(size, machine, per_forward * layout.epochs * models, TRAIN_SHARE)
-    compute_s = products_s / layout.trainers
-    steps = layout.updates * layout.epochs * models
-    link = LINK_SHARE * 1e9 * (card.link_gb_s if layout.trainers <= machine.gpus_per_node else NODE_GB_S)
-    # Reduce and broadcast; with shards also weights, gathered forward and backward.
-    sent = (8 + (4 if layout.sharded else 0)) * size.parameters * (layout.trainers - 1) / layout.trainers
-    link_s = steps * sent / link
-    held = size.parameters / (layout.trainers if layout.sharded else 1)
-    state_s = steps * OPTIMIZER_BYTES * held / (MEMORY_SHARE * card.memory_gb_s * 1e9) + values_s / layout.trainers
-    moved_s = (steps * 24 + 4) * held / (HOST_GB_S * 1e9) if layout.offload else 0.0
-    bounds = {"operations": compute_s, "links": link_s, "memory bandwidth": state_s, "host link": moved_s}
+    """Forward and backward passes of all epochs, communication, and the optimizer: the critic's, then the policy's."""
+    bounds: dict[str, float] = {}
+    for model in (*_critics(size, layout), OtherModel(size, layout.policy)):
+        for bound, seconds in _model_update(model, layout.updates, layout.epochs, machine).items():
+            bounds[bound] = bounds.get(bound, 0.0) + seconds
     return sum(bounds.values()), max(bounds, key=lambda name: bounds[name])
+
+
+def _model_update(model: OtherModel, updates: int, epochs: int, machine: Machine) -> dict[str, float]:
+    """Seconds of the updates of one model in a step, by what bounds them."""
+    size, ranks, card = model.size, model.ranks, machine.card
+    per_forward = 4 if ranks.checkpointing else 3
+    products_s, values_s = _passes_s(size, machine, per_forward * epochs, TRAIN_SHARE)
+    steps, held = updates * epochs, size.parameters / ranks.shard_devices
+    state_s = steps * OPTIMIZER_BYTES * held / (MEMORY_SHARE * card.memory_gb_s * 1e9)
+    return {
+        "operations": products_s / ranks.devices,
+        "links": steps * _exchange_s(size, ranks, machine),
+        "memory bandwidth": state_s + values_s / ranks.devices,
+        "host link": (steps * 24 + 4) * held / (HOST_GB_S * 1e9) if ranks.offload else 0.0,
+    }
+
+
+def _exchange_s(size: StepSize, ranks: RankLayout, machine: Machine) -> float:
+    """Seconds of one update over the links: gradients are summed, and sharded weights are gathered.
+
+    Ranks with whole weights sum whole gradients. The shards of a copy gather the weights forward and backward, and each
+    keeps the sum of its part of the gradient (reduce-scatter); copies then sum that part. Micro-batches count as one:
+    the exchanges of the others are assumed to overlap with computation.
+    """
+    shards = ranks.shard_devices
+    within = (2 * size.bytes_per_weight + GRADIENT_BYTES) * size.parameters * (shards - 1) / shards
+    copies = ranks.devices // shards
+    among = 2 * GRADIENT_BYTES * size.parameters / shards * (copies - 1) / copies
+    return within / _link_rate(shards, machine) + among / _link_rate(ranks.devices, machine)
+
+
+def _link_rate(devices: int, machine: Machine) -> float:
+    """Bytes per second that each of these neighbours reaches in a collective: those of the slowest link."""
+    one_node = devices <= machine.gpus_per_node
+    return LINK_SHARE * 1e9 * (machine.card.link_gb_s if one_node else NODE_GB_S)
 
 
 def _hand_over(size: StepSize, layout: StepLayout) -> tuple[float, str]:

@@ -399,6 +399,8 @@ def _ways_to_lower(
                 "choose a rollout.backend that is not embedded (ranks that sample hold all weights; with "
                 f"rollout.replicas={engine.data_parallel} replicas share the actor's devices)"
             ]
+    elif request.role.name == REFERENCE and sharding:  # another model than the actor, with its ranks and sharding
+        ways += [f"shard it over devices ({sharding})"]
     return ", or ".join([", ".join(ways)] * bool(ways) + ["take a smaller model"])
 
 

@@ -47,8 +47,16 @@ def plan_run(
 
 @foreign_output()
 def plan_or_refuse(
-    files: Sequence[Path | Mapping[str, Any]], overrides: Sequence[str], plugins: Sequence[str], machine: Facts
+    files: Sequence[Path | Mapping[str, Any]],
+    overrides: Sequence[str],
+    plugins: Sequence[str],
+    machine: Facts,
+    *,
+    elsewhere: bool = True,
 ) -> RunPlan:
-    """The same plan for the machine, whose refusal advises no settings: for one of many plans that are compared."""
-    hooks, loaded = configure(files, overrides, plugins, machine, elsewhere=True)
+    """The same plan for the machine, whose refusal advises no settings: for one of many plans that are compared.
+
+    `elsewhere`: it is not this machine, so libraries that are missing here do not count.
+    """
+    hooks, loaded = configure(files, overrides, plugins, machine, elsewhere=elsewhere)
     return make_plan(loaded, hooks, gather_facts(loaded.config, machine))

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ NVIDIA = Path("/proc/driver/nvidia/gpus")
 NVML = "libnvidia-ml.so.1"
 """The library of NVIDIA's driver that reports devices."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-UUID_BYTES = 96
+UUID_BYTES = NAME_BYTES = 96
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Gpu:
     total: int | None = None
     free: int | None = None
     """Free memory; other processes and the driver use the rest."""
+    name: str = ""
+    """The product's name, such as 'NVIDIA H100 80GB HBM3'; empty if it is unknown, and for a MIG instance."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def _listed(nvml: Any) -> tuple[Gpu, ...]:
             gpu = _sizes(nvml, device, uuid.value.decode("ascii", "replace"))
             if gpu is None:
                 return ()
-            found.append(gpu)
+            found.append(replace(gpu, name=_name(nvml, device)))
         return tuple(found)
     finally:
         nvml.nvmlShutdown()
@@ -180,3 +182,15 @@ def _sizes(nvml: Any, device: Any, uuid: str) -> Gpu | None:
     if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
         return None
     return Gpu(uuid, int(memory.total), int(memory.free))
+
+
+def _name(nvml: Any, device: Any) -> str:
+    """The product's name; empty if the driver does not report it, or has divided the device into MIG instances."""
+    mig_mode, get_name = (getattr(nvml, name, None) for name in ("nvmlDeviceGetMigMode", "nvmlDeviceGetName"))
+    mode, pending = ctypes.c_uint(), ctypes.c_uint()
+    if mig_mode is not None and mig_mode(device, ctypes.byref(mode), ctypes.byref(pending)) == 0 and mode.value:
+        return ""  # CUDA then uses an instance, even where none is named
+    text = ctypes.create_string_buffer(NAME_BYTES)
+    if get_name is None or get_name(device, text, ctypes.c_uint(NAME_BYTES)) != 0:
+        return ""
+    return text.value.decode("utf-8", "replace")

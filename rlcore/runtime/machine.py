@@ -8,6 +8,7 @@ from rlcore.config import RunConfig
 from rlcore.contracts.model_files import model_shape, num_parameters, usual_answers
 from rlcore.plan import Facts
 from rlcore.plan.cpu_products import bfloat16_instructions
+from rlcore.plan.machine_cards import card_in_all
 from rlcore.runtime.gpus import compile_problem, find_gpus
 from rlcore.runtime.hub_settings import model_files
 
@@ -36,6 +37,7 @@ def machine_facts() -> Facts:
         memory_bytes=memory_bytes(),
         gpu_memory_bytes=min((gpu.total for gpu in known if gpu.total), default=None),
         gpu_free_bytes=min((gpu.free for gpu in known if gpu.free is not None), default=None),
+        card=card_in_all([(gpu.name, gpu.total) for gpu in gpus.visible]),
         gpu_problem=gpus.problem,
         compile_problem=compile_problem() if gpus.visible else "",
     )

@@ -15,11 +15,20 @@ GIB = 2**30
 class Nvml:
     """The driver's library of a machine whose devices have these GiB, of which `taken` are others'.
 
-    `refuses` names a function that fails.
+    `refuses` names a function that fails, `name` is that of each device, and `divided` devices are used as instances.
     """
 
-    def __init__(self, *sizes: int, taken: int = 0, refuses: str = "", instances: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *sizes: int,
+        taken: int = 0,
+        refuses: str = "",
+        instances: tuple[str, ...] = (),
+        name: str = "",
+        divided: bool = False,
+    ) -> None:
         self._sizes, self._taken, self._refuses, self._instances = sizes, taken, refuses, instances
+        self._name, self._divided = name, divided
         self.is_open = False
 
     def nvmlInit_v2(self) -> int:
@@ -46,6 +55,14 @@ class Nvml:
         gib = 10 if device.value == 999 else self._sizes[device.value - 1000]
         memory._obj.total, memory._obj.free = gib * GIB, (gib - self._taken) * GIB
         return int(self._refuses == "memory")
+
+    def nvmlDeviceGetName(self, device: Any, text: Any, size: Any) -> int:
+        text.value = self._name.encode()
+        return int(self._refuses == "name")
+
+    def nvmlDeviceGetMigMode(self, device: Any, current: Any, pending: Any) -> int:
+        current._obj.value = int(self._divided)
+        return int(self._refuses == "mode")
 
     def nvmlShutdown(self) -> int:
         self.is_open = False
@@ -157,6 +174,39 @@ def test_the_facts_of_a_machine_are_those_of_its_smallest_and_its_fullest_device
     assert (facts.gpus, facts.gpu_memory_bytes, facts.gpu_free_bytes) == (2, 40 * GIB, 20 * GIB)
     assert facts.gpu_problem == "why not"
     assert facts.usable_gpu_bytes == 20 * GIB
+
+
+def test_the_name_of_a_whole_device_is_read_where_the_driver_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "NVIDIA H100 80GB HBM3"
+
+    def names(**options: Any) -> list[str]:
+        nvml = Nvml(80, 80, name=name, instances=("MIG-a",), **options)
+        found = [gpu.name for gpu in find_gpus(nvml).visible]
+        assert not nvml.is_open
+        return found
+
+    assert names() == [name, name]
+    assert names(refuses="mode") == [name, name], "a card that cannot be divided has no mode"
+    assert names(refuses="name") == ["", ""], "the sizes are known nevertheless"
+    assert names(divided=True) == ["", ""], "CUDA uses an instance, even if the variable names none"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a")
+    assert names() == [""], "an instance has a part of the card"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert names() == [name]
+    for missing, found in (("nvmlDeviceGetName", [""]), ("nvmlDeviceGetMigMode", [name])):
+        with monkeypatch.context() as older:
+            older.delattr(Nvml, missing)
+            assert names() == found, "a library of an older driver"
+
+
+def test_the_facts_of_a_machine_have_the_card_that_all_devices_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def card(*devices: Gpu) -> str:
+        monkeypatch.setattr(machine, "find_gpus", lambda: gpus.Gpus(devices))
+        return machine.machine_facts().card
+
+    h100, h200 = Gpu("a", 80 * GIB, name="NVIDIA H100 80GB HBM3"), Gpu("b", 140 * GIB, name="NVIDIA H200")
+    assert card(h100, h100) == "H100-80GB"
+    assert card(h100, h200) == card(h100, Gpu("c", 80 * GIB)) == card(h100, Gpu("c", name=h100.name)) == card() == ""
 
 
 def test_kernels_need_triton_and_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
