@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 MEET_S = 60.0
 """Seconds that the sender waits for receivers after the first one, and that members of a new group wait for each
 other."""
+NCCL_S = 3600.0
+"""NCCL's own limit of a broadcast, at which torch ends the process by default; far above the limit at which a member
+leaves the group."""
 LOOK_S = 0.002
 """Seconds between two checks of a broadcast in progress; connections are watched meanwhile."""
 GONE = "the other end of its connection is gone"
@@ -84,17 +87,16 @@ class BroadcastGroup:
 
         self.name, self.size = name, size
         store.set_timeout(timedelta(seconds=MEET_S))
-        limit = timedelta(seconds=EXCHANGE_S)
         classes: Any = dist  # stubs have only the classes of the installed build
         store.set(f"here/{rank}", "yes")
         store.wait([f"here/{index}" for index in range(size)], timedelta(seconds=MEET_S))
         if transport == "nccl":
             options = classes.ProcessGroupNCCL.Options()
-            options._timeout = limit
+            options._timeout = timedelta(seconds=NCCL_S)
             self._group: Any = classes.ProcessGroupNCCL(store, rank, size, options)
         else:
             options = classes.ProcessGroupGloo._Options()
-            options._timeout = limit
+            options._timeout = timedelta(seconds=EXCHANGE_S)
             options._devices = [classes.ProcessGroupGloo.create_device(hostname=at)]
             self._group = classes.ProcessGroupGloo(store, rank, size, options)
 

@@ -146,6 +146,79 @@ def test_one_that_stops_in_the_middle_is_waited_for_no_longer_than_the_deadline(
     assert stopped_after(server, 1, lambda weights: None) == [True, True]
 
 
+class Endless:
+    """A process group whose broadcasts never end, as NCCL's do when a member has gone; gloo's end with an error."""
+
+    def __init__(self, group: Any = None) -> None:
+        self._inner = group
+
+    def broadcast(self, tensors: Any, options: Any) -> "Endless":
+        return self
+
+    def is_completed(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+
+def endless() -> Any:
+    group = object.__new__(weight_groups.BroadcastGroup)
+    group._group = Endless()
+    return group
+
+
+def test_a_broadcast_that_never_ends_is_left_when_a_connection_ends_or_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, there = socket.socketpair()
+    with here:
+        there.close()
+        with pytest.raises(EOFError, match="the other end of its connection is gone"):
+            endless().broadcast(torch.empty(4), lambda: weight_groups.watch([here]))
+    monkeypatch.setattr(weight_groups, "EXCHANGE_S", 0.05)
+    with pytest.raises(TimeoutError, match=r"a bucket was not broadcast within 0\.05 s"):
+        endless().broadcast(torch.empty(4), lambda: None)
+
+
+@pytest.mark.slow
+def test_both_sides_leave_a_broadcast_that_never_ends_when_a_member_is_gone(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All then read the copy: a member that has gone takes no other with it, whatever the transport does."""
+    really, gone = weight_groups.BroadcastGroup.broadcast, set[int]()
+
+    def never_ends(group: Any, bytes_N: Any, look: Any) -> None:
+        if threading.get_ident() in gone:
+            raise OSError("killed")
+        group._group = Endless(group._group)
+        really(group, bytes_N, look)
+
+    monkeypatch.setattr(weight_groups.BroadcastGroup, "broadcast", never_ends)
+    tensors, replicas = some_tensors(4), [Replica() for _ in range(3)]
+    handle = WeightsHandle(4, "nccl", server.offer(tensors), members=3)
+    replicas[0]._thread.submit(lambda: gone.add(threading.get_ident())).result()
+    tasks = [replica.take(handle) for replica in replicas]
+    assert all(equal(task.result(weight_groups.EXCHANGE_S / 2), tensors) for task in tasks)
+
+
+def test_nccl_itself_does_not_end_a_process_whose_group_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Fake:
+        """The class that only builds for CUDA have."""
+
+        class Options:
+            _timeout: Any = None
+
+        def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+            made.append(options._timeout.total_seconds())
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Fake, raising=False)
+    weight_groups.BroadcastGroup("group", "nccl", torch.distributed.HashStore(), HOST, 0, 1)
+    assert made[0] > 10 * weight_groups.EXCHANGE_S
+
+
 def test_receivers_that_came_continue_without_one_that_does_not(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_groups, "MEET_S", 1.0)
     tensors, replicas = some_tensors(3), [Replica(), Replica()]
