@@ -1,4 +1,5 @@
-"""Weights that come to a vLLM engine by broadcast, and while it samples: for real, on a CPU, with a tiny model.
+"""Weights that come to a vLLM engine by broadcast, through shared memory, and while it samples: for real, on a CPU,
+with a tiny model.
 
 With the Python of .venv-vllm. Gloo carries the broadcasts; NCCL itself needs GPUs.
 """
@@ -6,7 +7,7 @@ With the Python of .venv-vllm. Gloo carries the broadcasts; NCCL itself needs GP
 import asyncio
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +30,13 @@ pytestmark = [
 PROMPT = (5, 6, 7)
 DOOMED = """
 import os, signal, sys
+from rlcore.contracts.weight_buckets import received_in_buckets
 from rlcore.contracts.weight_groups import GroupReceiver
 from rlcore.types import WeightsHandle
-for number, _ in enumerate(GroupReceiver().weights(WeightsHandle(1, "nccl", sys.argv[1], 2))):
+kind, address = sys.argv[1:]
+broadcast = WeightsHandle(1, "nccl", address, 2)
+weights = received_in_buckets(address) if kind == "shm" else GroupReceiver().weights(broadcast)
+for number, _ in enumerate(weights):
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -87,7 +92,7 @@ async def sampled(sampler: "VllmSampler", name: str, max_tokens: int, stop: tupl
     return [completion async for completion in sampler.generate([request])]
 
 
-def check(completion: Completion, by_version: Sequence[Any]) -> None:
+def check(completion: Completion, by_version: Sequence[Any] | Mapping[int, Any]) -> None:
     """Every token has the log-prob that its version gives after the keys and values of those before."""
     import torch
 
@@ -111,7 +116,7 @@ async def broadcast(directory: Path) -> None:
     sampler = started(path, keeps_cache=False)
     with closing(sampler), closing(group_server("127.0.0.1", 1, "gloo", "cpu")) as server:
         address = server.offer(by_version[1].state_dict())
-        doomed = subprocess.Popen([sys.executable, "-c", DOOMED, address])
+        doomed = subprocess.Popen([sys.executable, "-c", DOOMED, "nccl", address])
         assert await sampler.load_weights(WeightsHandle(1, "nccl", address, 2)) == 1
         assert doomed.wait(30) == -9
         for completion in await sampled(sampler, "after a loss", 8):
@@ -123,6 +128,22 @@ async def broadcast(directory: Path) -> None:
             assert completion.versions == ((0, 2),)
             check(completion, by_version)
         assert await sampler.load_weights(WeightsHandle(2, "nccl", address)) == 2  # alone, from the copy
+        await shared(sampler, by_version)
+
+
+async def shared(sampler: "VllmSampler", by_version: Sequence[Any]) -> None:
+    """The same through buckets in shared memory: a receiver is killed in the middle, and one takes a version again."""
+    from rlcore.engines.bucket_server import bucket_server
+
+    with closing(bucket_server(1)) as server:
+        address = server.offer(by_version[1].state_dict())
+        doomed = subprocess.Popen([sys.executable, "-c", DOOMED, "shm", address])
+        for _ in range(2):
+            assert await sampler.load_weights(WeightsHandle(3, "shm", address)) == 3
+        assert doomed.wait(30) == -9
+        for completion in await sampled(sampler, "from buckets", 8):
+            assert completion.versions == ((0, 3),)
+            check(completion, {3: by_version[1]})
 
 
 async def kept(directory: Path) -> None:
