@@ -30,6 +30,7 @@ from rlcore.plan.shared_device import (
     room_for_replicas,
     shares_device,
     trained_bytes,
+    why_not_shared,
 )
 from rlcore.types import FrozenDict
 
@@ -258,7 +259,7 @@ def _why_embedded(found: Situation) -> str:
     ranks, gpus = found.config.actor.data_parallel, found.facts.gpus
     needs = f"'{found.backend}' needs devices in addition to the actor's {ranks}; there are {gpus}"
     if not shares_device(found.config, found.facts):
-        return needs
+        return f"{needs}: {why_not_shared(found.config, found.facts)}"
     if found.facts.usable_gpu_bytes is None:
         return f"{needs}: the memory of a device is unknown, so whether they can share is unknown"
     if found.facts.parameters is None or found.facts.shape is None:

@@ -63,13 +63,36 @@ def shares_device(config: RunConfig, facts: Facts) -> bool:
 
     If the user declares pools, these decide.
     """
+    crowded = facts.gpus < config.actor.data_parallel + config.rollout.replicas * replica_devices(config)
+    return not why_not_shared(config, facts) and (crowded or config.cluster.layout == "colocated")
+
+
+def why_not_shared(config: RunConfig, facts: Facts) -> str:
+    """The setting that keeps replicas off the actor's devices, worded as the end of a sentence; empty if none does."""
     cluster, schedule = config.cluster, config.schedule
+    pools = {
+        "cluster.pools": bool(cluster.pools),
+        "rollout.pool": bool(config.rollout.pool),
+        "cluster.train_pool": cluster.train_pool != type(cluster)().train_pool,
+    }
+    named = [key for key, is_set in pools.items() if is_set]
+    if named:
+        return (
+            f"{' and '.join(named)} place{'' if len(named) > 1 else 's'} roles in pools, so the plan shares no devices"
+        )
+    if cluster.layout == "split":
+        return "cluster.layout=split gives replicas separate devices"
+    if schedule.max_staleness:
+        return f"schedule.max_staleness={schedule.max_staleness} samples while the actor trains, so they take no turns"
+    if schedule.stream_minibatches:
+        return "schedule.stream_minibatches=true samples while the actor trains, so they take no turns"
     ranks, devices = config.actor.data_parallel, config.rollout.replicas * replica_devices(config)
-    declared = cluster.pools or config.rollout.pool or cluster.train_pool != type(cluster)().train_pool
-    if declared or cluster.layout == "split" or schedule.max_staleness or schedule.stream_minibatches:
-        return False
-    crowded = facts.gpus < ranks + devices
-    return devices == ranks <= facts.gpus and (crowded or cluster.layout == "colocated")
+    if devices != ranks <= facts.gpus:
+        return (
+            f"rollout.replicas={config.rollout.replicas} of {replica_devices(config)} each are {devices} devices, and "
+            f"the actor has {ranks}; sharing needs equal numbers"
+        )
+    return "" if ranks <= facts.gpus else f"actor.data_parallel={ranks} needs as many devices"
 
 
 def replica_devices(config: RunConfig) -> int:
