@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rlcore.config import RunConfig
 from rlcore.config.checks import lookup
 from rlcore.contracts.requests import ModelFacts, ModelShape
-from rlcore.plan.activations import BYTES, MicroBatchSize, update_bytes
+from rlcore.plan.activations import BYTES, MicroBatchSize, longest_row, masked_row, update_bytes
 from rlcore.plan.catalog import rollout_key
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
@@ -159,7 +159,7 @@ def ample_share(config: RunConfig, facts: Facts, rows: int) -> float:
     if facts.shape is None or not facts.gpu_memory_bytes:
         return 1.0
     weights = WEIGHTS_FACTOR * BYTES[config.actor.dtype] * (facts.parameters or 0)
-    spread = weights + rows * _longest(config) * cached_bytes_per_token(facts.shape, config.actor.dtype)
+    spread = weights + rows * longest_row(config) * cached_bytes_per_token(facts.shape, config.actor.dtype)
     needed = spread / replica_devices(config) + PROFILE_BYTES + _graph_bytes(config)
     return round(math.ceil(needed / facts.gpu_memory_bytes / SHARE_STEP) * SHARE_STEP, 2)
 
@@ -176,7 +176,7 @@ def needed_share(config: RunConfig, facts: Facts, *, is_chosen: bool = False) ->
     rows = min(LEAST_ROWS, config.rollout.max_rows, -(-samples // config.rollout.replicas))
     weights = WEIGHTS_FACTOR * BYTES[dtype] * (facts.parameters or 0)
     row = config.data.max_prompt_tokens + config.rollout.max_tokens // 2
-    tokens = _longest(config) if is_chosen else rows * row
+    tokens = longest_row(config) if is_chosen else rows * row
     cached = tokens * cached_bytes_per_token(shape, dtype)
     return ((weights + cached) / devices + PROFILE_BYTES) / facts.gpu_memory_bytes
 
@@ -196,8 +196,9 @@ def _trains(config: RunConfig, facts: Facts, *, offload: bool, awake: float = 0.
     shape, engine, parameters = facts.shape, config.actor, facts.parameters or 0
     if shape is None:
         return False
-    tokens = max(engine.micro_batch_tokens, _longest(config))
-    work = update_bytes(shape, engine, MicroBatchSize(tokens, tokens, alone=False), "cuda")
+    tokens = max(engine.micro_batch_tokens, longest_row(config))
+    size = MicroBatchSize(tokens, tokens, alone=False)
+    work = update_bytes(shape, engine, size, "cuda", masked_row(config, shape))
     work += gathered_for_update(engine, ModelFacts(parameters, shape))
     held = trained_bytes(config, facts)
     if offload:
@@ -236,7 +237,3 @@ def _reference_bytes(config: RunConfig, facts: Facts) -> tuple[int, int]:
 def _critics(config: RunConfig) -> int:
     """The number of models that are trained in addition to the actor, assumed to be of the same size."""
     return int(config.critic.engine != "none")
-
-
-def _longest(config: RunConfig) -> int:
-    return config.data.max_prompt_tokens + config.rollout.max_tokens
