@@ -1,4 +1,4 @@
-"""Plans of models with a sliding window: shared prompts where rows fit it, and the memory of masks where they do not."""
+"""Plans of models with a sliding window: prompts shared where rows fit it, and memory of masks where they do not."""
 
 import json
 from dataclasses import replace
