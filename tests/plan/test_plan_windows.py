@@ -6,15 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_machines import GIB, QWEN, machine, planned
+from gpu_machines import GIB, QWEN, loaded, machine, planned
 
 from rlcore.config import EngineConfig
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.model_files import model_shape
-from rlcore.contracts.requests import ModelShape, WorkerRequest
+from rlcore.contracts.reference import ReferenceWorker
+from rlcore.contracts.requests import ModelFacts, ModelShape, Role, WorkerRequest
 from rlcore.errors import PlanError
 from rlcore.plan import Facts, RunPlan, WorkerPlan, make_plan
-from rlcore.plan.activations import MicroBatchSize, last_layer_bytes, masked_row, update_bytes
+from rlcore.plan.activations import (
+    MicroBatchSize,
+    forward_bytes,
+    last_layer_bytes,
+    longest_row,
+    masked_row,
+    update_bytes,
+)
+from rlcore.plan.memory import working_bytes
+from rlcore.plan.mesh import _needed_bytes
 from rlcore.plan.prefixes import most_tokens, plan_shared_prefixes
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
@@ -157,3 +167,48 @@ def test_windows_are_read_from_config_json(
     assert shape is not None
     assert (shape.window, shape.windowed_layers, shape.full_in_window) == (window, layers, only_windows)
     assert shape.full_attention is not bool(window)
+
+
+@pytest.mark.usefixtures("vllm")
+def test_the_defaults_of_a_gpu_leave_room_for_masks() -> None:
+    def chosen(tokens: int, shape: ModelShape) -> tuple[str, int]:
+        facts = machine(1, parameters=494_032_768, shape=shape, gpu_free_bytes=60 * GIB, memory_bytes=256 * GIB)
+        settings = ("data.max_prompt_tokens=1024", "actor.gradient_checkpointing=false")
+        config = loaded(*settings, f"rollout.max_tokens={tokens}", facts=facts).config
+        return config.rollout.backend, config.actor.micro_batch_tokens
+
+    full = replace(LARGE, full_attention=True, window=0, windowed_layers=0)
+    assert chosen(15 * 1024, full) == ("vllm", 16384)
+    backend, micro_batch_tokens = chosen(15 * 1024, LARGE)
+    assert backend == "vllm"
+    assert micro_batch_tokens < 12 * 1024
+    assert chosen(31 * 1024, full)[0] == "vllm"
+    assert chosen(31 * 1024, LARGE)[0] == "hf", "an update with masks does not fit next to sleeping replicas"
+    assert chosen(2 * 1024, LARGE) == chosen(2 * 1024, full), "rows fit the window"
+
+
+def test_a_copy_of_the_weights_for_each_node_has_room_for_masks() -> None:
+    config = configure([], [*SETTINGS, "rollout.max_tokens=31744"], ["null"])[1].config
+    full, masked = (
+        _needed_bytes(config, Facts(parameters=10**6, shape=shape), 1)
+        for shape in (replace(LARGE, full_attention=True, windowed_layers=0), LARGE)
+    )
+    assert full is not None
+    assert masked is not None
+    assert masked - full > longest_row(config) ** 2
+
+
+def test_passes_without_gradients_have_the_masks_of_one_layer() -> None:
+    settings = ("data.max_prompt_tokens=456", "rollout.max_tokens=600", "actor.micro_batch_tokens=4224")
+    config = configure([], [*SETTINGS, *settings], ["null"])[1].config
+    full = replace(MISTRAL, full_attention=True, windowed_layers=0)
+    of_masks = 4224 * 1056 * 4 + 1056**2
+    for way, more in ((SharedPrefix.NONE, of_masks), (SharedPrefix.TREE, 0)):
+        needed = [forward_bytes(config, config.actor, way, shape) for shape in (full, MISTRAL)]
+        assert needed[1] - needed[0] == more
+    request = WorkerRequest(
+        Role("judge", ReferenceWorker), "hf", engine=config.actor, trains=False, settings="plugins.judge"
+    )
+    worker = WorkerPlan(request, ReferenceWorker, "", "")
+    scored = [working_bytes(config, worker, ModelFacts(1000, shape)) for shape in (full, MISTRAL)]
+    assert scored[1] - scored[0] == of_masks
