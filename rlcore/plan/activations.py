@@ -76,13 +76,16 @@ def _largest(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> Micr
     return MicroBatchSize(found.tokens, found.scored, found.alone, rows, suffix, prompt + suffix)
 
 
-def masked_row(config: RunConfig, shape: ModelShape | None, way: SharedPrefix | None = None) -> int:
+def masked_row(
+    config: RunConfig, shape: ModelShape | None, way: SharedPrefix | None = None, longest: int | None = None
+) -> int:
     """Tokens of the longest row if layers with a sliding window compute it with a mask, else 0.
 
     transformers makes a mask for rows that fill the window, except with flash_attention_2, whose kernel has windows.
     `way`: how prompts are shared; None: not yet planned, so rows longer than the window are computed one by one.
+    `longest`: None: with a prompt and a response.
     """
-    longest = longest_row(config)
+    longest = longest_row(config) if longest is None else longest
     masks = shape is not None and bool(shape.windowed_layers) and longest >= shape.window
     if not masks or shape is None or config.model.attention == "flash_attention_2":
         return 0

@@ -12,7 +12,7 @@ from dataclasses import replace
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.clusters import WorkerPlan
-from rlcore.contracts.requests import ModelFacts
+from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.contracts.workers import MemoryPlan
 from rlcore.errors import PlanError
 from rlcore.plan.activations import (
@@ -30,6 +30,7 @@ from rlcore.plan.activations import (
 )
 from rlcore.plan.gathered import gathered_bytes
 from rlcore.plan.machine_facts import Facts
+from rlcore.types import SharedPrefix
 
 TRAINING_BYTES = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0, "float16": 20.0}
 """Bytes per parameter: weight, gradient and Adam's two moments. A half-precision weight has a float32 master, whose
@@ -219,9 +220,17 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
     # A layer's feed-forward, the peak of a pass; rows whose weights have changed are computed again like prompts.
     prefill = 4 * shape.hidden_size + 3 * shape.inner_size
     prefilled = min(cached, PREFILL_TOKENS) * prefill * BYTES[config.actor.dtype]
-    sampling = _cache_bytes(config, plan, model) + prefilled + logits
+    sampling = _cache_bytes(config, plan, model) + prefilled + _prompt_mask_bytes(config, shape) + logits
     scoring = forward_bytes(config, config.actor, plan.shared_prefix, shape) if whole else 0
     return int(copied * (model.parameters or 0)) + max(sampling, scoring)
+
+
+def _prompt_mask_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Bytes of a layer's masks while the embedded rollout computes prompts that fill a sliding window."""
+    prompt = config.data.max_prompt_tokens
+    tokens = max(PREFILL_TOKENS, prompt)
+    masked = masked_row(config, shape, SharedPrefix.NONE, prompt)
+    return mask_bytes(config.actor, MicroBatchSize(tokens, tokens, alone=False), masked)
 
 
 def _scoring_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, model: ModelFacts) -> int:

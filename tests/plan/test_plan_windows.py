@@ -13,6 +13,7 @@ from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.model_files import model_shape
 from rlcore.contracts.reference import ReferenceWorker
 from rlcore.contracts.requests import ModelFacts, ModelShape, Role, WorkerRequest
+from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.errors import PlanError
 from rlcore.plan import Facts, RunPlan, WorkerPlan, make_plan
 from rlcore.plan.activations import (
@@ -212,3 +213,12 @@ def test_passes_without_gradients_have_the_masks_of_one_layer() -> None:
     worker = WorkerPlan(request, ReferenceWorker, "", "")
     scored = [working_bytes(config, worker, ModelFacts(1000, shape)) for shape in (full, MISTRAL)]
     assert scored[1] - scored[0] == of_masks
+
+
+@pytest.mark.parametrize(("prompt", "more"), [(999, 0), (1000, 8192 * 1000 * 4 + 1000**2), (9000, 9000**2 * 5)])
+def test_the_prompts_of_the_embedded_rollout_have_masks_if_they_fill_the_window(prompt: int, more: int) -> None:
+    config = configure([], [*SETTINGS, f"data.max_prompt_tokens={prompt}"], ["null"])[1].config
+    worker = WorkerPlan(WorkerRequest(ROLLOUT, "hf", embedded_in=ACTOR, cached_tokens=10_000), RolloutWorker, "", "")
+    full = replace(MISTRAL, full_attention=True, windowed_layers=0)
+    sampled = [working_bytes(config, worker, ModelFacts(0, shape)) for shape in (full, MISTRAL)]
+    assert sampled[1] - sampled[0] == more
