@@ -166,6 +166,9 @@ def report(curves: Curves, made: str) -> str:
         "`.venv/bin/python benchmarks/precision.py --out docs/results/precision --tasks sums --kinds float16 "
         "--seeds 7`.",
         "",
+        "Every run, TRL's included, starts from a checkpoint whose weights are stored in bfloat16, as most checkpoints "
+        "are: float32 does not start from finer numbers.",
+        "",
     ]
     for task in TASKS:
         kinds = {kind: dict(sorted(seeds.items())) for kind, seeds in curves.get(task, {}).items() if seeds}

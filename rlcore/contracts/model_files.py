@@ -23,6 +23,8 @@ OTHER_NAMES = {
 }
 """Common names in config.json, with the names that GPT-2, GPT-J, CodeGen, GPT-Neo and OPT use instead."""
 
+SLIDING = "sliding_attention"
+"""The entry of `layer_types` in config.json for a layer with a sliding window."""
 ODD = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
 """Errors that reading a file with arbitrary content may raise."""
 MAX_JSON = 64 << 20
@@ -93,6 +95,7 @@ def model_shape(directory: Path) -> ModelShape | None:
         head = config.get("head_dim") or hidden // heads
         kinds = set(config.get("layer_types") or config.get("attention_layers") or ())
         windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
+        capped, only_windows = bool(config.get("attn_logit_softcapping")), kinds <= {"full_attention", SLIDING}
         return ModelShape(
             model_type=str(config["model_type"]),
             layers=_checked(config["num_hidden_layers"]),
@@ -100,14 +103,25 @@ def model_shape(directory: Path) -> ModelShape | None:
             inner_size=_checked(config.get("intermediate_size") or 4 * hidden),
             kv_size=_checked(head * (config.get("num_key_value_heads") or heads)),
             vocabulary=_checked(config["vocab_size"]),
-            full_attention=kinds <= {"full_attention", "global"}
-            and not windowed
-            and not config.get("attn_logit_softcapping"),
+            full_attention=kinds <= {"full_attention", "global"} and not windowed and not capped,
             query_size=_checked(head * heads),
             heads=_checked(heads),
+            window=_checked(config["sliding_window"]) if windowed else 0,
+            windowed_layers=_windowed_layers(config) if windowed else 0,
+            full_in_window=bool(windowed) and only_windows and not capped,
         )
     except ODD:
         return None
+
+
+def _windowed_layers(config: dict[str, Any]) -> int:
+    """Layers with a sliding window; without a list of kinds by the rules of Qwen and Gemma, else all of them."""
+    kinds, layers = config.get("layer_types"), _checked(config["num_hidden_layers"])
+    if kinds:
+        return list(kinds).count(SLIDING)
+    if pattern := int(config.get("sliding_window_pattern") or 0):  # every pattern-th layer attends to everything
+        return layers - layers // pattern
+    return max(0, layers - int(config.get("max_window_layers") or 0))
 
 
 def _checked(size: Any) -> int:

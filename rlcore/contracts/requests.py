@@ -126,6 +126,16 @@ class ModelShape:
     """Number of query heads times the size of a head; 0: the same as the hidden size."""
     heads: int = 0
     """Number of query heads; 0: unknown."""
+    window: int = 0
+    """Tokens that a layer with a sliding window attends to, the token itself included; 0: no layer has a window."""
+    windowed_layers: int = 0
+    """Number of layers with a sliding window."""
+    full_in_window: bool = False
+    """Nothing but the sliding window limits attention, so every layer attends to all earlier tokens of short rows."""
+
+    def sees_all(self, longest: int) -> bool:
+        """True if every layer attends to all earlier tokens in rows of at most this many tokens; 0: of any length."""
+        return self.full_attention or (self.full_in_window and 0 < longest <= self.window)
 
 
 @dataclass(frozen=True)

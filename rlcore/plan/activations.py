@@ -76,33 +76,62 @@ def _largest(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> Micr
     return MicroBatchSize(found.tokens, found.scored, found.alone, rows, suffix, prompt + suffix)
 
 
-def update_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, device: str) -> int:
+def masked_row(
+    config: RunConfig, shape: ModelShape | None, way: SharedPrefix | None = None, longest: int | None = None
+) -> int:
+    """Tokens of the longest row if layers with a sliding window compute it with a mask, else 0.
+
+    transformers makes a mask for rows that fill the window, except with flash_attention_2, whose kernel has windows.
+    `way`: how prompts are shared; None: not yet planned, so rows longer than the window are computed one by one.
+    `longest`: None: with a prompt and a response.
+    """
+    longest = longest_row(config) if longest is None else longest
+    masks = shape is not None and bool(shape.windowed_layers) and longest >= shape.window
+    if not masks or shape is None or config.model.attention == "flash_attention_2":
+        return 0
+    if way is None:
+        way = SharedPrefix.TREE if shape.sees_all(longest) else SharedPrefix.NONE
+    return longest if way is SharedPrefix.NONE else 0
+
+
+def longest_row(config: RunConfig) -> int:
+    """Tokens of a row with a prompt and a response as long as allowed."""
+    return config.data.max_prompt_tokens + config.rollout.max_tokens
+
+
+def update_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, device: str, masked: int = 0) -> int:
     """Peak bytes of a forward and backward pass, excluding weights, optimizer state and gradients.
 
     Counts the activations of all layers, plus the largest of: the output layer, the layer that is computed backward,
     and a cache that is still whole. With gradient checkpointing a layer keeps its input only, except the one that is
-    computed backward.
+    computed backward. `masked`: the result of `masked_row`.
     """
     itemsize, layer = BYTES[engine.dtype], _layer_numbers(shape, engine, size)
-    inputs = shape.hidden_size * size.tokens
+    inputs, mask = shape.hidden_size * size.tokens, _mask_numbers(size, masked)
+    masks = mask * (1 if engine.gradient_checkpointing else shape.windowed_layers)
     whole = inputs * shape.layers + layer if engine.gradient_checkpointing else layer * shape.layers
+    whole += masks
     kept = inputs * shape.layers if engine.gradient_checkpointing else whole
     # Embedding, last norm with its input, the states that predict a loss token, and their gradient.
     at_head = kept + inputs * (7 if engine.dtype in HALF else 6)
     in_layer = whole + _backward_numbers(shape, size)
     # The cache lives until the forward pass ends; with grouped-query attention, heads attend to an expanded copy.
     cached = kept + inputs * 6 + (0 if _is_plain(shape) else 2 * size.rows * size.keys * shape.kv_size * shape.layers)
-    return max(at_head * itemsize + logit_bytes(shape, engine, size.scored, device), max(in_layer, cached) * itemsize)
+    head = at_head * itemsize + logit_bytes(shape, engine, size.scored, device)
+    return max(head, max(in_layer, cached) * itemsize) + _common_mask_bytes(masked)
 
 
-def last_layer_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, device: str) -> int:
+def last_layer_bytes(
+    shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, device: str, masked: int = 0
+) -> int:
     """The bytes of `update_bytes` at the end of the backward pass.
 
     All gradients exist by then, the first layer's included, and the embedding's unless it is accumulated in place.
     """
-    numbers = _layer_numbers(shape, engine, size) + _backward_numbers(shape, size)
+    numbers = _layer_numbers(shape, engine, size) + _backward_numbers(shape, size) + _mask_numbers(size, masked)
     embedding = 0 if adds_gradients(engine, device) else shape.vocabulary * shape.hidden_size
-    return (numbers + shape.hidden_size * size.tokens + embedding) * BYTES[engine.dtype]
+    held = (numbers + shape.hidden_size * size.tokens + embedding) * BYTES[engine.dtype]
+    return held + _common_mask_bytes(masked)
 
 
 def forward_bytes(config: RunConfig, engine: EngineConfig, way: SharedPrefix, shape: ModelShape | None) -> int:
@@ -111,12 +140,29 @@ def forward_bytes(config: RunConfig, engine: EngineConfig, way: SharedPrefix, sh
         return 0
     size, device = largest_micro_batch(config, engine, way), config.cluster.device
     states = layer_states_bytes(shape, engine, size.tokens)
+    states += mask_bytes(engine, size, masked_row(config, shape, way))
     return states + logit_bytes(shape, engine, size.scored, device) - _head_gradient_bytes(shape, engine, device)
 
 
 def layer_states_bytes(shape: ModelShape, engine: EngineConfig, tokens: int) -> int:
     """Bytes of the states of one layer in a pass without gradients."""
     return tokens * (3 * shape.inner_size + 8 * shape.hidden_size) * BYTES[engine.dtype]
+
+
+def mask_bytes(engine: EngineConfig, size: MicroBatchSize, masked: int) -> int:
+    """Bytes of the masks of one layer with a sliding window, whose longest row has `masked` tokens."""
+    return _mask_numbers(size, masked) * BYTES[engine.dtype] + _common_mask_bytes(masked)
+
+
+def _mask_numbers(size: MicroBatchSize, masked: int) -> int:
+    """Numbers in the engine's format of the mask that a layer with a sliding window makes, and keeps for its backward
+    pass: one for each pair of tokens of a row."""
+    return size.tokens * masked
+
+
+def _common_mask_bytes(masked: int) -> int:
+    """Bytes of the flags that these masks are made from, for all layers and rows."""
+    return masked**2
 
 
 def _backward_numbers(shape: ModelShape, size: MicroBatchSize) -> int:

@@ -11,7 +11,7 @@ from rlcore.config import RunConfig
 from rlcore.config.checks import has_effect, lookup, walk
 from rlcore.config.choices import AUTO, DEVICE, Choice
 from rlcore.contracts.requests import ModelFacts, ModelShape
-from rlcore.plan.activations import BYTES, MicroBatchSize, update_bytes
+from rlcore.plan.activations import BYTES, MicroBatchSize, masked_row, update_bytes
 from rlcore.plan.catalog import remedy, rollout_key
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
@@ -30,6 +30,7 @@ from rlcore.plan.shared_device import (
     room_for_replicas,
     shares_device,
     trained_bytes,
+    why_not_shared,
 )
 from rlcore.types import FrozenDict
 
@@ -258,7 +259,7 @@ def _why_embedded(found: Situation) -> str:
     ranks, gpus = found.config.actor.data_parallel, found.facts.gpus
     needs = f"'{found.backend}' needs devices in addition to the actor's {ranks}; there are {gpus}"
     if not shares_device(found.config, found.facts):
-        return needs
+        return f"{needs}: {why_not_shared(found.config, found.facts)}"
     if found.facts.usable_gpu_bytes is None:
         return f"{needs}: the memory of a device is unknown, so whether they can share is unknown"
     if found.facts.parameters is None or found.facts.shape is None:
@@ -342,7 +343,9 @@ def _micro_batch_tokens(found: Situation) -> int:
     room = WORKING_SHARE * (size - held)
     budgets = range(MOST_TOKENS, 0, -TOKENS_STEP)
     sizes = (MicroBatchSize(budget, budget, alone=False) for budget in budgets)
-    return next((found.tokens for found in sizes if update_bytes(shape, engine, found, "cuda") <= room), 0)
+    masked = masked_row(found.config, shape)
+    fitting = (sized.tokens for sized in sizes if update_bytes(shape, engine, sized, "cuda", masked) <= room)
+    return next(fitting, 0)
 
 
 def _rows(found: Situation) -> int:

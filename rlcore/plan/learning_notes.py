@@ -12,8 +12,9 @@ FITTING_TOKENS: Mapping[str, int] = {"instruct": 512, "thinking": 4096}
 
 
 def learning_notes(config: RunConfig, facts: Facts) -> list[str]:
-    """Notes on a token budget that truncates answers, and on a learning rate that half precision rounds away."""
-    return [*_budget_notes(config, facts), *_rounding_notes(config)]
+    """Notes on a token budget that truncates answers, and on two effects of rounding: a learning rate that half
+    precision rounds away, and recorded log-probs that are not the trainer's."""
+    return [*_budget_notes(config, facts), *_rounding_notes(config), *_behaviour_notes(config)]
 
 
 def _budget_notes(config: RunConfig, facts: Facts) -> list[str]:
@@ -37,4 +38,21 @@ def _rounding_notes(config: RunConfig) -> list[str]:
     return [
         f"actor.lr={actor.lr:g} with actor.dtype={actor.dtype} and actor.rounding=nearest: an update moves a weight of "
         f"{SMALL_WEIGHT:g} by less than the {lost:.1g} that is rounded away; choose actor.rounding=stochastic"
+    ]
+
+
+def _behaviour_notes(config: RunConfig) -> list[str]:
+    actor, algo = config.actor, config.algo
+    if config.schedule.old_logprobs != "behaviour" or actor.repeats_logprobs:
+        return []
+    setting = f"actor.dtype={actor.dtype}" if actor.is_half else "actor.tf32=true"
+    bounds = (
+        f"; algo.policy_loss=gspo clips at 1 - {algo.clip_low:g} and 1 + {algo.clip_high:g}, and rounding alone may "
+        "move most sequences beyond that"
+        if algo.policy_loss == "gspo"
+        else ""
+    )
+    return [
+        f"schedule.old_logprobs=behaviour with {setting}: the sampler's log-probs differ from the trainer's by "
+        f"rounding, so ratios are not 1 before the first update{bounds}; choose schedule.old_logprobs=recompute"
     ]

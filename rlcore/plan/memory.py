@@ -12,21 +12,25 @@ from dataclasses import replace
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.clusters import WorkerPlan
-from rlcore.contracts.requests import ModelFacts
+from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.contracts.workers import MemoryPlan
 from rlcore.errors import PlanError
 from rlcore.plan.activations import (
     BYTES,
     HALF,
+    MicroBatchSize,
     adds_gradients,
     forward_bytes,
     largest_micro_batch,
     last_layer_bytes,
     layer_states_bytes,
+    mask_bytes,
+    masked_row,
     update_bytes,
 )
 from rlcore.plan.gathered import gathered_bytes
 from rlcore.plan.machine_facts import Facts
+from rlcore.types import SharedPrefix
 
 TRAINING_BYTES = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0, "float16": 20.0}
 """Bytes per parameter: weight, gradient and Adam's two moments. A half-precision weight has a float32 master, whose
@@ -195,7 +199,11 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
     request, shape = plan.request, model.shape
     engine, cached, embedded = request.engine, request.cached_tokens, request.embedded_in is not None
     if engine is not None:
-        return _update_bytes(config, plan, engine, model) if request.trains else _scoring_bytes(engine, model)
+        return (
+            _update_bytes(config, plan, engine, model)
+            if request.trains
+            else _scoring_bytes(config, plan, engine, model)
+        )
     if request.role.name == REFERENCE:
         gathers = request.ranks > 1 and not is_whole(config.actor)
         gathered = gathered_bytes(config.actor, model, backward=False) if gathers else 0
@@ -212,16 +220,29 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
     # A layer's feed-forward, the peak of a pass; rows whose weights have changed are computed again like prompts.
     prefill = 4 * shape.hidden_size + 3 * shape.inner_size
     prefilled = min(cached, PREFILL_TOKENS) * prefill * BYTES[config.actor.dtype]
-    sampling = _cache_bytes(config, plan, model) + prefilled + logits
+    sampling = _cache_bytes(config, plan, model) + prefilled + _prompt_mask_bytes(config, shape) + logits
     scoring = forward_bytes(config, config.actor, plan.shared_prefix, shape) if whole else 0
     return int(copied * (model.parameters or 0)) + max(sampling, scoring)
 
 
-def _scoring_bytes(engine: EngineConfig, model: ModelFacts) -> int:
-    """Bytes that a pass of a role without updates needs besides its weights: gathered ones, and states of a layer."""
+def _prompt_mask_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Bytes of a layer's masks while the embedded rollout computes prompts that fill a sliding window."""
+    prompt = config.data.max_prompt_tokens
+    tokens = max(PREFILL_TOKENS, prompt)
+    masked = masked_row(config, shape, SharedPrefix.NONE, prompt)
+    return mask_bytes(config.actor, MicroBatchSize(tokens, tokens, alone=False), masked)
+
+
+def _scoring_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, model: ModelFacts) -> int:
+    """Bytes that a pass of a role without updates needs besides its weights: gathered ones, and states and mask of a
+    layer."""
     gathered = 0 if is_whole(engine) else gathered_bytes(engine, model, backward=False)
     tokens = -(-engine.micro_batch_tokens // engine.context_parallel)
-    return gathered + (0 if model.shape is None else layer_states_bytes(model.shape, engine, tokens))
+    if model.shape is None:
+        return gathered
+    masked = masked_row(config, model.shape, plan.shared_prefix)
+    masks = mask_bytes(engine, MicroBatchSize(tokens, tokens, alone=False), masked)
+    return gathered + layer_states_bytes(model.shape, engine, tokens) + masks
 
 
 def _cache_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
@@ -250,8 +271,9 @@ def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, mod
     absent = _gradient_bytes_per_parameter(engine) - never if size.alone else moved
     later = max(0, parameters - shape.vocabulary * shape.hidden_size) * (1 - 1 / shape.layers)
     gathered = gathered_for_update(engine, model)
-    begin = gathered + update_bytes(shape, engine, size, device) - int(absent * later)
-    end = gathered + last_layer_bytes(shape, engine, size, device)
+    masked = masked_row(config, shape, plan.shared_prefix)
+    begin = gathered + update_bytes(shape, engine, size, device, masked) - int(absent * later)
+    end = gathered + last_layer_bytes(shape, engine, size, device, masked)
     if moved and size.alone:
         end = max(end - int((absent - moved) * parameters), -int(moved * parameters))
     return max(begin, end) - int(never * parameters)
@@ -328,7 +350,8 @@ def _ways_to_fit(
     generation, offload = max(needs) > needs[0], _fits_offloaded(config, plan, workers, facts)
     usable = facts.usable_gpu_bytes if request.gpus else None
     shorter = usable is None or CONTEXT_BYTES + held_bytes(plan, facts) <= usable
-    return _ways_to_lower(config, plan, generation, sharding, offload=offload, shorter=shorter)
+    masked = not generation and masked_row(config, facts.model_of(request).shape, plan.shared_prefix) > 0
+    return _ways_to_lower(config, plan, generation, sharding, offload=offload, shorter=shorter, masked=masked)
 
 
 def _fits_offloaded(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> bool:
@@ -363,11 +386,12 @@ def _ways_to_lower(
     *,
     offload: bool = False,
     shorter: bool = True,
+    masked: bool = False,
 ) -> str:
     """The settings that lower the memory of generation or of an update, without those that are already set.
 
     `sharding`: those with which the role would fit in shards. `offload`: it would fit with offload. `shorter`: weights
-    and optimizer state leave room for shorter sequences.
+    and optimizer state leave room for shorter sequences. `masked`: layers with a sliding window make masks.
     """
     request = plan.request
     engine, where = request.engine, request.settings or request.role.name
@@ -393,6 +417,8 @@ def _ways_to_lower(
         }
         settings = [f"{where}.{remedy}" for remedy, does in helps.items() if does]
         ways += [f"set {' or '.join(settings)}"] if settings else []
+        if masked and request.gpus and engine.is_half:
+            ways += ["set model.attention=flash_attention_2, which makes no masks for windows (it takes flash-attn)"]
         ways += [f"shard it over devices ({sharding})"] if sharding else []
         if generation and engine.shard_ranks > 1:
             ways += [

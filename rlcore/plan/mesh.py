@@ -10,7 +10,7 @@ from rlcore.config import RunConfig
 from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.contracts.requests import ModelFacts
 from rlcore.errors import PlanError
-from rlcore.plan.activations import largest_micro_batch, update_bytes
+from rlcore.plan.activations import largest_micro_batch, masked_row, update_bytes
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import CONTEXT_BYTES, gathered_for_update, training_bytes_per_parameter
 from rlcore.types import SharedPrefix
@@ -57,7 +57,8 @@ def _needed_bytes(config: RunConfig, facts: Facts, copies: int) -> int | None:
     size = largest_micro_batch(config, engine, SharedPrefix.TREE)
     held = CONTEXT_BYTES + training_bytes_per_parameter(engine) * facts.parameters
     held += gathered_for_update(engine, ModelFacts(facts.parameters, facts.shape))
-    return int(held) + update_bytes(facts.shape, engine, size, config.cluster.device)
+    masked = masked_row(config, facts.shape)
+    return int(held) + update_bytes(facts.shape, engine, size, config.cluster.device, masked)
 
 
 def check_copies(workers: Sequence[WorkerPlan], pools: Sequence[PoolPlan]) -> None:

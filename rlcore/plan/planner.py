@@ -25,7 +25,7 @@ from rlcore.plan.mesh import check_copies
 from rlcore.plan.ordering import plan_prompt_order
 from rlcore.plan.planner_input import Offers
 from rlcore.plan.pools import make_pools, pool_notes
-from rlcore.plan.prefixes import plan_shared_prefixes
+from rlcore.plan.prefixes import most_tokens, plan_shared_prefixes
 from rlcore.plan.requests import check_shipped, choose_classes, gather
 from rlcore.plan.reward_functions import brought_rewards, resolve_rewards
 from rlcore.plan.run_plan import AlgorithmPlan, LayoutPlan, RunPlan
@@ -52,7 +52,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     rewards = resolve_rewards(loaded, offers, components["reward"])
     trackers, prompt_order = plan_trackers(config, offers), plan_prompt_order(config, offers)
     workers = choose_classes(loaded, offers, gather(config, offers, components, _targets(algorithms)))
-    workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
+    workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention, most_tokens(config))
     workers, threads = share_threads(config, workers, facts, cluster.abilities)
     check_context(workers, facts, unshared)
     check_ranks(workers, arithmetic)

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rlcore.config import RunConfig
 from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.requests import ModelShape
 from rlcore.errors import PlanError
+from rlcore.plan.activations import longest_row
 from rlcore.plan.machine_facts import Facts
 from rlcore.types import SharedPrefix
 
@@ -50,26 +52,31 @@ OWN_ATTENTION = "sdpa"
 
 
 def plan_shared_prefixes(
-    workers: Sequence[WorkerPlan], facts: Facts, attention: str
+    workers: Sequence[WorkerPlan], facts: Facts, attention: str, longest: int = 0
 ) -> tuple[tuple[WorkerPlan, ...], tuple[str, ...]]:
     """The workers with the way in which each shares prefixes, and notes on those that do not; PlanError for
-    combinations that cannot work. `attention`: `model.attention`. The engine checks the choice against the loaded model
-    before the first step.
+    combinations that cannot work. `attention`: `model.attention`. `longest`: the most tokens of a row; 0: unknown. The
+    engine checks the choice against the loaded model before the first step.
     """
     planned, notes = [], []
     for plan in workers:
         shape = facts.model_of(plan.request).shape
         if plan.request.shared_prefix == "planned":
-            way, why_not = _choose(plan, shape, attention)
+            way, why_not = _choose(plan, shape, attention, longest)
         else:
-            way, why_not = _named(plan, shape, attention), ""
+            way, why_not = _named(plan, shape, attention, longest), ""
         planned.append(replace(plan, shared_prefix=way))
         if why_not:
             notes.append(f"{plan.request.role.name}: prompts are computed once for each sample, because {why_not}")
     return tuple(planned), tuple(notes)
 
 
-def _named(plan: WorkerPlan, shape: ModelShape | None, attention: str) -> SharedPrefix:
+def most_tokens(config: RunConfig) -> int:
+    """The most tokens of a row; 0 if an agent of a plugin decides, whose rows may have several turns."""
+    return longest_row(config) if config.rollout.agent == RunConfig().rollout.agent else 0
+
+
+def _named(plan: WorkerPlan, shape: ModelShape | None, attention: str, longest: int) -> SharedPrefix:
     """The way that the settings name; PlanError if it would change gradients or lose them."""
     way = SharedPrefix(plan.request.shared_prefix)
     name = plan.request.settings or plan.request.role.name
@@ -78,10 +85,13 @@ def _named(plan: WorkerPlan, shape: ModelShape | None, attention: str) -> Shared
             f"{name}.shared_prefix=cache: with {name}.gradient_checkpointing=true transformers drops the cache; "
             "choose tree or none, or gradient_checkpointing=false"
         )
-    if way is not SharedPrefix.NONE and shape is not None and not shape.full_attention:
+    # a cache drops what a window has left behind, so it needs models without a window
+    seen = 0 if way is SharedPrefix.CACHE else longest
+    if way is not SharedPrefix.NONE and shape is not None and not shape.sees_all(seen):
+        shorter = way is SharedPrefix.TREE and shape.full_in_window and longest
         raise PlanError(
-            f"{name}.shared_prefix={way}: {_partial(shape)}, and a shared prompt is computed as if it did; choose "
-            f"{name}.shared_prefix=none"
+            f"{name}.shared_prefix={way}: {_partial(shape, seen)}, and a shared prompt is computed as if it did; "
+            f"choose {name}.shared_prefix=none{' or fewer tokens' if shorter else ''}"
         )
     if way is SharedPrefix.TREE and attention != OWN_ATTENTION:
         raise PlanError(
@@ -95,18 +105,18 @@ def _named(plan: WorkerPlan, shape: ModelShape | None, attention: str) -> Shared
     return way
 
 
-def _choose(plan: WorkerPlan, shape: ModelShape | None, attention: str) -> tuple[SharedPrefix, str]:
+def _choose(plan: WorkerPlan, shape: ModelShape | None, attention: str, longest: int) -> tuple[SharedPrefix, str]:
     """The planner's choice, and the reason if it is `none`."""
     if shape is None:
         return SharedPrefix.NONE, "the architecture of its model is not known"
-    if not shape.full_attention:
-        return SharedPrefix.NONE, _partial(shape)
+    if not shape.sees_all(longest):
+        return SharedPrefix.NONE, _partial(shape, longest)
     if shape.model_type in TREE_TYPES and attention == OWN_ATTENTION:
         why_not = _no_kernel(plan)
         return (SharedPrefix.NONE, why_not) if why_not else (SharedPrefix.TREE, "")
     if shape.model_type in TREE_TYPES:
         return SharedPrefix.NONE, f"sharing them takes model.attention={OWN_ATTENTION}, and it is {attention}"
-    if shape.model_type in CACHE_TYPES and not _checkpoints(plan):
+    if shape.model_type in CACHE_TYPES and shape.full_attention and not _checkpoints(plan):
         return SharedPrefix.CACHE, ""
     return SharedPrefix.NONE, f"'{shape.model_type}' is not known to share them (shared_prefix=tree or cache tries it)"
 
@@ -123,5 +133,11 @@ def _no_kernel(plan: WorkerPlan) -> str:
     return f"flash attention of GPUs computes in half precision, and its dtype is {engine.dtype}"
 
 
-def _partial(shape: ModelShape) -> str:
-    return f"not every layer of '{shape.model_type}' sees all tokens before"
+def _partial(shape: ModelShape, longest: int) -> str:
+    found = f"not every layer of '{shape.model_type}' sees all tokens before"
+    if not shape.full_in_window or not longest:
+        return found
+    return (
+        f"{found}: its sliding window has {shape.window} tokens, and a row has up to {longest} "
+        "(data.max_prompt_tokens + rollout.max_tokens)"
+    )

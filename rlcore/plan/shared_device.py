@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rlcore.config import RunConfig
 from rlcore.config.checks import lookup
 from rlcore.contracts.requests import ModelFacts, ModelShape
-from rlcore.plan.activations import BYTES, MicroBatchSize, update_bytes
+from rlcore.plan.activations import BYTES, MicroBatchSize, longest_row, masked_row, update_bytes
 from rlcore.plan.catalog import rollout_key
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
@@ -63,13 +63,36 @@ def shares_device(config: RunConfig, facts: Facts) -> bool:
 
     If the user declares pools, these decide.
     """
+    crowded = facts.gpus < config.actor.data_parallel + config.rollout.replicas * replica_devices(config)
+    return not why_not_shared(config, facts) and (crowded or config.cluster.layout == "colocated")
+
+
+def why_not_shared(config: RunConfig, facts: Facts) -> str:
+    """The setting that keeps replicas off the actor's devices, worded as the end of a sentence; empty if none does."""
     cluster, schedule = config.cluster, config.schedule
+    pools = {
+        "cluster.pools": bool(cluster.pools),
+        "rollout.pool": bool(config.rollout.pool),
+        "cluster.train_pool": cluster.train_pool != type(cluster)().train_pool,
+    }
+    named = [key for key, is_set in pools.items() if is_set]
+    if named:
+        return (
+            f"{' and '.join(named)} place{'' if len(named) > 1 else 's'} roles in pools, so the plan shares no devices"
+        )
+    if cluster.layout == "split":
+        return "cluster.layout=split gives replicas separate devices"
+    if schedule.max_staleness:
+        return f"schedule.max_staleness={schedule.max_staleness} samples while the actor trains, so they take no turns"
+    if schedule.stream_minibatches:
+        return "schedule.stream_minibatches=true samples while the actor trains, so they take no turns"
     ranks, devices = config.actor.data_parallel, config.rollout.replicas * replica_devices(config)
-    declared = cluster.pools or config.rollout.pool or cluster.train_pool != type(cluster)().train_pool
-    if declared or cluster.layout == "split" or schedule.max_staleness or schedule.stream_minibatches:
-        return False
-    crowded = facts.gpus < ranks + devices
-    return devices == ranks <= facts.gpus and (crowded or cluster.layout == "colocated")
+    if devices != ranks <= facts.gpus:
+        return (
+            f"rollout.replicas={config.rollout.replicas} of {replica_devices(config)} each are {devices} devices, and "
+            f"the actor has {ranks}; sharing needs equal numbers"
+        )
+    return "" if ranks <= facts.gpus else f"actor.data_parallel={ranks} needs as many devices"
 
 
 def replica_devices(config: RunConfig) -> int:
@@ -136,7 +159,7 @@ def ample_share(config: RunConfig, facts: Facts, rows: int) -> float:
     if facts.shape is None or not facts.gpu_memory_bytes:
         return 1.0
     weights = WEIGHTS_FACTOR * BYTES[config.actor.dtype] * (facts.parameters or 0)
-    spread = weights + rows * _longest(config) * cached_bytes_per_token(facts.shape, config.actor.dtype)
+    spread = weights + rows * longest_row(config) * cached_bytes_per_token(facts.shape, config.actor.dtype)
     needed = spread / replica_devices(config) + PROFILE_BYTES + _graph_bytes(config)
     return round(math.ceil(needed / facts.gpu_memory_bytes / SHARE_STEP) * SHARE_STEP, 2)
 
@@ -153,7 +176,7 @@ def needed_share(config: RunConfig, facts: Facts, *, is_chosen: bool = False) ->
     rows = min(LEAST_ROWS, config.rollout.max_rows, -(-samples // config.rollout.replicas))
     weights = WEIGHTS_FACTOR * BYTES[dtype] * (facts.parameters or 0)
     row = config.data.max_prompt_tokens + config.rollout.max_tokens // 2
-    tokens = _longest(config) if is_chosen else rows * row
+    tokens = longest_row(config) if is_chosen else rows * row
     cached = tokens * cached_bytes_per_token(shape, dtype)
     return ((weights + cached) / devices + PROFILE_BYTES) / facts.gpu_memory_bytes
 
@@ -173,8 +196,9 @@ def _trains(config: RunConfig, facts: Facts, *, offload: bool, awake: float = 0.
     shape, engine, parameters = facts.shape, config.actor, facts.parameters or 0
     if shape is None:
         return False
-    tokens = max(engine.micro_batch_tokens, _longest(config))
-    work = update_bytes(shape, engine, MicroBatchSize(tokens, tokens, alone=False), "cuda")
+    tokens = max(engine.micro_batch_tokens, longest_row(config))
+    size = MicroBatchSize(tokens, tokens, alone=False)
+    work = update_bytes(shape, engine, size, "cuda", masked_row(config, shape))
     work += gathered_for_update(engine, ModelFacts(parameters, shape))
     held = trained_bytes(config, facts)
     if offload:
@@ -213,7 +237,3 @@ def _reference_bytes(config: RunConfig, facts: Facts) -> tuple[int, int]:
 def _critics(config: RunConfig) -> int:
     """The number of models that are trained in addition to the actor, assumed to be of the same size."""
     return int(config.critic.engine != "none")
-
-
-def _longest(config: RunConfig) -> int:
-    return config.data.max_prompt_tokens + config.rollout.max_tokens

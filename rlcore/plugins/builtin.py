@@ -25,7 +25,7 @@ from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.contracts.tracking import TrackerOffer
 from rlcore.data.order import SEEDED
-from rlcore.engines.hf.resources import complete_embedded, complete_reference
+from rlcore.engines.hf.resources import complete_actor, complete_embedded, complete_reference
 from rlcore.engines.hf.worker import HfActor, HfReference, HfRollout
 from rlcore.plan import CORE
 from rlcore.plan.activations import BYTES
@@ -145,7 +145,7 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 @hookimpl
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
-        WorkerClass(ActorWorker, "hf", HfActor, context_parallel=True),
+        WorkerClass(ActorWorker, "hf", HfActor, complete=complete_actor, context_parallel=True),
         WorkerClass(
             ReferenceWorker,
             "hf",

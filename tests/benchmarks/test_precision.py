@@ -66,6 +66,10 @@ def test_the_report_compares_seeds_that_both_have_and_says_which_ran(modules: di
     assert ["bfloat16 nearest", "2.0e-02", "2.0e-02", "2.0e-02", "2.0e-02", "1.020"] in rows
     assert [row[0] for row in rows].count("TRL bfloat16") == 2, "TRL logs no difference"
     assert "Not run: bfloat16 stochastic, float16, TRL float32." in lines
+    page = (Path(__file__).parents[2] / "docs/results/precision.md").read_text("utf-8").splitlines()
+    started = [line for line in lines if "stored in bfloat16" in line]
+    assert len(started) == 1
+    assert started[0] in page
     assert "Not run: float32, bfloat16 stochastic, bfloat16 nearest, float16." in lines, "of letters"
 
 

@@ -155,3 +155,31 @@ def test_norms_of_queries_and_keys_and_large_heads_are_counted(tmp_path: Path, d
     model = SMALL | {"head_dim": 64}
     found = ratio(tmp_path, model, Sizes(128, 4, 16), SharedPrefix.TREE, architecture="Qwen3", dtype=dtype)
     assert 1.0 <= found <= 1.15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "window", "dtype", "checkpointing"),
+    [
+        ("Mistral", {}, "float32", False),
+        ("Mistral", {}, "float32", True),
+        pytest.param("Mistral", {}, "bfloat16", True, marks=pytest.mark.fault),
+        pytest.param("Mistral", {}, "bfloat16", False, marks=pytest.mark.fault),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": 3}, "float32", False),
+    ],
+)
+def test_the_masks_of_layers_with_a_sliding_window_are_counted(
+    tmp_path: Path, architecture: str, window: dict[str, Any], dtype: str, checkpointing: bool
+) -> None:
+    """Each such layer keeps one in the model's format for every row, from flags that all layers share."""
+    model = SMALL | window | {"sliding_window": 256}
+    found = ratio(
+        tmp_path,
+        model,
+        Sizes(512, 2, 512, groups=1),
+        SharedPrefix.NONE,
+        architecture=architecture,
+        dtype=dtype,
+        gradient_checkpointing=checkpointing,
+    )
+    assert 1.0 <= found <= 1.15

@@ -220,8 +220,6 @@ def test_a_model_whose_attention_does_not_know_the_tree_is_refused_by_name(tmp_p
     ("architecture", "shared", "settings", "found"),
     [
         ("Mistral", SharedPrefix.TREE, {"sliding_window": 4}, "sliding_window=4 "),
-        # Wider than what the check computes: its hidden states would be the same.
-        ("Mistral", SharedPrefix.TREE, {"sliding_window": 100}, "sliding_window=100 "),
         ("Mistral", SharedPrefix.CACHE, {"sliding_window": 100}, "a sliding window"),
         ("Gemma2", SharedPrefix.TREE, {"head_dim": 8, "layer_types": ["full_attention"] * 2}, r"softcap=50\.0"),
     ],

@@ -34,6 +34,7 @@ PLANS = (
     "plan/test_shared_devices.py",
     "plan/test_shared_pools.py",
     "plan/test_plan_weights.py",
+    "plan/test_plan_windows.py",
     "plan/test_stated_resources.py",
     "plan/test_weight_sync_of_plans.py",
     "reward/test_reward_plan.py",

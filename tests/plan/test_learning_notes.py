@@ -1,13 +1,16 @@
 """Notes of a plan on settings with which little is learned."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlcore.config import RunConfig
 from rlcore.contracts.model_files import usual_answers
-from rlcore.plan import RunPlan
+from rlcore.plan import Facts, RunPlan
+from rlcore.plan.learning_notes import learning_notes
 from rlcore.plugins.planning import plan_run
 from rlcore.testing.null import SETTINGS
 
@@ -77,3 +80,41 @@ def test_a_learning_rate_below_what_half_precision_resolves_is_noted(overrides: 
     found = notes(*overrides)
     assert bool(found) == noted
     assert all("choose actor.rounding=stochastic" in note for note in found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        (("actor.dtype=bfloat16",), "actor.dtype=bfloat16"),
+        (("actor.dtype=float16",), "actor.dtype=float16"),
+        (("actor.dtype=float32",), ""),
+        (("actor.dtype=float64",), ""),
+    ],
+)
+def test_recorded_logprobs_as_pi_old_are_noted_in_formats_in_which_they_are_not_the_trainers(
+    overrides: tuple[str, ...], setting: str
+) -> None:
+    def found(*more: str) -> list[str]:
+        plan: RunPlan = plan_run([], [*SETTINGS, *overrides, *more], ["null"])
+        return [note for note in plan.notes if "ratios are not 1" in note]
+
+    assert found() == [], "the default is a pass"
+    behaviour = "schedule.old_logprobs=behaviour"
+    notes = found(behaviour)
+    assert len(notes) == bool(setting)
+    assert all(note.startswith(f"{behaviour} with {setting}: ") and "gspo" not in note for note in notes)
+    assert all(note.endswith("; choose schedule.old_logprobs=recompute") for note in notes)
+    gspo = found(behaviour, "algo.preset=gspo")
+    assert len(gspo) == bool(setting)
+    assert all("algo.policy_loss=gspo clips at 1 - 0.0003 and 1 + 0.0004, and rounding" in note for note in gspo)
+
+
+def test_recorded_logprobs_as_pi_old_are_noted_with_tf32_which_only_gpus_have() -> None:
+    config = RunConfig()
+    config = replace(
+        config,
+        actor=replace(config.actor, tf32=True),
+        schedule=replace(config.schedule, old_logprobs="behaviour"),
+    )
+    [note] = learning_notes(config, Facts())
+    assert note.startswith("schedule.old_logprobs=behaviour with actor.tf32=true: ")

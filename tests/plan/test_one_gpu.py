@@ -113,10 +113,11 @@ def test_what_is_chosen_for_ranks_that_share_a_model_out_is_not_refused() -> Non
 @pytest.mark.parametrize(
     ("overrides", "facts", "why"),
     [
-        (("cluster.layout=split",), {}, "there are 1"),
-        (("schedule.max_staleness=1",), {}, "there are 1"),
-        (("schedule.stream_minibatches=true",), {}, "there are 1"),
-        (("rollout.replicas=2",), {}, "there are 1"),
+        (("cluster.layout=split",), {}, "there are 1: cluster.layout=split gives replicas separate devices"),
+        (("schedule.max_staleness=1",), {}, "there are 1: schedule.max_staleness=1 samples while the actor trains"),
+        (("schedule.stream_minibatches=true",), {}, "there are 1: schedule.stream_minibatches=true samples while the"),
+        (("rollout.replicas=2",), {}, "there are 1: rollout.replicas=2 of 1 each are 2 devices, and the actor has 1"),
+        (("cluster.train_pool=mine",), {}, "there are 1: cluster.train_pool places roles in pools"),
         ((), {"parameters": None}, "is unknown, so whether they can share is unknown"),
         ((), {"gpu_memory_bytes": None, "gpu_free_bytes": None}, "is unknown, so whether they can share is unknown"),
         ((), {"gpu_free_bytes": 14 * GIB}, "it does not fit next to the 28.7 GiB that are trained (it would have 0%"),

@@ -11,6 +11,7 @@ from rlcore.contracts.hooks import hookimpl
 from rlcore.contracts.model_files import model_directory, model_shape, num_parameters
 from rlcore.contracts.offers import PoolSpec, WorkerClass
 from rlcore.contracts.requests import ModelFacts, WorkerRequest
+from rlcore.contracts.stored_formats import check_planned
 from rlcore.errors import ConfigError
 from rlcore_critic_engine.critic import CRITIC, ValueCritic
 from rlcore_critic_engine.heads import starting_head
@@ -61,7 +62,11 @@ def _shards(section: CriticSettings) -> int:
 
 
 def _model(section: CriticSettings) -> ModelFacts:
-    """Facts from the files of the critic's model, if they are on this machine (a hub model's: in the cache)."""
+    """Facts from the files of the critic's model, if they are on this machine (a hub model's: in the cache).
+
+    ConfigError if it is quantised.
+    """
+    check_planned(f"{SECTION}.path", section.path, section.revision)
     directory = model_directory(section.path, section.revision)
     return ModelFacts(num_parameters(directory), model_shape(directory))
 

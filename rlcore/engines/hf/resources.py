@@ -8,10 +8,17 @@ from rlcore.config import RunConfig
 from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.reference import ReferenceSlices
 from rlcore.contracts.requests import WorkerRequest
+from rlcore.contracts.stored_formats import check_planned
 from rlcore.plan.activations import BYTES
 from rlcore.plan.memory import frozen_bytes_per_parameter
 
 BASE_NOTE = "the actor's weights with the LoRA adapter off serve as the reference; no second model is loaded"
+
+
+def complete_actor(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
+    """The request as it is; ConfigError if the model is quantised, so that updates cannot change its weights."""
+    check_planned("model.path", config.model.path, config.model.revision)
+    return request
 
 
 def complete_embedded(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
@@ -35,11 +42,13 @@ def complete_reference(config: RunConfig, section: Any, request: WorkerRequest) 
     """The actor's base model if it has a LoRA adapter; else a second model with the actor's ranks and sharding.
 
     A `reference.path` asks for a second model in any case. It uses the actor's context parallelism if that divides its
-    heads.
+    heads. ConfigError if the second model is quantised.
     """
     actor = config.actor
     if actor.lora.enabled and not config.reference.path and actor.backend == request.backend:
         return replace(request, embedded_in=ACTOR, engine=actor, bytes_per_parameter=0.0, note=BASE_NOTE)
+    if config.reference.path not in ("", config.model.path):
+        check_planned("reference.path", config.reference.path)
     held = frozen_bytes_per_parameter(actor) if request.bytes_per_parameter else 0.0
     slices, heads = actor.context_parallel, request.model.shape.heads if request.model and request.model.shape else 0
     note = request.note

@@ -41,6 +41,11 @@ class SlicedTree:
     """Tokens of the whole sequence, without padding of the last slices."""
     context: ContextGroup
 
+    @property
+    def longest(self) -> int:
+        """Tokens on the longest way down the tree; 0: unknown."""
+        return self.tree.longest
+
     def attend(self, query_1HnD: Tensor, key_1KnD: Tensor, value_1KnD: Tensor, scale: float | None) -> Tensor:
         """(1, H, n, D) attention of this rank's tokens; all ranks of the group must call this.
 

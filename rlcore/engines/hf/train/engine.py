@@ -30,6 +30,7 @@ from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Pre
 from rlcore.engines.hf.train.model import AnyModel, ModelKind, PolicyModel, ValueModel
 from rlcore.engines.hf.train.offload import Offload
 from rlcore.engines.hf.train.optimizer import MasterAdamW, check_schedule, learning_rate
+from rlcore.engines.hf.train.prefix_trial import check_windows
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.score import score
 from rlcore.engines.hf.train.shards import idle
@@ -88,8 +89,7 @@ class TrainEngine:
         of the update.
         """
         self.kind, self.config, self.name = ModelKind(kind), config, name
-        self._section = section or name
-        self._peak_tflops, self._seed = peak_tflops, seed
+        self._section, self._peak_tflops, self._seed = section or name, peak_tflops, seed
         self.device = torch.device(device)
         self.temperature, self.num_updates = temperature, num_updates
         self.updates_done = self._skipped_in_a_row = 0
@@ -310,7 +310,9 @@ class TrainEngine:
             return scores_KBT if self.ranks is None else self.ranks.summed(scores_KBT)
 
     def _dealt(self, batch: Batch, most: int) -> list[Int64s]:
-        """The rows of each of this rank's micro-batches, of at most `most` tokens."""
+        """The rows of each of this rank's micro-batches, of at most `most` tokens; ConfigError for rows that are longer
+        than a sliding window if prompts are shared."""
+        check_windows(self.model, self.shared_prefix, batch, self._section)
         if self.ranks is None:
             return split(batch, most, self.shared_prefix) if len(batch) else []
         together = self._shards is not None  # also while weights are whole, where it does not change a bit of any score

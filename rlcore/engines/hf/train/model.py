@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlcore.config import LoraConfig, ModelConfig
+from rlcore.contracts.stored_formats import check_not_quantised, check_stored
 from rlcore.engines.hf.train.adapter import add_adapter, checkpoint_gradients
 from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.classifier_model import ClassifierModel, check_classifier
@@ -26,9 +27,7 @@ from rlcore.engines.hf.train.sharded_tensors import put
 from rlcore.engines.hf.train.state_files import StateFile
 from rlcore.engines.hf.train.stored_weights import (
     check_activations,
-    check_not_quantised,
     check_range,
-    check_stored,
     start_masters,
 )
 from rlcore.engines.hf.train.tensor_names import check_tensors

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcore.contracts.model_files import SLIDING
+from rlcore.data.batch import needed_tokens
 from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.microbatch import MicroBatch
@@ -35,6 +37,24 @@ def check_shared_prefix(model: Model, shared_prefix: SharedPrefix, who: str) -> 
     if not difference <= TOLERANCES[weight.dtype]:
         found = f"its hidden states differ by {difference:.2g} of the largest"
         raise ConfigError(_cannot(model, shared_prefix, who, found))
+
+
+def check_windows(model: Model, shared_prefix: SharedPrefix, batch: Batch, who: str) -> None:
+    """ConfigError naming `who` for rows that are longer than a sliding window, which the attention of `tree` ignores.
+
+    The last loss token of a row is not computed, so it does not count.
+    """
+    config = model.transformer.config.get_text_config()
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if shared_prefix is not SharedPrefix.TREE or not window or (kinds and SLIDING not in kinds):
+        return
+    longest = int(needed_tokens(batch).max(initial=0))
+    if longest > window:
+        raise ConfigError(
+            f"{who}.shared_prefix=tree: a row has {longest + 1} tokens, and {type(model.transformer).__name__} has a "
+            f"sliding window of {window}, which a shared prompt is computed without; choose {who}.shared_prefix=none, "
+            "or fewer tokens per row"
+        )
 
 
 @torch.no_grad()

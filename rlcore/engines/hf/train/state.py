@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rlcore.contracts.stored_formats import check_stored
 from rlcore.engines.hf.load_saved import ADAPTER_DIR, MODEL_DIR
 from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.backbone import Model
@@ -20,7 +21,6 @@ from rlcore.engines.hf.train.optimizer import MasterAdamW
 from rlcore.engines.hf.train.sharded_load import from_rows
 from rlcore.engines.hf.train.sharded_tensors import HOST, SavedTensors, put
 from rlcore.engines.hf.train.state_files import OF_TORCH, StateFile, settings_files, write_files
-from rlcore.engines.hf.train.stored_weights import check_stored
 from rlcore.engines.hf.train.tensor_names import check_tensors
 from rlcore.errors import CheckpointError, ConfigError, boundary
 

@@ -1,8 +1,6 @@
-"""Checks the number formats of a checkpoint, and initializes masters from it."""
+"""Checks that a model's numbers fit a half-precision format, and initializes masters from a checkpoint."""
 
-import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,43 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlcore.contracts.model_files import check_model_files
 from rlcore.engines.hf.train.sharded_tensors import own
 from rlcore.errors import ConfigError
-
-NARROW = ("F8", "F6_", "F4")
-"""Prefixes of safetensors formats of 8 bits and fewer, whose numbers need scales from other tensors."""
-WIDE = ("F64", "F32", "BF16", "F16")
-"""Formats that a weight may have; other tensors, such as masks and positions, may be integers."""
-
-
-def check_stored(path_key: str, path: str) -> None:
-    """ConfigError for a model directory whose files transformers must not read, or hold quantised or integer weights.
-
-    A path that is not a directory passes.
-    """
-    directory = Path(path)
-    check_model_files(f"{path_key}='{path}'", directory)
-    config_file = directory / "config.json"
-    if config_file.is_file():
-        check_not_quantised(path_key, path, json.loads(config_file.read_text("utf-8")).get("quantization_config"))
-    for file in filter(Path.is_file, sorted(directory.glob("*.safetensors"))):
-        for name, found in _formats(file):
-            if found.startswith(NARROW) or (name.endswith("weight") and found not in WIDE):
-                raise ConfigError(
-                    f"{path_key}='{path}': tensor '{name}' is stored as {found}, which training cannot start from; "
-                    "needs float32, bfloat16 or float16: choose the checkpoint that this one was quantised from"
-                )
-
-
-def check_not_quantised(path_key: str, path: str, settings: Any) -> None:
-    """ConfigError if a model's configuration says that it is quantised."""
-    if settings:
-        method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else type(settings).__name__
-        raise ConfigError(
-            f"{path_key}='{path}': its weights are quantised (quant_method={method}), which training cannot start "
-            "from; needs float32, bfloat16 or float16: choose the checkpoint that this one was quantised from"
-        )
 
 
 def check_range(
@@ -99,16 +62,3 @@ def start_masters(model: nn.Module, stored: Mapping[str, Tensor]) -> dict[str, T
         if parameter.requires_grad and name in stored and stored[name].shape == own(parameter).shape:
             masters[name] = stored[name].detach().to(parameter.device)
     return masters
-
-
-def _formats(file: Path) -> Iterator[tuple[str, str]]:
-    """Name and number format of each tensor of a safetensors file; nothing for other files."""
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        try:
-            header = json.loads(opened.read(length)) if length < 2**27 else {}
-        except (ValueError, RecursionError):  # loading it reports the error
-            return
-    for name, tensor in header.items() if isinstance(header, dict) else ():
-        if name != "__metadata__" and isinstance(tensor, dict):
-            yield name, str(tensor.get("dtype", ""))

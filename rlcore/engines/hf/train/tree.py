@@ -63,7 +63,7 @@ def pack(batch: Batch, device: torch.device, context: ContextGroup | None = None
         return device_tensor(array.astype(np.int64), device)
 
     token_ids_N, predict_M = batch.tokens.token_ids_BT[row_N, positions_N], place_BT[row_M, position_M - 1]
-    tree = Tree(Spans(own, own, causal=True), levels)
+    tree = Tree(Spans(own, own, causal=True), levels, longest=int(positions_N.max(initial=-1)) + 1)
     if context is None:
         return PackedBatch(tensor(token_ids_N), tensor(positions_N), tree, tensor(predict_M))
     part = slice_of(len(token_ids_N), predict_M, context)
@@ -148,10 +148,13 @@ def tree_attention(
     """Attention over a packed token tree; transformers calls it once per layer.
 
     `query` is (1, heads, N, size), `key` and `value` have the heads of the keys; the result is (1, N, heads, size).
-    ValueError for a sliding window and for capped scores, which are not supported.
+    ValueError for capped scores, and for rows longer than a sliding window, which are not supported. Shorter rows see
+    everything through the window.
     """
-    if sliding_window is not None or softcap is not None:
-        raise ValueError(f"its attention has sliding_window={sliding_window} and softcap={softcap}")
+    if softcap is not None or (sliding_window is not None and not 0 < tree.longest <= sliding_window):
+        raise ValueError(
+            f"its attention has sliding_window={sliding_window} and softcap={softcap}, and a row {tree.longest} tokens"
+        )
     return tree.attend(query, key, value, scaling).transpose(1, 2), None
 
 

@@ -96,6 +96,8 @@ class Tree:
     """Every run of the tree sees itself; these are all tokens of the sequence, without a gap."""
     levels: tuple[Spans, ...] = ()
     """The tokens below each run of a level see all of it, from the uppermost level on."""
+    longest: int = 0
+    """Tokens on the longest way down the tree; 0: unknown."""
 
     def attend(self, query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, scale: float | None) -> Tensor:
         """Computes what the function `attend` does."""

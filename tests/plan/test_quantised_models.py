@@ -1,0 +1,113 @@
+"""Quantised checkpoints are refused in the plan, without torch, in the words of the engine."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.contracts.stored_formats import check_stored
+from rlcore.errors import ConfigError
+from rlcore.plugins.planning import plan_run
+from rlcore.testing.null import SETTINGS
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 10,
+    "intermediate_size": 16,
+}
+HF = ("actor.backend=hf", "rollout.backend=hf", "actor.shared_prefix=none")
+KL = ("algo.kl.placement=loss",)
+CRITIC = ("critic.engine=critic_engine", "algo.preset=ppo")
+
+
+def write_model(directory: Path, dtype: str = "F32", **settings: Any) -> Path:
+    """config.json, and the header of a file of weights."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({**LLAMA, **settings}))
+    entry = {"dtype": dtype, "shape": [2, 2], "data_offsets": [0, 0]}
+    header = json.dumps({"__metadata__": {"format": "pt"}, "model.up_proj.weight": entry}).encode()
+    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return directory
+
+
+def planned(model: Path | str, *overrides: str) -> None:
+    plan_run([], [*SETTINGS, *HF, f"model.path={model}", *overrides], ["null"])
+
+
+QUANTISED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"quantization_config": {"quant_method": "fp8"}}, "its weights are quantised (quant_method=fp8)"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantised (quant_method=gptq)"),
+    ({"dtype": "F8_E4M3"}, "tensor 'model.up_proj.weight' is stored as F8_E4M3"),
+    ({"dtype": "I8"}, "tensor 'model.up_proj.weight' is stored as I8"),
+)
+
+
+@pytest.mark.parametrize(("settings", "found"), QUANTISED, ids=["fp8", "gptq", "float8", "int8"])
+def test_a_quantised_model_is_refused_in_one_line_that_the_engine_would_say(
+    tmp_path: Path, settings: dict[str, Any], found: str
+) -> None:
+    path = write_model(tmp_path / "model", **settings)
+    with pytest.raises(ConfigError) as caught:
+        planned(path)
+    text = str(caught.value)
+    assert text == (
+        f"model.path='{path}': {found}, which training cannot start from; needs float32, bfloat16 or float16: choose "
+        "the checkpoint that this one was quantised from"
+    )
+    with pytest.raises(ConfigError) as loaded:
+        check_stored("model.path", str(path))
+    assert str(loaded.value) == text
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F32", "BF16", "F16"])
+def test_other_models_are_planned(tmp_path: Path, dtype: str) -> None:
+    planned(write_model(tmp_path / "model", dtype, quantization_config=None))
+    planned("none")
+
+
+def test_a_quantised_reference_and_a_quantised_critic_are_refused_by_their_setting(tmp_path: Path) -> None:
+    whole = write_model(tmp_path / "whole")
+    narrow = write_model(tmp_path / "narrow", quantization_config={"quant_method": "fp8"})
+    with pytest.raises(ConfigError, match=rf"^reference\.path='{narrow}': its weights are quantised"):
+        planned(whole, *KL, f"reference.path={narrow}")
+    with pytest.raises(ConfigError, match=rf"^plugins\.critic_engine\.path='{narrow}': its weights are quantised"):
+        planned(whole, *CRITIC, f"plugins.critic_engine.path={narrow}")
+    planned(whole, *KL, f"reference.path={whole}")
+
+
+def test_another_backend_may_train_what_the_core_cannot(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model", quantization_config={"quant_method": "fp8"})
+    planned(path, "actor.backend=null", "rollout.backend=null")
+
+
+def test_the_model_of_the_hubs_cache_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshots = tmp_path / "hub" / "models--someone--llama" / "snapshots"
+    snapshots.mkdir(parents=True)
+    write_model(snapshots / "main", quantization_config={"quant_method": "fp8"})
+    with pytest.raises(ConfigError, match=r"^model\.path='someone/llama': its weights are quantised"):
+        planned("someone/llama")
+
+
+DAMAGED: dict[str, Callable[[Path], object]] = {
+    "no object": lambda path: (path / "config.json").write_text("[]"),
+    "no end": lambda path: (path / "config.json").write_text("{"),
+    "no text": lambda path: (path / "config.json").write_bytes(b"\xff\xfe"),
+    "deep": lambda path: (path / "config.json").write_text("[" * 100_000),
+    "a pipe": lambda path: ((path / "config.json").unlink(), os.mkfifo(path / "config.json")),
+    "no weights": lambda path: (path / "model.safetensors").write_bytes(b"x"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.timeout(60)
+def test_damaged_files_end_no_plan(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    path = write_model(tmp_path / "model")
+    damage(path)
+    planned(path)
