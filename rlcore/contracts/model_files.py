@@ -163,6 +163,15 @@ def _weights_of(directory: Path) -> list[Path]:
     return [whole] if whole.is_file() else sorted(filter(Path.is_file, directory.glob("*.safetensors")))
 
 
+def missing_weights(directory: Path) -> list[str]:
+    """Names of the files of weights that an index of the directory names and that are not there. Raises one of `ODD`
+    for a damaged index."""
+    index = directory / "model.safetensors.index.json"
+    if (directory / "model.safetensors").exists() or not index.is_file():
+        return []
+    return sorted(name for name in _named_by(index) if not (directory / name).is_file())
+
+
 def _named_by(index: Path) -> set[str]:
     """The names of the files of an index. ValueError if one is in another directory."""
     names = set(_json(index)["weight_map"].values())

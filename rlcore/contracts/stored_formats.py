@@ -1,4 +1,4 @@
-"""The number formats of a model's files, and the checkpoints among them that training cannot start from.
+"""The number formats of a model's files, and checkpoints that training cannot start from: quantised and incomplete.
 
 Plans use this module before anything starts, and engines when they load a model; torch is not imported.
 """
@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlcore.contracts.model_files import ODD, check_model_files, model_directory
+from rlcore.contracts.model_files import ODD, check_model_files, missing_weights, model_directory
 from rlcore.errors import ConfigError
 
 NARROW = ("F8", "F6_", "F4")
@@ -19,17 +19,20 @@ WIDE = ("F64", "F32", "BF16", "F16")
 
 
 def check_stored(path_key: str, path: str) -> None:
-    """ConfigError for a model directory whose files transformers must not read, or hold quantised or integer weights.
+    """ConfigError for a model directory with files that transformers must not read, that hold quantised or integer
+    weights, or that are missing.
 
     A path that is not a directory passes. Raises one of `ODD` or RecursionError for a damaged config.json.
     """
     directory = Path(path)
     check_model_files(f"{path_key}='{path}'", directory)
+    _check_complete(path_key, path, directory)
     _check_formats(path_key, path, directory)
 
 
 def check_planned(path_key: str, path: str, revision: str = "main") -> None:
-    """ConfigError if this machine has the model's files or its config.json, and they say that it is quantised.
+    """ConfigError if this machine has the model's files or its config.json, and they say that it is quantised, or a
+    directory lacks a file that its index names.
 
     Passes for unknown models and for damaged files: loading the model reports those.
     """
@@ -39,6 +42,8 @@ def check_planned(path_key: str, path: str, revision: str = "main") -> None:
     except ConfigError:
         return
     with suppress(*ODD, RecursionError):
+        if Path(path).is_dir():  # the Hub's cache gets the other files when the run begins
+            _check_complete(path_key, path, directory)
         _check_formats(path_key, path, directory)
 
 
@@ -49,6 +54,16 @@ def check_not_quantised(path_key: str, path: str, settings: Any) -> None:
         raise ConfigError(
             f"{path_key}='{path}': its weights are quantised (quant_method={method}), which training cannot start "
             "from; needs float32, bfloat16 or float16: choose the checkpoint that this one was quantised from"
+        )
+
+
+def _check_complete(path_key: str, path: str, directory: Path) -> None:
+    """ConfigError if the directory's index of weights names a file that is not there."""
+    if missing := missing_weights(directory):
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise ConfigError(
+            f"{path_key}='{path}': found no '{missing[0]}'{more}, which model.safetensors.index.json names; needs "
+            "every file of the model: copy or download it again"
         )
 
 

@@ -1,4 +1,4 @@
-"""Quantised checkpoints are refused in the plan, without torch, in the words of the engine."""
+"""Quantised and incomplete checkpoints are refused in the plan, without torch, in the words of the engine."""
 
 import json
 import os
@@ -79,6 +79,33 @@ def test_a_quantised_reference_and_a_quantised_critic_are_refused_by_their_setti
     with pytest.raises(ConfigError, match=rf"^plugins\.critic_engine\.path='{narrow}': its weights are quantised"):
         planned(whole, *CRITIC, f"plugins.critic_engine.path={narrow}")
     planned(whole, *KL, f"reference.path={whole}")
+
+
+def test_a_file_that_the_index_names_and_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(tmp_path / "model")
+    names = [f"model-{number:05d}-of-00003.safetensors" for number in range(1, 4)]
+    (path / "model.safetensors").rename(path / names[0])
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {name: name for name in names}}))
+    with pytest.raises(ConfigError) as caught:
+        planned(path)
+    assert str(caught.value) == (
+        f"model.path='{path}': found no '{names[1]}' and 1 more, which model.safetensors.index.json names; needs every "
+        "file of the model: copy or download it again"
+    )
+    with pytest.raises(ConfigError) as loaded:
+        check_stored("model.path", str(path))
+    assert str(loaded.value) == str(caught.value)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshots = tmp_path / "hub" / "models--someone--llama" / "snapshots"
+    snapshots.mkdir(parents=True)
+    path.rename(snapshots / "main")
+    planned("someone/llama")  # the Hub has the others
+    (snapshots / "main").rename(path)
+    for name in names[1:]:
+        (path / name).symlink_to(path / names[0])
+    planned(path)
 
 
 def test_another_backend_may_train_what_the_core_cannot(tmp_path: Path) -> None:
