@@ -6,6 +6,7 @@
 The parts come in an order for a short hour:
 
 * tests marked `gpu`;
+* steps of a run in which actor and vLLM take turns: seconds of sleep and wake, and memory over time;
 * attention's memory by length;
 * steps on the embedded sampler and on vLLM at 64 and 256 rows, with their differences of log-probs, their memory over
   time and the plan's estimate;
@@ -27,6 +28,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gpu_turns
 import vs_trl
 from channel import Side
 from gpu_parts import write_shape
@@ -139,6 +141,15 @@ def runs(check: Check) -> dict[str, Any]:
     return found
 
 
+def in_turns(check: Check) -> dict[str, Any]:
+    """Steps of a run in which vLLM sleeps while the actor trains."""
+    if check.own.tiny or not find_spec("vllm"):
+        return {"failed": "vLLM is not installed here, or this is the tiny go"}
+    more = {"backend": "vllm", "length": check.own.length, "steps": gpu_turns.STEPS, "rows": (64,)}
+    model = str(check.model(gpu_turns.SHAPE))
+    return check.part("runs", check.spec(model=model, overrides=gpu_turns.overrides(), **more))
+
+
 def compiled(check: Check) -> dict[str, Any]:
     """Seconds of an update with compiled layers and with torch's own."""
     own = {"backend": "aot_eager", "length": 16} if check.own.tiny else {"backend": "inductor", "length": 1024}
@@ -183,6 +194,7 @@ def _steps(comparison: Peer, side: Side, rounds: int) -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[Check], dict[str, Any]]] = {
     "tests": run_tests,
+    "in_turns": in_turns,
     "attention": attention,
     "runs": runs,
     "compiled": compiled,
@@ -261,6 +273,7 @@ def _peer_table(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 TABLES: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
+    "in_turns": gpu_turns.table,
     "attention": _attention_table,
     "runs": _runs_table,
     "compiled": _compiled_table,
