@@ -16,7 +16,6 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,8 +27,6 @@ from rlcore.errors import WorkerError
 MISSING = "missing"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Differs between machines whose names are the same, such as those of containers."""
-GROUPS = ("rlcore", "rlcore.rewards")
-"""Groups of entry points that plugins are found by."""
 
 
 def versions_here() -> dict[str, str]:
@@ -51,15 +48,9 @@ def check_versions(needed: Mapping[str, str]) -> None:
 
 def code_of(plugins: Sequence[Provider]) -> RunCode:
     """The code of this process that the workers of a run have to have: rlcore's and that of these plugins."""
-    enabled = {(plugin.plugin, _normalized(plugin.distribution)) for plugin in plugins}
-    points = [point for group in GROUPS for point in entry_points(group=group)]
-    found = {
-        point.module.partition(".")[0]
-        for point in points
-        if point.dist is not None and (point.name, _normalized(point.dist.name)) in enabled
-    }
-    files = sorted(plugin.distribution for plugin in plugins if plugin.distribution.endswith(".py"))
-    names = ("rlcore", *sorted(found - {"rlcore"}), *files)
+    packages = {plugin.package for plugin in plugins if plugin.package} - {"rlcore"}
+    files = {plugin.distribution for plugin in plugins if plugin.distribution.endswith(".py")}
+    names = ("rlcore", *sorted(packages), *sorted(files))
     return RunCode(_machine(), {name: _place(name) for name in names}, {name: digest(name) for name in names})
 
 
@@ -108,11 +99,6 @@ def _roots(name: str) -> list[Path]:
 def _place(name: str) -> str:
     """The paths that a package is imported from."""
     return " ".join(str(root.resolve()) for root in _roots(name))
-
-
-def _normalized(distribution: str) -> str:
-    """The name of a distribution, in which '-', '_' and '.' are the same."""
-    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def _machine() -> str:
