@@ -71,9 +71,12 @@ class Side:
         return self.answer(deadline_s)
 
     def answer(self, deadline_s: float) -> dict[str, Any]:
-        """The answer to the last question, or to the spec."""
+        """The answer to the last question, or to the spec; SideError if the side has no memory left for it."""
         line = self._read_line(time.monotonic() + deadline_s, deadline_s)
-        return dict(json.loads(line))
+        answer = dict(json.loads(line))
+        if "out_of_memory" in answer:
+            raise SideError(f"{self.name}: {answer['out_of_memory']}")
+        return answer
 
     def _say(self, message: Mapping[str, Any]) -> None:
         pipe = self._process.stdin

@@ -6,6 +6,7 @@
 The parts come in an order for a short hour:
 
 * tests marked `gpu`;
+* steps of a run in which actor and vLLM take turns: seconds of sleep and wake, and memory over time;
 * attention's memory by length;
 * steps on the embedded sampler and on vLLM at 64 and 256 rows, with their differences of log-probs, their memory over
   time and the plan's estimate;
@@ -27,10 +28,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gpu_peer
+import gpu_turns
 import vs_trl
-from channel import Side
 from gpu_parts import write_shape
-from measure import ROOT, TRL_PYTHON, emit, keep, machine, made_by, say, summary
+from gpu_peer import Peer, compared
+from measure import ROOT, emit, keep, machine, made_by, say
 from scenarios import Scenario
 from tiny_task import write_byte_tokenizer
 
@@ -38,22 +41,9 @@ from rlcore.errors import RlcoreError, WorkerError, boundary
 
 GIB = 2**30
 PART_S = 900.0
-MICRO_BATCH = 4
 PHASES = ("step", "generate", "passes", "update", "weights", "sleep", "wake")
 """Phases that a step logs, in seconds; not every run has all of them."""
 OURS = ("actor.micro_batch_tokens=16384",)
-
-
-class Peer(vs_trl.Comparison):
-    """A comparison with TRL with colocated vLLM, or with plain transformers if TRL is not set up."""
-
-    def trl(self, micro_batch: int) -> Side:
-        """The other side."""
-        spec = self.peer_spec(micro_batch) | {"vllm": self._options.device == "cuda", "model": str(self._endless)}
-        if TRL_PYTHON.exists():
-            return Side("TRL", TRL_PYTHON, vs_trl.HERE / "trl_side.py", spec | {"lengths": None}, self.threads)
-        program = vs_trl.HERE / "naive_side.py"
-        return Side("transformers", Path(sys.executable), program, self.peer_spec(micro_batch), self.threads)
 
 
 class Check:
@@ -139,6 +129,15 @@ def runs(check: Check) -> dict[str, Any]:
     return found
 
 
+def in_turns(check: Check) -> dict[str, Any]:
+    """Steps of a run in which vLLM sleeps while the actor trains."""
+    if check.own.tiny or not find_spec("vllm"):
+        return {"failed": "vLLM is not installed here, or this is the tiny go"}
+    more = {"backend": "vllm", "length": check.own.length, "steps": gpu_turns.STEPS, "rows": (64,)}
+    model = str(check.model(gpu_turns.SHAPE))
+    return check.part("runs", check.spec(model=model, overrides=gpu_turns.overrides(), **more))
+
+
 def compiled(check: Check) -> dict[str, Any]:
     """Seconds of an update with compiled layers and with torch's own."""
     own = {"backend": "aot_eager", "length": 16} if check.own.tiny else {"backend": "inductor", "length": 1024}
@@ -152,7 +151,7 @@ def head_chunks(check: Check) -> dict[str, Any]:
 
 
 def compared_with_peer(check: Check) -> dict[str, Any]:
-    """Steps of ours, then of the peer, because a device does not have room for both."""
+    """Steps of ours and of the peer, for each shape."""
     found = {}
     for shape in check.shapes:
         tiny = check.own.tiny
@@ -164,25 +163,13 @@ def compared_with_peer(check: Check) -> dict[str, Any]:
         arguments = ["--device", check.own.device, "--dtype", dtype, *(f"--ours={value}" for value in OURS)]
         options = vs_trl.parse(arguments)
         comparison = Peer(scenario, check.model(shape), options, Path(tempfile.mkdtemp(dir=check.scratch)))
-        found[shape] = {
-            side.name: _steps(comparison, side, 1 if tiny else check.own.rounds)
-            for side in (comparison.ours(), comparison.trl(MICRO_BATCH))
-        }
+        found[shape] = compared(comparison, 1 if tiny else check.own.rounds)
     return found
-
-
-def _steps(comparison: Peer, side: Side, rounds: int) -> dict[str, Any]:
-    with side:
-        comparison.ready(side)
-        vs_trl.warm(comparison, side, MICRO_BATCH)
-        steps = [side.ask({"do": "step"}, vs_trl.STEP_S) for _ in range(rounds)]
-    return {
-        name: summary([step[name] for step in steps]) for name in ("step_s", "generate_s", "update_s", "new_tokens")
-    }
 
 
 PARTS: dict[str, Callable[[Check], dict[str, Any]]] = {
     "tests": run_tests,
+    "in_turns": in_turns,
     "attention": attention,
     "runs": runs,
     "compiled": compiled,
@@ -252,20 +239,13 @@ def _compiled_table(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"Ratio {result['ratio']:.2f}; log-probs differ by at most {result['logprob_abs_max']:.2g}."
 
 
-def _peer_table(result: Mapping[str, Any]) -> Iterator[str]:
-    yield from ("| model | side | step, s | generation, s | update, s |", "|---|---|---|---|---|")
-    for shape, sides in result.items():
-        for side, found in sides.items():
-            medians = " | ".join(f"{found[name]['median']:.3g}" for name in ("step_s", "generate_s", "update_s"))
-            yield f"| {shape} | {side} | {medians} |"
-
-
 TABLES: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
+    "in_turns": gpu_turns.table,
     "attention": _attention_table,
     "runs": _runs_table,
     "compiled": _compiled_table,
     "head_chunks": _head_table,
-    "beside_peer": _peer_table,
+    "beside_peer": gpu_peer.table,
 }
 
 

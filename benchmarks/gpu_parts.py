@@ -99,30 +99,39 @@ def head_chunks(spec: dict[str, Any]) -> dict[str, Any]:
 def runs(spec: dict[str, Any]) -> dict[str, Any]:
     """Steps of a real run, by rows at a time: times, tokens per second, differences of log-probs between sampler and
     trainer, planned memory, and memory over time."""
-    return {str(rows): asyncio.run(_run(spec | {"rows": rows, "groups": max(1, rows // 16)})) for rows in spec["rows"]}
+    return {str(rows): asyncio.run(_run(spec | {"rows": rows, "groups": groups_of(rows)})) for rows in spec["rows"]}
+
+
+def run_settings(spec: dict[str, Any], directory: Path) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Configuration, overrides and plugins of a run; its prompts are written into the directory."""
+    text = "n" * max(1, spec["prompt"] - 40)
+    lines = [json.dumps({"prompt": f"{index:04} {text}", "answer": ""}) for index in range(spec["groups"])]
+    (directory / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    config: dict[str, Any] = {
+        "model": {"path": spec["model"], "tokenizer": "bytes"},
+        "data": {
+            "sources": {"all": {"path": str(directory / "prompts.jsonl")}},
+            "max_prompt_tokens": spec["prompt"],
+        },
+        "rollout": {"samples_per_prompt": spec["samples"], "max_tokens": spec["length"], "max_rows": spec["rows"]},
+        "reward": {"functions": {"letters": {"fn": f"{HERE / 'reward.py'}:letter_share"}}},
+        "actor": {"lr": 1e-5, "dtype": spec["dtype"]},
+        "cluster": {"device": spec["device"], "threads": spec["threads"]},
+        "train": {"prompts_per_step": spec["groups"], "max_steps": 1000},
+    }
+    overrides = [f"rollout.backend={spec['backend']}", *spec.get("overrides", ())]
+    return config, overrides, [spec["backend"]] if spec["backend"] != "hf" else []
+
+
+def groups_of(rows: int) -> int:
+    """Prompts of a step that samples this many rows."""
+    return max(1, rows // 16)
 
 
 async def _run(spec: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        text = "n" * max(1, spec["prompt"] - 40)
-        lines = [json.dumps({"prompt": f"{index:04} {text}", "answer": ""}) for index in range(spec["groups"])]
-        (directory / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-        config: dict[str, Any] = {
-            "model": {"path": spec["model"], "tokenizer": "bytes"},
-            "data": {
-                "sources": {"all": {"path": str(directory / "prompts.jsonl")}},
-                "max_prompt_tokens": spec["prompt"],
-            },
-            "rollout": {"samples_per_prompt": spec["samples"], "max_tokens": spec["length"], "max_rows": spec["rows"]},
-            "reward": {"functions": {"letters": {"fn": f"{HERE / 'reward.py'}:letter_share"}}},
-            "actor": {"lr": 1e-5, "dtype": spec["dtype"]},
-            "cluster": {"device": spec["device"], "threads": spec["threads"]},
-            "train": {"prompts_per_step": spec["groups"], "max_steps": 1000},
-        }
-        overrides, plugins = [f"rollout.backend={spec['backend']}", *spec.get("overrides", ())], []
-        if spec["backend"] != "hf":
-            plugins = [spec["backend"]]
+        config, overrides, plugins = run_settings(spec, directory)
         with _timeline(spec["device"]) as timeline:
             async with live(config, overrides, plugins, directory / "run") as trainer:
                 plan = trainer.run.plan
@@ -135,6 +144,7 @@ async def _run(spec: dict[str, Any]) -> dict[str, Any]:
         return {
             "planned_bytes": dict(plan.memory_bytes),
             "planned_on_devices": {pool: dict(phases) for pool, phases in plan.device_bytes.items()},
+            "sleeping": list(plan.colocated_roles),
             "choices": {choice.key: choice.value for choice in plan.choices},
             "peak_bytes": timeline.peak,
             "timeline": timeline.points,

@@ -2,9 +2,10 @@
 
 The spec: `model`, `dtype`, `prompts` (conversations), `prompts_per_step`, `samples`, `new_tokens`, `micro_batch`, `lr`,
 `threads`, `seed`, `reward` (a function of benchmarks/reward.py), `lengths` (of each row; absent: the model ends rows),
-`heldout` (conversations), `work_dir`. Optional: `bf16` (TRL's mixed precision), `lr_schedule`, `vllm` (colocated vLLM
-samples), `answers` and `heldout_answers` (of each conversation, for the reward), `greedy` (held-out completions are not
-sampled). TRL is used as documented. The only addition is a logits processor that forces the rows' lengths.
+`heldout` (conversations), `work_dir`. Optional: `bf16` (TRL's mixed precision), `gradient_checkpointing`,
+`lr_schedule`, `vllm` (colocated vLLM samples), `answers` and `heldout_answers` (of each conversation, for the reward),
+`greedy` (held-out completions are not sampled). TRL is used as documented. The only addition is a logits processor that
+forces the rows' lengths.
 """
 
 import gc
@@ -95,7 +96,7 @@ class TrlSide:
             max_steps=spec.get("max_steps", 10_000),
             use_cpu=spec.get("device", "cpu") == "cpu",
             bf16=spec.get("bf16", False),
-            gradient_checkpointing=False,
+            gradient_checkpointing=spec.get("gradient_checkpointing", False),
             num_iterations=1,
             beta=0.0,
             epsilon=0.2,
@@ -257,7 +258,10 @@ def main() -> None:
     spec = channel.receive()
     if spec is None:
         sys.exit("trl_side: it is started by a benchmark, which tells it what to do")
-    TrlSide(channel, spec).serve()
+    try:
+        TrlSide(channel, spec).serve()
+    except torch.OutOfMemoryError as error:  # the parent may go on with a smaller micro-batch
+        channel.send({"out_of_memory": str(error).split(". ")[0]})
 
 
 if __name__ == "__main__":

@@ -58,6 +58,9 @@ BOUND_MARGIN = 1e-3
 class Comparison:
     """The inputs of both sides for one scenario."""
 
+    start_s = START_S
+    """Seconds until a side is ready."""
+
     def __init__(self, scenario: Scenario, model: Path, options: argparse.Namespace, directory: Path) -> None:
         from transformers import AutoTokenizer
 
@@ -139,7 +142,7 @@ class Comparison:
 
     def ready(self, side: Side) -> dict[str, Any]:
         """A side's report once it is ready; its prompts must be the requested ones."""
-        facts = side.answer(START_S)
+        facts = side.answer(self.start_s)
         if facts["prompt_ids"] != self.prompt_ids:
             raise SystemExit(f"vs_trl: {side.name} encodes the prompts to other token ids; nothing can be compared")
         return facts

@@ -105,6 +105,7 @@ def show_estimates(plan: "RunPlan", found: "MachinePlan") -> None:
     """Print the estimates as tables, with their assumptions."""
     from rlcore.cli.console import say, stdout
     from rlcore.plan.catalog import remedy
+    from rlcore.plan.faster_layouts import WORTH
     from rlcore.plan.machine_times import assumptions
 
     console = stdout()
@@ -112,6 +113,11 @@ def show_estimates(plan: "RunPlan", found: "MachinePlan") -> None:
     for table in _tables(plan, found):
         console.print(table)
         console.print()
+    if not found.settings:
+        say(
+            console,
+            f"no setting that was tried saves more than {WORTH:.0%} of a step: layouts, weight sync, rows, memory",
+        )
     for line in (*_lengths(found), *assumptions(found.machine)):
         say(console, f"assumed: {line}")
     if found.machine.nodes > 1 and not plan.cluster.abilities.elsewhere:
@@ -150,11 +156,18 @@ def _tables(plan: "RunPlan", found: "MachinePlan") -> "Iterator[Table]":
         ("role", "for", "GiB"),
         ((role, purpose, f"{size / GIB:.1f}") for role, sizes in found.host.items() for purpose, size in sizes.items()),
     )
-    yield table(
+    if found.settings:
+        yield _settings_table(found)
+
+
+def _settings_table(found: "MachinePlan") -> "Table":
+    from rlcore.cli.console import table
+
+    return table(
         "settings that would help most",
         ("settings", "seconds of a step", "saved"),
         (
-            (" ".join(setting.overrides), f"{setting.step_s:.1f}", f"{1 - setting.step_s / times.total:.0%}")
+            (" ".join(setting.overrides), f"{setting.step_s:.1f}", f"{1 - setting.step_s / found.times.total:.0%}")
             for setting in found.settings
         ),
     )

@@ -16,20 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.cluster.out_of_memory import memory_problem
-from rlcore.cluster.same_software import check_versions, versions_here
-from rlcore.contracts.clusters import Shipment, WorkerPlan
+from rlcore.cluster.same_software import check_code, check_versions, versions_here
+from rlcore.contracts.clusters import RunCode, Shipment, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import PluginError, RlcoreError, WorkerError, boundary
 from rlcore.errors.checks.results import as_stream
 
 
-def pack(name: str, plan: WorkerPlan, context: WorkerContext, plugin_files: Sequence[str]) -> Shipment:
+def pack(
+    name: str, plan: WorkerPlan, context: WorkerContext, plugin_files: Sequence[str], code: RunCode | None = None
+) -> Shipment:
     """The shipment that builds this worker in another process; WorkerError when class or settings cannot be sent."""
     with boundary(f"{name}: its class or its settings cannot be sent to another process", WorkerError):
         payload = pickle.dumps((plan.cls, replace(context, host=None)), protocol=pickle.HIGHEST_PROTOCOL)
     inside = plan.request.embedded_in.name if plan.request.embedded_in else ""
     files = tuple(_modules_of(plugin_files))
-    return Shipment(name, plan.request.role.name, inside, files, payload, versions_here())
+    return Shipment(name, plan.request.role.name, inside, files, payload, versions_here(), code)
 
 
 def _modules_of(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -72,10 +74,12 @@ class WorkerHost:
         self._workers: dict[str, tuple[str, Worker]] = {}
 
     def build(self, shipment: Shipment) -> None:
-        """Create a worker and set it up; WorkerError on a node whose versions differ from the controller's."""
+        """Create a worker and set it up; WorkerError on a node whose versions or code differ from the controller's."""
         where = f"{shipment.name}.setup()"
         with named(where):
             check_versions(shipment.versions)
+            if shipment.code is not None:
+                check_code(shipment.code)
         _import_files(shipment.files)
         with named(where):
             cls, context = pickle.loads(shipment.payload)

@@ -70,7 +70,7 @@ class ReplicaCluster(Cluster):
     def _shipment(self, name: str, worker: WorkerPlan, index: int, rank: int, rendezvous: str) -> Shipment:
         device = self.device_of(worker, index, rank)
         context = context_of(self.context, worker, index, device=device, rank=rank, rendezvous=rendezvous)
-        return pack(name, worker, context, self.context.plugin_files)
+        return pack(name, worker, context, self.context.plugin_files, self.context.code)
 
     async def close_replicas(self) -> None:
         """End all replicas at the same time; errors are logged."""

@@ -5,6 +5,7 @@ from math import ceil
 from pathlib import Path
 
 from rlcore.cluster.child import ChildProcesses
+from rlcore.cluster.same_software import code_of
 from rlcore.contracts.clusters import ClusterContext, Deadlines, PoolPlan, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.plan import RunPlan
@@ -26,6 +27,7 @@ def cluster_context(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> Clust
         run_dir=run_dir,
         deadlines=deadlines,
         memory=memory_plans(plan.config, plan.workers, plan.memory_bytes),
+        code=code_of(plan.plugins) if plan.cluster.abilities.elsewhere else None,
     )
 
 

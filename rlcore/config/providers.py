@@ -41,6 +41,8 @@ class Provider:
     version: str
     kind: str = "plugin"
     """'plugin', or 'entry point' of the group rlcore.rewards."""
+    package: str = ""
+    """The package that the entry point names a part of; empty for a plain file and for the core."""
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.plugin}' ({self.distribution} {self.version})"

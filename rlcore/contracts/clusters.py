@@ -86,6 +86,17 @@ class WorkerPlan:
         return f"{self.cls.__qualname__} of {self.provided_by}"
 
 
+@dataclass(frozen=True)
+class RunCode:
+    """Digests of the Python files that a run was started with, by package or path of a plugin in a plain file."""
+
+    machine: str
+    """The controller's."""
+    places: Mapping[str, str]
+    """The paths of the files on that machine; on the same machine the same paths are the same files."""
+    digests: Mapping[str, str]
+
+
 @dataclass(frozen=True, eq=False)
 class ClusterContext:
     """The input of a cluster: the plan's pools and workers, and the run directory."""
@@ -110,6 +121,8 @@ class ClusterContext:
     deadlines: Deadlines
     memory: Mapping[str, MemoryPlan] = field(default_factory=dict)
     """Memory of a rank by role, where it is known; an embedded role has the estimate of its host."""
+    code: RunCode | None = None
+    """Code that workers on other machines have to have; None if all workers are on this one."""
 
     def settings(self, cls: type[S]) -> S:
         """The plugin's settings section; PluginError where it is not a `cls`."""
@@ -251,6 +264,8 @@ class Shipment:
     """The pickled class and context."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of the controller's software, such as {'torch': '2.13.0'}; a process with another version is refused."""
+    code: RunCode | None = None
+    """`ClusterContext.code`; a process with other code is refused."""
 
 
 class ReplicaBody(Protocol):

@@ -13,6 +13,7 @@ from rlcore.plan.machine_facts import Facts
 from rlcore.plan.machine_plan import Lengths, size_of, step_layout, step_size
 from rlcore.plan.machine_times import StepLayout, estimate_step
 from rlcore.plan.memory import ACTOR_SETTINGS, DeviceMemoryError
+from rlcore.plan.pools import PoolSizeError
 from rlcore.plan.run_plan import RunPlan
 
 Replan = Callable[[Sequence[str]], RunPlan]
@@ -41,6 +42,15 @@ def with_settings_that_fit(
     search.plan(training_candidates(error.settings, config, is_set, facts))
     best = search.best()
     return error.advising(" ".join(best), search.seconds(best)) if best else error
+
+
+def with_layout_that_fits(error: PoolSizeError, replan: Replan) -> PlanError:
+    """The error of pools with too many devices, with `cluster.layout=colocated` if the plan is then accepted.
+
+    `cluster.layout=planned` moves no roles if their machines cannot be seen from here, nor does `split`.
+    """
+    accepted = _accepted(replan, ("cluster.layout=colocated",))
+    return error.advising(" ".join(accepted[0])) if accepted else error
 
 
 def _accepted(replan: Replan, settings: tuple[str, ...]) -> tuple[tuple[str, ...], RunPlan] | None:

@@ -10,6 +10,7 @@ from rlcore.errors import ConfigError, PlanError
 from rlcore.plan.activations import BYTES
 from rlcore.plan.colocation import ACTOR, ROLLOUT
 from rlcore.plan.device_memory import DeviceRoles, memory_by_phase
+from rlcore.plan.faster_layouts import OTHER_SYNCS, WORTH, FasterLayout, LayoutSearch
 from rlcore.plan.machine_cards import Machine, machine_like
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.machine_times import OtherModel, RankLayout, StepEstimate, StepLayout, StepSize, estimate_step
@@ -20,13 +21,12 @@ from rlcore.plan.shared_device import (
     PROFILE_BYTES,
     WEIGHTS_FACTOR,
     cached_bytes_per_token,
-    replica_devices,
     without_graphs,
 )
 
-WORTH = 0.01
-"""Minimum share of a step that a setting has to save to be listed."""
 NUM_SETTINGS = 3
+MAX_PLANS = 8
+"""Number of plans for one kind of setting; each takes 20 to 70 ms on a slow core."""
 
 
 @dataclass(frozen=True)
@@ -224,44 +224,62 @@ def _row_tokens(size: StepSize) -> float:
 def _settings(
     replan: Callable[[Sequence[str]], RunPlan], plan: RunPlan, machine: Machine, lengths: Lengths, step_s: float
 ) -> list[Setting]:
-    """The best setting of each kind, by the time that it saves per step."""
+    """The best setting of each kind, by the time that it saves per step.
+
+    Each is the result of a plan that was accepted, with these overrides and nothing else.
+    """
     best: list[Setting] = []
-    for kind in _candidates(plan, machine):
-        found = [Setting(overrides, _step_s(replan, overrides, machine, lengths)) for overrides in kind]
-        shorter = [setting for setting in found if 0 < setting.step_s < (1 - WORTH) * step_s]
-        if shorter:
-            best.append(min(shorter, key=lambda setting: setting.step_s))
+    for kind in _candidates(plan, machine, lengths, step_s):
+        setting = _best(kind, lambda overrides: _step_s(replan, overrides, machine, lengths))
+        if setting and setting.step_s < (1 - WORTH) * step_s:
+            best.append(setting)
     return sorted(best, key=lambda setting: setting.step_s)[:NUM_SETTINGS]
 
 
-def _candidates(plan: RunPlan, machine: Machine) -> Iterator[list[tuple[str, ...]]]:
-    """Overrides by kind. Apart from the schedule, none of them changes what is learned."""
-    config, gpus, devices = plan.config, machine.gpus, replica_devices(plan.config)
-    counts = sorted({gpus, gpus // 2, 3 * gpus // 4} - {0}, reverse=True)
-    layouts = [
-        (f"actor.data_parallel={trainers}", f"rollout.replicas={engines // devices}", *sharding)
-        for trainers in counts
-        for engines in {trainers, gpus - trainers} - {0}
-        if engines % devices == 0
-        for sharding in ((), ("actor.sharding=fsdp2",))
-        if trainers > 1 or not sharding
-    ]
-    yield layouts
-    yield [(f"rollout.max_rows={config.rollout.max_rows * factor}",) for factor in (2, 4)]
+def _best(kind: Sequence[FasterLayout], seconds: Callable[[Sequence[str]], float]) -> Setting | None:
+    """The fastest of the layouts that are accepted, with the fewest overrides of those that are about as fast; None if
+    there are none.
+
+    Layouts come with the least time first, so one that cannot be faster than an accepted one ends the search.
+    """
+    found, left = list[Setting](), MAX_PLANS
+    for layout in kind:
+        if found and layout.least_s >= min(setting.step_s for setting in found):
+            break
+        for way in layout.ways[:left]:
+            left -= 1
+            setting = Setting(way, seconds(way))
+            if setting.step_s:
+                found.append(setting)
+                break
+    least = min((setting.step_s for setting in found), default=0.0)
+    alike = [setting for setting in found if (1 - WORTH) * setting.step_s <= least]
+    return min(alike, key=lambda setting: (len(setting.overrides), setting.step_s), default=None)
+
+
+def _candidates(plan: RunPlan, machine: Machine, lengths: Lengths, step_s: float) -> Iterator[list[FasterLayout]]:
+    """Overrides by kind. Apart from the schedule, none of them changes what is learned.
+
+    None is the opposite of what the plan chose because something did not fit: `actor.offload`, which makes room for
+    engines, and the rows of the embedded sampler.
+    """
+    config, is_set = plan.config, {choice.key for choice in plan.choices if choice.set_by}
+    search = LayoutSearch(plan, step_size(plan, lengths), step_layout(plan, lengths), machine)
+    yield search.faster(step_s)
+    if config.rollout.backend != config.actor.backend or "rollout.max_rows" in is_set:
+        yield _each(*(f"rollout.max_rows={config.rollout.max_rows * factor}" for factor in (2, 4)))
     if config.actor.gradient_checkpointing:
-        yield [("actor.gradient_checkpointing=false",)]
-    if config.actor.offload:
-        yield [("actor.offload=false",)]
-    yield [(f"rollout.weight_sync={way}",) for way in ("tcp", "nccl") if way != config.rollout.weight_sync]
+        yield _each("actor.gradient_checkpointing=false")
+    if config.actor.offload and "actor.offload" in is_set:
+        yield _each("actor.offload=false")
+    yield _each(*(f"rollout.weight_sync={way}" for way in OTHER_SYNCS if way != config.rollout.weight_sync))
     if not config.schedule.max_staleness:
-        fitting = [overrides for overrides in layouts if _num_devices(overrides, devices) <= gpus]
-        yield [(*overrides, "schedule.max_staleness=1") for overrides in ((), *fitting)]
+        yield search.faster(step_s, stale=True)
 
 
-def _num_devices(overrides: Sequence[str], devices: int) -> int:
-    """Devices of ranks and replicas in separate pools, by the overrides; `devices` of a replica."""
-    ranks, replicas = (int(override.partition("=")[2]) for override in overrides[:2])
-    return ranks + replicas * devices
+def _each(*overrides: str) -> list[FasterLayout]:
+    """Each of these overrides alone; nothing is known about its time."""
+    return [FasterLayout(((override,),), 0.0) for override in overrides]
 
 
 def _step_s(

@@ -19,6 +19,19 @@ CONFIG = "config (cluster.pools)"
 """Provider of a pool that the user declared."""
 
 
+class PoolSizeError(PlanError):
+    """The pools of a run together need more devices than the machine has."""
+
+    def __init__(self, found: str) -> None:
+        """`found`: who needs what, and what the machine has."""
+        self._found = found
+        super().__init__(f"{found}; let roles share a pool, or set cluster.device=cpu")
+
+    def advising(self, settings: str) -> PlanError:
+        """The error with settings by which roles share a pool, and with which a plan is accepted."""
+        return PlanError(f"{self._found}; let roles share a pool ({settings}), or set cluster.device=cpu")
+
+
 @dataclass(frozen=True)
 class _Declared:
     spec: PoolSpec
@@ -199,10 +212,7 @@ def _check_total(
     total = sum(leaves.values())
     if facts is not None and total > facts.gpus:
         each_pool = ", ".join(f"'{name}' {size}" for name, size in leaves.items() if size)
-        raise PlanError(
-            f"cluster: the pools need {total} GPUs ({each_pool}), the machine has {facts.gpus}; "
-            f"let roles share a pool, or set cluster.device=cpu"
-        )
+        raise PoolSizeError(f"cluster: the pools need {total} GPUs ({each_pool}), the machine has {facts.gpus}")
     if total and config.cluster.device != "cuda":
         names = join_names([f"'{name}'" for name, size in leaves.items() if size])
         raise PlanError(f"cluster.device=cpu, but pool {names} has GPUs; set cluster.device=cuda or take them out")

@@ -47,7 +47,8 @@ class _Entry:
     requires: tuple[str, ...]
 
     def provider(self, name: str, kind: str) -> Provider:
-        return Provider(name, self.distribution, self.version, kind)
+        package = self.point.value.partition(":")[0].partition(".")[0]
+        return Provider(name, self.distribution, self.version, kind, package)
 
 
 def canonical(name: str) -> str:

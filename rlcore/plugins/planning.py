@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.plan import Facts, RunPlan, make_plan
-from rlcore.plan.fitting import with_settings_that_fit
+from rlcore.plan.fitting import with_layout_that_fits, with_settings_that_fit
 from rlcore.plan.machine_plan import Lengths
 from rlcore.plan.memory import DeviceMemoryError
+from rlcore.plan.pools import PoolSizeError
 from rlcore.plugins import configure
 from rlcore.report.foreign_output import foreign_output
 from rlcore.runtime.machine import gather_facts
@@ -26,19 +27,21 @@ def plan_run(
     The plan is for this machine, or for one with the facts of `machine`. It assumes that the plugins installed here
     work there too.
     An error for a device that is too small names settings with which the plan is accepted, if there are any: the
-    fastest, for prompts and responses of the mean lengths `lengths`.
+    fastest, for prompts and responses of the mean lengths `lengths`. So does one for pools with too many devices.
     Text that plugins print is shown without secrets and control characters, and plugins cannot close standard output.
     """
     hooks, loaded = configure(files, overrides, plugins, machine, elsewhere=machine is not None)
     facts = gather_facts(loaded.config, machine)
+
+    def replan(further: Sequence[str]) -> RunPlan:
+        others = configure(files, [*overrides, *further], plugins, machine, elsewhere=machine is not None)
+        return make_plan(others[1], others[0], facts)
+
     try:
         return make_plan(loaded, hooks, facts)
+    except PoolSizeError as error:
+        raise with_layout_that_fits(error, replan) from error.__cause__
     except DeviceMemoryError as error:
-
-        def replan(further: Sequence[str]) -> RunPlan:
-            others = configure(files, [*overrides, *further], plugins, machine, elsewhere=machine is not None)
-            return make_plan(others[1], others[0], facts)
-
         is_set = {key for key, origin in loaded.origins.items() if origin != "default"}
         chosen = {choice.key for choice in loaded.choices if not choice.set_by}
         known = lengths or Lengths()
