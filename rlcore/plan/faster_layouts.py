@@ -91,7 +91,7 @@ class LayoutSearch:
             cached_rows=StepLayout.cached_rows,
             sleeps=False,
             offload=False,
-            # A second model that trains has ranks of its own, which the overrides may change.
+            # A second model that trains has separate ranks, which the overrides may change.
             critic=layout.critic and layout.critic_model is None,
             overlaps=stale,
         )

@@ -30,7 +30,7 @@ def longest(batch: Batch) -> int:
 
 
 def engines_of(path: Path, **settings: Any) -> tuple[TrainEngine, TrainEngine]:
-    """Rows one by one (each in a micro-batch of its own), and as trees."""
+    """Rows one by one (each in a separate micro-batch), and as trees."""
     alone, tree = (engine_of(path, way, **settings) for way in (SharedPrefix.NONE, SharedPrefix.TREE))
     for engine in (alone, tree):
         for module in engine.model.modules():
