@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/transfer.py [--smoke] [--ray] [--model DIR] [--out docs/results/transfer]
 
 Batches: a worker returns its argument, an array. A thread of the driver gets it without a copy, a child process through
-a pipe, an actor of Ray through its object store. The result has the seconds of an empty call and, for arrays of 1, 10
+shared memory, an actor of Ray through its object store. The result has the seconds of an empty call and, for arrays of 1, 10
 and 100 MB:
 
 * the seconds of a round trip, and the bytes per second, where both directions count;
@@ -102,7 +102,7 @@ async def weights(backend: str, rollout: str, model: Path, directory: Path, roun
     """Weight syncs from an actor on transformers to its embedded rollout, or to a replica with a separate copy."""
     replica = rollout != "embedded"
     run_dir, files = directory / f"{backend}-{rollout}", directory / "weights"
-    sent = ["rollout.weight_sync=tcp"] if rollout == "link" else [f"rollout.weights_dir={files}"]
+    sent = ["rollout.weight_sync=tcp"] if rollout == "tcp" else [f"rollout.weights_dir={files}"]
     run_dir.mkdir()
     settings = [
         *(setting for setting in SETTINGS if not setting.startswith(("model.", "data.", "actor.", "rollout."))),
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for backend in clusters:
             result["batches"] |= asyncio.run(batches(backend, Path(scratch), sizes, rounds))
         for backend in clusters if chosen.model else ():
-            for rollout in ("embedded", "files", "link"):
+            for rollout in ("embedded", "disk", "tcp"):
                 handed = weights(backend, rollout, chosen.model.resolve(), Path(scratch), rounds)
                 result["weights"][f"{backend} {rollout}"] = asyncio.run(handed)
     facts = machine()
