@@ -34,13 +34,14 @@ from rlcore.types import SharedPrefix
 S = TypeVar("S")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Deadlines:
     """Timeouts of the controller's calls to workers in seconds, by kind of call."""
 
     setup_s: float = 1800.0
     call_s: float = 21600.0
     close_s: float = 10.0
+    """Becomes shorter when a run is cut short, so read it when a worker is closed."""
 
 
 @dataclass(frozen=True)

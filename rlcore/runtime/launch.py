@@ -42,7 +42,8 @@ SLOT_INTERFACES: Mapping[str, type[Any]] = {"agent": AgentLoop, "reward": Reward
 
 
 CLOSE_S = 10.0
-"""Seconds for a component's close() if the run is not cut short; children may end slowly on a busy machine."""
+"""Seconds for the close() of a component or worker if the run is not cut short; engines and children end slowly on a
+busy machine."""
 
 
 class _LifeCycle(Protocol):
@@ -98,9 +99,10 @@ async def launch(
     component or algorithm, that did not start. A component that closes too slowly is a warning in the log, which
     `warn` gets, too: a run has saved everything by then, and ends as it would have.
     """
-    limits = deadlines or Deadlines(plan.config.cluster.start_s)
+    deadlines = deadlines or Deadlines(plan.config.cluster.start_s)
+    limits = replace(deadlines, close_s=max(deadlines.close_s, CLOSE_S))
     algorithms = await asyncio.to_thread(_probed, plan)
-    async with AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack, _shortened(limits, deadlines.close_s):
         children = ChildProcesses()
         stack.push_async_callback(children.close)
         sampler = await start_sampler(plan, run_dir, limits, stack)
@@ -118,6 +120,18 @@ async def launch(
             advantage_algorithm=plan.algorithms["advantage"].algorithm,
             selection=algorithms["policy_loss"].selection,
         )
+
+
+@asynccontextmanager
+async def _shortened(limits: Deadlines, close_s: float) -> AsyncIterator[None]:
+    """Context in which an error or a signal leaves only this time for closing."""
+    ended = False
+    try:
+        yield
+        ended = True
+    finally:
+        if not ended:
+            limits.close_s = close_s
 
 
 async def _build_context(sampler: Sampler, children: ChildProcesses) -> BuildContext:
@@ -171,16 +185,15 @@ async def _start_component(
     check_product(type(component), SLOT_INTERFACES[slot], who)
     life = cast(_LifeCycle, component)
 
-    async def close(cut_short: type[BaseException] | None, *_: object) -> None:
-        limit_s = limits.close_s if cut_short else max(limits.close_s, CLOSE_S)
+    async def close() -> None:
         try:
-            await _within(life.close, f"{who}: close()", limit_s)
+            await _within(life.close, f"{who}: close()", limits.close_s)
         except _TooSlow as slow:
             logger.warning("%s; its processes are killed", slow)
             if warn is not None:
                 warn(f"{slow}; its processes are killed")
 
-    stack.push_async_exit(close)
+    stack.push_async_callback(close)
     with watch.watching(f"{who}: start()"):
         await _within(life.start, f"{who}: start()", limits.setup_s)
     return _checked(plan, slot, component, who, watch)

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 Prompts = Mapping[str, Sequence[Prompt]]
 
 CLOSE_S = 1.5
-"""A worker that is busy when the run ends is left behind after this long: a signal ends the run within 10 s."""
+"""A worker that is busy when a run is cut short is left behind after this long: a signal ends the run within 10 s."""
 
 
 async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Callbacks) -> TrainResult:
