@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/transfer.py [--smoke] [--ray] [--model DIR] [--out docs/results/transfer]
 
 Batches: a worker returns its argument, an array. A thread of the driver gets it without a copy, a child process through
-shared memory, an actor of Ray through its object store. The result has the seconds of an empty call and, for arrays of 1, 10
-and 100 MB:
+shared memory, an actor of Ray through its object store. The result has the seconds of an empty call and, for arrays of
+1, 10 and 100 MB:
 
 * the seconds of a round trip, and the bytes per second, where both directions count;
 * true if the returned array is a copy;
