@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.stored_formats import check_stored
 from rlcore.errors import ConfigError
+from rlcore.plan import RunPlan
 from rlcore.plugins.planning import plan_run
 from rlcore.testing.null import SETTINGS
 
@@ -36,8 +38,13 @@ def write_model(directory: Path, dtype: str = "F32", **settings: Any) -> Path:
     return directory
 
 
-def planned(model: Path | str, *overrides: str) -> None:
-    plan_run([], [*SETTINGS, *HF, f"model.path={model}", *overrides], ["null"])
+def planned(model: Path | str, *overrides: str) -> RunPlan:
+    return plan_run([], [*SETTINGS, *HF, f"model.path={model}", *overrides], ["null"])
+
+
+def trained_by(plan: RunPlan) -> str:
+    """The backend of the plan's actor."""
+    return next(worker.request.backend for worker in plan.workers if worker.request.role == ACTOR)
 
 
 QUANTISED: tuple[tuple[dict[str, Any], str], ...] = (
@@ -67,8 +74,8 @@ def test_a_quantised_model_is_refused_in_one_line_that_the_engine_would_say(
 
 @pytest.mark.parametrize("dtype", ["F64", "F32", "BF16", "F16"])
 def test_other_models_are_planned(tmp_path: Path, dtype: str) -> None:
-    planned(write_model(tmp_path / "model", dtype, quantization_config=None))
-    planned("none")
+    assert trained_by(planned(write_model(tmp_path / "model", dtype, quantization_config=None))) == "hf"
+    assert trained_by(planned("none")) == "hf"
 
 
 def test_a_quantised_reference_and_a_quantised_critic_are_refused_by_their_setting(tmp_path: Path) -> None:
@@ -110,7 +117,7 @@ def test_a_file_that_the_index_names_and_that_is_missing_is_named(
 
 def test_another_backend_may_train_what_the_core_cannot(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model", quantization_config={"quant_method": "fp8"})
-    planned(path, "actor.backend=null", "rollout.backend=null")
+    assert trained_by(planned(path, "actor.backend=null", "rollout.backend=null")) == "null"
 
 
 def test_the_model_of_the_hubs_cache_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,4 +144,4 @@ DAMAGED: dict[str, Callable[[Path], object]] = {
 def test_damaged_files_end_no_plan(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     path = write_model(tmp_path / "model")
     damage(path)
-    planned(path)
+    assert trained_by(planned(path)) == "hf"

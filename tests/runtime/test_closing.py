@@ -5,43 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from two_tools import planned
 
 from rlcore.contracts.clusters import Deadlines
-from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
-from rlcore.testing.null import SETTINGS
-from rlcore.testing.packages import importable, write_package
+from rlcore.testing.packages import importable
 
-PLUGIN = """
-    import time
-    from rlcore import AgentLoop, Component, Role, Worker, WorkerClass, WorkerRequest, hookimpl
-
-    class Tool(Worker):
-        def setup(self): ...
-
-        def close(self):
-            (self.context.run_dir / "closing").touch()
-            time.sleep({seconds})
-            (self.context.run_dir / "closed").touch()
-
-    class Agent(AgentLoop):
-        def __init__(self, context): ...
-
-        async def start(self): ...
-
-        async def close(self): ...
-
-        def rollout(self, tasks, sampling, lane): ...
-
-    @hookimpl
-    def rlcore_agent_loops():
-        asks = lambda config, section: [WorkerRequest(Role("tool", Tool), "t", isolated=True)]
-        return [Component("tooled", Agent, asks)]
-
-    @hookimpl
-    def rlcore_worker_classes():
-        return [WorkerClass(Tool, "t", Tool)]
-"""
+CLOSE = """directory = self.context.run_dir
+            (directory / f"{self.context.role} closing").touch()
+            time.sleep(SECONDS)
+            (directory / f"{self.context.role} closed").touch()"""
+TOOLS = ("hammer", "saw")
 
 
 @pytest.fixture
@@ -56,8 +30,7 @@ def test_a_worker_may_close_slowly_unless_the_run_is_cut_short(
     site: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, cut_short: bool
 ) -> None:
     """vLLM takes seconds to end its processes, and a signal leaves a run ten for everything."""
-    write_package(site, "closing_tool", PLUGIN.replace("{seconds}", "60" if cut_short else "1"))
-    plan = plan_run([], [*SETTINGS, "rollout.agent=tooled"], ["null", "closing_tool"])
+    plan = planned(site, close=CLOSE.replace("SECONDS", "60" if cut_short else "1"))
 
     async def story() -> None:
         async with launch(plan, tmp_path, Deadlines(close_s=0.5)):
@@ -69,7 +42,7 @@ def test_a_worker_may_close_slowly_unless_the_run_is_cut_short(
             asyncio.run(story())
     else:
         asyncio.run(story())
-    assert (tmp_path / "closing").exists()
-    assert (tmp_path / "closed").exists() is not cut_short
-    late = [message for message in caplog.messages if "tool[0].close() took longer than 0.5 s" in message]
-    assert len(late) == int(cut_short)
+    assert all((tmp_path / f"{tool} closing").exists() for tool in TOOLS)
+    assert [tool for tool in TOOLS if (tmp_path / f"{tool} closed").exists()] == ([] if cut_short else list(TOOLS))
+    late = [message for message in caplog.messages if "].close() took longer than 0.5 s" in message]
+    assert len(late) == (len(TOOLS) if cut_short else 0)

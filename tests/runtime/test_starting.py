@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from two_tools import planned
 
 from rlcore.contracts.activity import PHASE, Activity, as_current
 from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, ProcessUse, WorkerPlan
@@ -19,44 +20,9 @@ from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
 from rlcore.runtime.starting import start_chains
 from rlcore.testing.null import SETTINGS
-from rlcore.testing.packages import importable, write_package
+from rlcore.testing.packages import importable
 
 TOGETHER = ClusterAbilities(starts_together=True)
-PLUGIN = """
-    import time
-    from rlcore import AgentLoop, Component, Role, Worker, WorkerClass, WorkerRequest, hookimpl
-
-    class Tool(Worker):
-        def setup(self):
-            directory = self.context.run_dir
-            (directory / f"{self.context.role} begins").touch()
-            ends = time.monotonic() + 20
-            while not {wait}:
-                if time.monotonic() > ends:
-                    raise TimeoutError("the other tool does not begin")
-                time.sleep(0.01)
-            {then}
-
-    class Agent(AgentLoop):
-        def __init__(self, context): ...
-
-        async def start(self): ...
-
-        async def close(self): ...
-
-        def rollout(self, tasks, sampling, lane): ...
-
-    def asks(config, section):
-        return [WorkerRequest(Role(name, Tool), "t", isolated={isolated}) for name in ("hammer", "saw")]
-
-    @hookimpl
-    def rlcore_agent_loops():
-        return [Component("tooled", Agent, asks)]
-
-    @hookimpl
-    def rlcore_worker_classes():
-        return [WorkerClass(Tool, "t", Tool)]
-"""
 BOTH = 'all((directory / f"{name} begins").exists() for name in ("hammer", "saw"))'
 
 
@@ -64,13 +30,6 @@ BOTH = 'all((directory / f"{name} begins").exists() for name in ("hammer", "saw"
 def site(tmp_path: Path) -> Iterator[Path]:
     with importable(tmp_path / "site") as place:
         yield place
-
-
-def planned(site: Path, wait: str, then: str = "pass", isolated: bool = True) -> RunPlan:
-    """A run with two tools; each waits in `setup`."""
-    text = PLUGIN.replace("{wait}", wait).replace("{then}", then).replace("{isolated}", str(isolated))
-    write_package(site, "starting_tools", text)
-    return plan_run([], [*SETTINGS, "rollout.agent=tooled"], ["null", "starting_tools"])
 
 
 def with_workers(plan: RunPlan, abilities: ClusterAbilities, *placed: tuple[str, str, float, str]) -> RunPlan:
@@ -149,7 +108,7 @@ def test_roles_on_different_devices_start_together(
 def test_two_isolated_roles_start_at_the_same_time_and_the_log_says_how_long_each_took(
     site: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan, activity = planned(site, BOTH), Activity("all")
+    plan, activity = planned(site, wait=BOTH), Activity("all")
 
     async def story() -> list[str]:
         async with launch(plan, tmp_path) as run:
@@ -165,7 +124,7 @@ def test_two_isolated_roles_start_at_the_same_time_and_the_log_says_how_long_eac
 
 
 def test_threads_start_one_after_another(site: Path, tmp_path: Path) -> None:
-    plan = planned(site, "True", isolated=False)
+    plan = planned(site, isolated=False)
     order: list[list[str]] = []
     tool: Any = next(worker.cls for worker in plan.workers if worker.request.role.name == "saw")
     really = tool.setup
@@ -189,7 +148,7 @@ def test_a_role_that_does_not_start_ends_the_start_of_the_others_at_once(
     site: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fails = 'if self.context.role == "saw": raise ValueError("no teeth")\n            time.sleep(3600)'
-    plan = planned(site, BOTH, fails)
+    plan = planned(site, wait=BOTH, then=fails)
 
     async def story() -> None:
         async with launch(plan, tmp_path):
