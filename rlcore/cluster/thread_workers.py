@@ -104,21 +104,25 @@ class ThreadWorkers:
         name = f"{role.name}[{index}]"
         hosts = [worker for worker in self._started if embedded_in and worker.name == f"{embedded_in.name}[{index}]"]
         host = hosts[0] if hosts else None
-        if host is None:
-            self._threads.append(WorkerThread(name).start())
-        thread = host.thread if host else self._threads[-1]
+        thread = host.thread if host else self._new_thread(name)
         context = context_of(self._context, worker, index, device=device, host=host.worker if host else None)
         deadlines = self._context.deadlines
 
-        def build() -> None:
+        def build() -> ThreadReplica[Any]:
             with named(f"{name}.setup()", context):
                 built = worker.cls(context)
-                self._started.append(ThreadReplica(built, role.interface, thread, name, deadlines))
+                replica = ThreadReplica(built, role.interface, thread, name, deadlines)
+                self._started.append(replica)
                 built.setup()
+                return replica
 
         with worker_call(role.name, "setup", worker.offered_by):
-            await thread.run(build, "setup()", deadlines.setup_s)
-        return self._started[-1]
+            replica: ThreadReplica[Any] = await thread.run(build, "setup()", deadlines.setup_s)
+        return replica
+
+    def _new_thread(self, name: str) -> WorkerThread:
+        self._threads.append(thread := WorkerThread(name).start())
+        return thread
 
     async def close(self) -> None:
         """Close every worker, last one first, and end its thread; errors are logged."""

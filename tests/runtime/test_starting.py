@@ -12,8 +12,10 @@ import psutil
 import pytest
 from two_tools import planned
 
+from rlcore.cluster.kit import ThreadWorkers
+from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.activity import PHASE, Activity, as_current
-from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, ProcessUse, WorkerPlan
+from rlcore.contracts.clusters import ClusterAbilities, Deadlines, PoolPlan, ProcessUse, WorkerPlan
 from rlcore.errors import WorkerError
 from rlcore.plan import RunPlan
 from rlcore.plugins.planning import plan_run
@@ -141,6 +143,23 @@ def test_threads_start_one_after_another(site: Path, tmp_path: Path) -> None:
 
     asyncio.run(story())
     assert order == [["hammer begins"], ["hammer begins", "saw begins"]]
+
+
+def test_threads_that_a_cluster_starts_together_keep_their_names(site: Path, tmp_path: Path) -> None:
+    """The core does not, but the kit is for clusters that may."""
+    plan = planned(site, wait=BOTH, isolated=False)
+    tools = [worker for worker in plan.workers if worker.request.role.name in ("hammer", "saw")]
+
+    async def story() -> list[str]:
+        threads = ThreadWorkers(cluster_context(plan, tmp_path, Deadlines()))
+        try:
+            return [
+                replica.name for replica in await asyncio.gather(*(threads.start(tool, 0, "cpu") for tool in tools))
+            ]
+        finally:
+            await threads.close()
+
+    assert asyncio.run(story()) == ["hammer[0]", "saw[0]"]
 
 
 @pytest.mark.slow
