@@ -41,7 +41,7 @@ class Deadlines:
     setup_s: float = 1800.0
     call_s: float = 21600.0
     close_s: float = 10.0
-    """Becomes shorter when a run is cut short, so read it when a worker is closed."""
+    """Becomes longer at the normal end of a run, so read it when a worker is closed."""
 
 
 @dataclass(frozen=True)

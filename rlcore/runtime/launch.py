@@ -42,8 +42,8 @@ SLOT_INTERFACES: Mapping[str, type[Any]] = {"agent": AgentLoop, "reward": Reward
 
 
 CLOSE_S = 10.0
-"""Seconds for the close() of a component or worker if the run is not cut short; engines and children end slowly on a
-busy machine."""
+"""Least seconds for the close() of a component or worker at the normal end of a run; engines and children end slowly on
+a busy machine."""
 
 
 class _LifeCycle(Protocol):
@@ -100,9 +100,9 @@ async def launch(
     `warn` gets, too: a run has saved everything by then, and ends as it would have.
     """
     deadlines = deadlines or Deadlines(plan.config.cluster.start_s)
-    limits = replace(deadlines, close_s=max(deadlines.close_s, CLOSE_S))
+    limits = replace(deadlines)
     algorithms = await asyncio.to_thread(_probed, plan)
-    async with AsyncExitStack() as stack, _shortened(limits, deadlines.close_s):
+    async with AsyncExitStack() as stack, _lengthened(limits):
         children = ChildProcesses()
         stack.push_async_callback(children.close)
         sampler = await start_sampler(plan, run_dir, limits, stack)
@@ -123,15 +123,11 @@ async def launch(
 
 
 @asynccontextmanager
-async def _shortened(limits: Deadlines, close_s: float) -> AsyncIterator[None]:
-    """Context in which an error or a signal leaves only this time for closing."""
-    ended = False
-    try:
-        yield
-        ended = True
-    finally:
-        if not ended:
-            limits.close_s = close_s
+async def _lengthened(limits: Deadlines) -> AsyncIterator[None]:
+    """Context whose normal end leaves `CLOSE_S` for closing. During the run and after an error or a signal the shorter
+    deadline applies, also to streams that are closed on the way out."""
+    yield
+    limits.close_s = max(limits.close_s, CLOSE_S)
 
 
 async def _build_context(sampler: Sampler, children: ChildProcesses) -> BuildContext:

@@ -1,7 +1,9 @@
 """The time that workers have to close: enough for an engine at the end of a run, little when the run is cut short."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,21 @@ def test_a_worker_may_close_slowly_unless_the_run_is_cut_short(
     assert [tool for tool in TOOLS if (tmp_path / f"{tool} closed").exists()] == ([] if cut_short else list(TOOLS))
     late = [message for message in caplog.messages if "].close() took longer than 0.5 s" in message]
     assert len(late) == (len(TOOLS) if cut_short else 0)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cut_short_leaves_a_stream_whose_worker_computes(site: Path, tmp_path: Path) -> None:
+    plan = planned(site, busy_s=8.0)
+
+    async def story() -> None:
+        async with launch(plan, tmp_path, Deadlines(close_s=0.5)):
+            plugin = sys.modules["written_tools"]
+            [replica] = plugin.Agent.hammer.replicas
+            async with aclosing(replica.stream(plugin.Tool.items)) as items:
+                assert await anext(items) == "first"
+                raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        asyncio.run(story())
+    assert (tmp_path / "hammer begins").exists()
+    assert not (tmp_path / "hammer computed").exists()

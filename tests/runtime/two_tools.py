@@ -25,8 +25,14 @@ PLUGIN = """
         def close(self):
             {close}
 
+        async def items(self):
+            yield "first"
+            time.sleep({busy_s})
+            (self.context.run_dir / f"{self.context.role} computed").touch()
+
     class Agent(AgentLoop):
-        def __init__(self, context): ...
+        def __init__(self, context):
+            Agent.hammer = context.workers(Role("hammer", Tool))
 
         async def start(self): ...
 
@@ -48,10 +54,13 @@ PLUGIN = """
 
 
 def planned(
-    site: Path, *, wait: str = "True", then: str = "pass", close: str = "pass", isolated: bool = True
+    site: Path, *, wait: str = "True", then: str = "pass", close: str = "pass", busy_s: float = 0.0, isolated: bool = True
 ) -> RunPlan:
-    """A run with two tools, hammer and saw. In `setup` each waits until `wait` is true, then does `then`."""
-    parts = {"wait": wait, "then": then, "close": close, "isolated": str(isolated)}
+    """A run with two tools, hammer and saw. In `setup` each waits until `wait` is true, then does `then`.
+
+    After the first of its `items` a tool is busy for `busy_s`.
+    """
+    parts = {"wait": wait, "then": then, "close": close, "busy_s": str(busy_s), "isolated": str(isolated)}
     text = PLUGIN
     for name, part in parts.items():
         text = text.replace(f"{{{name}}}", part)
