@@ -45,7 +45,7 @@ class Reader(RolloutWorker):
     async def load_weights(self, handle: WeightsHandle) -> int:
         began, num_bytes = time.perf_counter(), 0
         together = handle.kind == "nccl"
-        for _, tensor in self._receiver.weights(handle) if together else weights_of(handle):
+        for _, tensor in self._receiver.weights(handle) if together else weights_of(handle, borrowed=True):
             float(tensor.sum())  # the tensor is mapped, or still arriving: reading it takes the time
             num_bytes += tensor.numel() * tensor.element_size()
         seconds = time.perf_counter() - began

@@ -109,6 +109,7 @@ async def weights(backend: str, rollout: str, model: Path, directory: Path, roun
         f"model.path={model}",
         f"data.sources.all.path={write_prompts(directory / 'prompts.jsonl', 8)}",
         f"rollout.backend={'reader' if replica else 'hf'}",
+        "rollout.check_weights_every=0",
         *(sent if replica else []),
         *of_cluster(backend),
     ]

@@ -355,6 +355,10 @@ class Completion(ReadOnlyArrays):
     """Reason why the request cannot be served: it kills its replica. There are no tokens; the sample has failed."""
 
 
+SENT_KINDS: tuple[Literal["tcp", "shm", "nccl"], ...] = ("tcp", "shm", "nccl")
+"""Kinds of weights that the actor's process sends."""
+
+
 @dataclass(frozen=True)
 class WeightsHandle:
     """The location of the actor's weights of one version, for replicas that hold a copy."""
@@ -374,7 +378,7 @@ class WeightsHandle:
     @property
     def is_sent(self) -> bool:
         """True if the actor's process sends the weights, and nothing is written."""
-        return self.kind in ("tcp", "shm", "nccl")
+        return self.kind in SENT_KINDS
 
     @property
     def place(self) -> str:

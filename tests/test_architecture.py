@@ -28,7 +28,7 @@ HEAVY = {"torch", "transformers", "accelerate", "datasets", "vllm", "ray", "peft
 HEAVY_OWNERS = {"algo", "engines", "data", "report", "testing"}
 HEAVY_NAMES = (
     "weights",
-    "weight_buckets",
+    "weight_memory",
     "weight_groups",
     "weight_stream",
     "reward_models",

@@ -41,19 +41,20 @@ class RolloutConfig:
     """Rows that are decoded at the same time."""
     deadline_s: float = option(3600.0, above=0)
     """Timeout in seconds of the generation of one step; the run stops after that."""
-    weight_sync: Literal["disk", "tcp", "shm", "nccl"] = "disk"
+    weight_sync: Literal["auto", "disk", "tcp", "shm", "nccl"] = "auto"
     """Weight sync from the actor to replicas that hold a copy. disk: through a directory that all of them can read;
-    tcp: from a copy in the memory of the actor's process; shm: from such a copy through shared memory, on one
-    machine; nccl: from such a copy by broadcast to all replicas, which have other devices than the actor."""
-    weights_bucket_mib: int = option(16, used_when="weight_sync in ('shm', 'nccl')", at_least=1)
-    """Size of a bucket of weights. With shm each process of a replica has two of them while it loads weights; nccl
-    needs one per device, and is faster with 256."""
+    tcp: from a copy in the memory of the actor's process; shm: from such a copy in memory that all of them map, on one
+    machine; nccl: from such a copy by broadcast to all replicas, which have other devices than the actor; auto: shm
+    where it is possible and the host has the memory, else disk."""
+    weights_bucket_mib: int = option(16, used_when="weight_sync == 'nccl'", at_least=1)
+    """Size of a bucket of a broadcast; each device needs one. 256 is faster."""
     weights_transport: Literal["nccl", "gloo"] = option("nccl", used_when="weight_sync == 'nccl'")
     """Transport of the broadcasts. nccl: between CUDA devices; gloo: between hosts over TCP, which needs no GPU."""
     weights_deadline_s: float = option(600.0, above=0)
     """Timeout in seconds for a replica to load a version of the weights; it is restarted after that."""
-    weights_dir: str = option("", used_when="weight_sync == 'disk'")
-    """The directory of weights for replicas that hold a copy, which all of them can read; empty: the run directory."""
+    weights_dir: str = option("", used_when="weight_sync in ('auto', 'disk')")
+    """The directory of weights for replicas that hold a copy, which all of them can read; empty: the run directory.
+    With auto it means disk."""
     on_new_weights: Literal["restart", "continue"] = option("restart", used_when="schedule.max_staleness not in (0, 1)")
     """Samples that are unfinished when the weights change continue with the new ones. restart: their keys and values
     are recomputed first; continue: those of the old weights are kept."""

@@ -10,8 +10,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcore.contracts.weight_buckets import received_in_buckets
 from rlcore.contracts.weight_groups import taken_alone
+from rlcore.contracts.weight_memory import mapped_weights
 from rlcore.contracts.weight_stream import EXCHANGE_S, tensors_from
 from rlcore.errors import WorkerError, boundary
 from rlcore.types import WeightsHandle
@@ -20,20 +20,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def weights_of(handle: WeightsHandle) -> Generator[tuple[str, Tensor]]:
+def weights_of(handle: WeightsHandle, *, borrowed: bool = False) -> Generator[tuple[str, Tensor]]:
     """Yields the name and the tensor of each weight, in host memory, one at a time.
 
     Names are those in the model directory's safetensors files; for the kind `adapter`, those in peft's files.
     WorkerError when the weights cannot be read; for kinds that are sent, also when the version is no longer current.
     For `nccl`, the weights come from the copy in host memory: only `GroupReceiver` takes part in the broadcast. Close
     the generator if you stop early.
+
+    `borrowed`: a tensor may be a view of memory that all replicas read and that later holds the next version. This
+    saves a copy if `load_weights()` copies the tensors anyway.
     """
     if handle.kind == "tcp":
         yield from received(handle.path)
     elif handle.kind == "nccl":
         yield from taken_alone(handle.path)
     elif handle.kind == "shm":
-        yield from received_in_buckets(handle.path)
+        for name, tensor in mapped_weights(handle.path):
+            yield name, tensor if borrowed else tensor.clone()
     else:
         with boundary(f"weights: reading them in '{handle.path}'", WorkerError):
             check_readable(handle)

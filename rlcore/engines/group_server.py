@@ -9,7 +9,7 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -21,16 +21,16 @@ from torch import Tensor
 from rlcore.contracts import weight_groups
 from rlcore.contracts.weight_groups import BroadcastGroup, Invitation, Wish, watch
 from rlcore.contracts.weight_stream import Piece, read_message, send_message
-from rlcore.engines.bucket_server import MIB, buckets_of
-from rlcore.engines.weight_server import WeightsServer, bytes_of, send_whole
+from rlcore.engines.weight_server import WeightsServer, bytes_of, host_copies, send_whole, type_of
 from rlcore.errors import WorkerError, boundary
 
 distributed: Any = torch.distributed
 """torch.distributed, untyped because its stub does not export the stores."""
 logger = logging.getLogger(__name__)
+MIB = 2**20
 
 
-def group_server(host: str, bucket_mib: int, transport: str, device: str) -> WeightsServer:
+def group_server(host: str, bucket_mib: int, transport: str, device: str) -> WeightsServer[dict[str, Tensor]]:
     """Serves the processes of replicas on any machine; WorkerError when it cannot listen.
 
     `transport` carries the broadcasts: nccl between CUDA devices (`device` is this process's), or gloo between hosts.
@@ -38,7 +38,8 @@ def group_server(host: str, bucket_mib: int, transport: str, device: str) -> Wei
     with boundary(f"weights: listening on {host}", WorkerError):
         listening = socket.create_server((host, 0))
     groups = Groups(host, bucket_mib * MIB, transport, device if transport == "nccl" else "cpu")
-    return WeightsServer(listening, f"{host}:{listening.getsockname()[1]}", groups.serve, groups.abandon)
+    place = f"{host}:{listening.getsockname()[1]}"
+    return WeightsServer(listening, place, host_copies, groups.serve, groups.abandon)
 
 
 @dataclass(eq=False)
@@ -170,3 +171,21 @@ def _fill(bucket: Tensor, pieces: Sequence[Piece], flat: Mapping[str, Tensor]) -
         into = bucket[piece.offset : piece.offset + piece.num_bytes]
         into.copy_(flat[piece.name][piece.begin : piece.begin + piece.num_bytes])
     return bucket[: sum(piece.num_bytes for piece in pieces)]
+
+
+def buckets_of(tensors: Mapping[str, Tensor], size: int) -> Iterator[list[Piece]]:
+    """The pieces of each bucket of `size` bytes: all tensors, in order, without gaps."""
+    pieces: list[Piece] = []
+    used = 0
+    for name, tensor in tensors.items():
+        begin, more = 0, True
+        while more:  # once for an empty tensor
+            if used == size:
+                yield pieces
+                pieces, used = [], 0
+            num_bytes = min(size - used, tensor.nbytes - begin)
+            pieces.append(Piece(name, type_of(tensor), list(tensor.shape), used, begin, num_bytes))
+            used, begin = used + num_bytes, begin + num_bytes
+            more = begin < tensor.nbytes
+    if pieces:
+        yield pieces

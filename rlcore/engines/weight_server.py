@@ -1,6 +1,6 @@
 """Serves the trainer's weights to engines in other processes.
 
-The process keeps a copy of the last offered weights in host memory and sends it to callers with the address, at any
+The process keeps a copy of the last offered weights in host memory and gives it to callers with the address, at any
 time. Updates do not wait for that, and an engine that comes back during one gets the same weights as the others. The
 address is valid for one version and contains a secret, so nothing else can fetch them; the transfer is not encrypted.
 """
@@ -11,9 +11,10 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,41 +31,49 @@ PIECE_BYTES = 16 << 20
 SECRET_BYTES = 16
 
 
-@dataclass(frozen=True, eq=False)
-class _Offered:
-    """One version of the weights, with the secret that its receivers have to present."""
+C = TypeVar("C")
+Tensors = Iterable[tuple[str, Tensor]]
+"""Names and tensors on any device, each valid until the next one."""
 
-    tensors: Mapping[str, Tensor]
+
+@dataclass(frozen=True, eq=False)
+class _Offered(Generic[C]):
+    """The copy of one version of the weights, with the secret that its receivers have to present."""
+
+    copy: C
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES))
 
 
-Send = Callable[[socket.socket, Mapping[str, Tensor]], None]
-"""Sends all tensors to a receiver that presented the secret; OSError or EOFError if it disconnected."""
-
-
-class WeightsServer:
-    """Sends the last offered weights, on separate threads."""
+class WeightsServer(Generic[C]):
+    """Gives receivers the last offered weights, on separate threads."""
 
     def __init__(
-        self, listening: socket.socket, place: str, send: Send, closed: Callable[[], None] = lambda: None
+        self,
+        listening: socket.socket,
+        place: str,
+        copied: Callable[[Tensors], C],
+        send: Callable[[socket.socket, C], None],
+        closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Serve a listening socket; `place` is its address for receivers. `closed` is called at the end."""
-        self._listening, self._place, self._send, self._on_closed = listening, place, send, closed
-        self._offered: _Offered | None = None
+        """Serve a listening socket; `place` is its address for receivers.
+
+        `copied` makes the copy of a version in host memory. `send` gives it to a receiver that presented the secret;
+        OSError or EOFError if that disconnected. `closed` is called at the end.
+        """
+        self._listening, self._place, self._on_closed = listening, place, closed
+        self._copied, self._send = copied, send
+        self._offered: _Offered[C] | None = None
         self._closed = self._stranger_is_logged = False
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._accept, name="weights", daemon=True)]
         self._threads[0].start()
 
-    def offer(self, tensors: Mapping[str, Tensor]) -> str:
-        """Offer these weights instead of earlier ones and return their address; they must not change afterwards."""
-        self._offered = _Offered(tensors)
+    def offer(self, tensors: Tensors) -> str:
+        """Copy these weights and offer them instead of earlier ones; their address."""
+        self._offered = None  # its memory is free for this version, and replicas that come back wait for it
+        self._offered = _Offered(self._copied(tensors))
         return f"{self._place}/{self._offered.secret}"
-
-    def withdraw(self) -> None:
-        """Release the weights, so their memory is free before others are offered."""
-        self._offered = None
 
     def close(self) -> None:
         """Stop serving."""
@@ -103,7 +112,7 @@ class WeightsServer:
                 if not hmac.compare_digest(bytes(peer_secret), offered.secret.encode()):
                     self._log_stranger(connection)
                     return
-                self._send(connection, offered.tensors)
+                self._send(connection, offered.copy)
         except (OSError, EOFError) as error:  # the engine has gone, which is reported elsewhere
             logger.info("weights: a replica that took them is gone: %s", error)
         finally:
@@ -123,11 +132,11 @@ class WeightsServer:
             )
 
 
-def tcp_server(host: str) -> WeightsServer:
+def tcp_server(host: str) -> WeightsServer[dict[str, Tensor]]:
     """Serves receivers on any machine (`rlcore.contracts.weights.received`); WorkerError when it cannot listen."""
     with boundary(f"weights: listening on {host}", WorkerError):
         listening = socket.create_server((host, 0))
-    return WeightsServer(listening, f"{host}:{listening.getsockname()[1]}", send_whole)
+    return WeightsServer(listening, f"{host}:{listening.getsockname()[1]}", host_copies, send_whole)
 
 
 def send_whole(connection: socket.socket, tensors: Mapping[str, Tensor]) -> None:
@@ -151,6 +160,6 @@ def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
     return flat
 
 
-def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def host_copies(tensors: Tensors) -> dict[str, Tensor]:
     """Private copies, each contiguous in this machine's memory."""
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}

@@ -98,7 +98,7 @@ class LayoutSearch:
 
     def _with_sync(self, overrides: tuple[str, ...], layout: StepLayout, together: bool) -> FasterLayout:
         """The layout with the run's weight sync or one that saves enough, and without the latter if it is refused."""
-        own = self._plan.config.rollout.weight_sync
+        own = self._plan.weight_sync
         seconds = {way: self._seconds(replace(layout, weight_sync=way)) for way in self._syncs(own, together)}
         best = min(seconds, key=lambda way: seconds[way])
         schedule = ("schedule.max_staleness=1",) if layout.overlaps else ()

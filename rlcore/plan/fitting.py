@@ -15,6 +15,7 @@ from rlcore.plan.machine_times import StepLayout, estimate_step
 from rlcore.plan.memory import ACTOR_SETTINGS, DeviceMemoryError
 from rlcore.plan.pools import PoolSizeError
 from rlcore.plan.run_plan import RunPlan
+from rlcore.plan.weight_sync import expected_sync
 
 Replan = Callable[[Sequence[str]], RunPlan]
 """Makes the plan of a run with further overrides."""
@@ -86,7 +87,7 @@ class _Search:
             sharded=True,
             updates=batch_sizes(config)["minibatches"],
             epochs=config.actor.epochs,
-            weight_sync=config.rollout.weight_sync,
+            weight_sync=expected_sync(config),
             overlaps=config.schedule.max_staleness > 0,
         )
 

@@ -187,7 +187,7 @@ def step_layout(plan: RunPlan, lengths: Lengths) -> StepLayout:
         critic_model=_critic(plan, size),
         updates=plan.batch_sizes["minibatches"],
         epochs=config.actor.epochs,
-        weight_sync=config.rollout.weight_sync,
+        weight_sync=plan.weight_sync,
         overlaps=plan.schedule.max_staleness > 0 and ROLLOUT not in plan.colocated_roles and not embedded,
     )
 
@@ -272,7 +272,7 @@ def _candidates(plan: RunPlan, machine: Machine, lengths: Lengths, step_s: float
         yield _each("actor.gradient_checkpointing=false")
     if config.actor.offload and "actor.offload" in is_set:
         yield _each("actor.offload=false")
-    yield _each(*(f"rollout.weight_sync={way}" for way in OTHER_SYNCS if way != config.rollout.weight_sync))
+    yield _each(*(f"rollout.weight_sync={way}" for way in OTHER_SYNCS if way != plan.weight_sync))
     if not config.schedule.max_staleness:
         yield search.faster(step_s, stale=True)
 

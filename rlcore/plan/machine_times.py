@@ -29,12 +29,11 @@ NODE_GB_S = 50.0
 """Bandwidth of a card to other nodes: one port of 400 Gbit/s each."""
 HOST_GB_S = 25.0
 """Bandwidth of a card to pinned host memory, over PCIe 4."""
-DISK_WRITE_GB_S, DISK_READ_GB_S, TCP_GB_S, SHM_GB_S = 1.4, 3.0, 0.75, 1.0
+DISK_WRITE_GB_S, DISK_READ_GB_S, TCP_GB_S = 1.4, 3.0, 0.75
 """Bandwidth of a weight sync: written to memory-backed files by one process, read by each replica, and sent over one
-connection (docs/results/transfer.md). The value for shared memory is assumed: docs/results/weight_sync.md finds it
-between files and a connection."""
+connection (docs/results/transfer.md)."""
 PAGEABLE_GB_S = 8.0
-"""Assumed bandwidth of a card to and from unpinned host memory, which weights are broadcast from."""
+"""Assumed bandwidth of a card to and from unpinned host memory, which weights are shared in or broadcast from."""
 SLEEP_S = 2.0
 """Time to put replicas to sleep and wake them."""
 GRADIENT_BYTES = 4
@@ -313,7 +312,7 @@ def _hand_over(size: StepSize, layout: StepLayout) -> tuple[float, str]:
     if layout.weight_sync == "nccl":
         return gb * (2 / PAGEABLE_GB_S + 1 / NODE_GB_S) + turns_s, "copies from and to host memory"
     if layout.weight_sync == "shm":
-        return gb / SHM_GB_S + turns_s, "copies in host memory"
+        return gb * 2 / PAGEABLE_GB_S + turns_s, "copies from and to host memory"
     return gb / DISK_WRITE_GB_S + gb / DISK_READ_GB_S + turns_s, "one process that writes"
 
 
@@ -328,6 +327,6 @@ def assumptions(machine: Machine) -> list[str]:
         f"decoded token of all rows on top, and {EAGER_LAYER_S * 1e3:g} ms per layer without CUDA graphs",
         f"devices of an engine add up values twice per layer: {COLLECTIVE_S * 1e6:g} us, and bytes over the links",
         f"weights travel at {DISK_WRITE_GB_S:g} GB/s into files and {DISK_READ_GB_S:g} GB/s out of them, or "
-        f"{TCP_GB_S:g} GB/s over tcp and {SHM_GB_S:g} GB/s through shared memory, and to be broadcast twice at "
-        f"{PAGEABLE_GB_S:g} GB/s over the host link; rewards, tools and the controller take no time",
+        f"{TCP_GB_S:g} GB/s over tcp, and through shared memory or to be broadcast twice at {PAGEABLE_GB_S:g} GB/s "
+        "over the host link; rewards, tools and the controller take no time",
     ]

@@ -33,7 +33,7 @@ from rlcore.plan.schedule import plan_schedule, schedule_notes
 from rlcore.plan.skipped_rows import skip_rows
 from rlcore.plan.state_copies import plan_saving
 from rlcore.plan.tracking import plan_trackers
-from rlcore.plan.weight_sync import plan_weights
+from rlcore.plan.weight_sync import plan_weights, with_choice
 
 
 def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
@@ -90,7 +90,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         notes=(),
         plugins=_enabled_plugins(offers, used, loaded),
     )
-    return plan_saving(replace(made, notes=_notes(made, offers, unshared)))
+    return with_choice(plan_saving(replace(made, notes=_notes(made, offers, unshared))))
 
 
 def _checked_memory(roles: DeviceRoles) -> dict[str, dict[str, int]]:

@@ -172,6 +172,12 @@ class RunPlan:
         """The resolved configuration."""
         return self.loaded.config
 
+    @property
+    def weight_sync(self) -> str:
+        """The way of weight sync, also where `rollout.weight_sync` leaves it to the plan."""
+        kind = self.weights_kind
+        return "disk" if kind in ("", "directory", "adapter") else kind
+
     def only_sampling(self) -> RunPlan:
         """The worker that samples with the actor's weights; neither a component nor a worker that serves one."""
         workers = tuple(worker for worker in self.workers if worker.request.role in (ACTOR, ROLLOUT))

@@ -1,13 +1,16 @@
 """Plans the weight sync from the actor to the rollout."""
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlcore.config import RunConfig
+from rlcore.config.choices import Choice
 from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.errors.checks.interfaces import defines
 from rlcore.plan.colocation import actor_pool, shares_devices
-from rlcore.plan.run_plan import WeightsKind
+from rlcore.plan.run_plan import RunPlan, WeightsKind
 
 
 def plan_weights(
@@ -18,8 +21,11 @@ def plan_weights(
     PlanError if the rollout does not support the kind that the settings ask for. `elsewhere`: workers run on machines
     that the planner cannot see.
     """
-    rollout = next(plan for plan in workers if plan.request.role.name == "rollout")
-    by, inside = config.rollout.weight_sync, rollout.request.embedded_in
+    rollout = _rollout_of(workers)
+    inside = rollout.request.embedded_in
+    by = config.rollout.weight_sync
+    if by == "auto":
+        by = "disk" if inside is not None or _why_disk(config, rollout, elsewhere=elsewhere) else "shm"
     who = f"{rollout.cls.__qualname__} of {rollout.provided_by}"
     if inside is not None:
         if by != "disk":
@@ -56,6 +62,47 @@ def plan_weights(
     if rollout.request.takes_adapter:
         return "adapter"
     return "directory" if by == "disk" else by
+
+
+def is_chosen(config: RunConfig) -> bool:
+    """True if the planner chooses the way of weight sync."""
+    return config.rollout.weight_sync == "auto"
+
+
+def expected_sync(config: RunConfig) -> str:
+    """The way of weight sync as far as it is known without workers."""
+    if not is_chosen(config):
+        return config.rollout.weight_sync
+    return "shm" if config.cluster.backend == RunConfig().cluster.backend else "disk"
+
+
+def with_choice(plan: RunPlan) -> RunPlan:
+    """The plan with its way of weight sync and the reason, if `rollout.weight_sync` leaves that to the plan."""
+    if not is_chosen(plan.config) or not plan.weights_kind:
+        return plan
+    rollout = _rollout_of(plan.workers)
+    reason = "actor and replicas are on one machine, and all of them read one copy in its memory"
+    if plan.weight_sync == "disk":
+        why = _why_disk(plan.config, rollout, elsewhere=plan.cluster.abilities.elsewhere)
+        reason = why or "the host has no memory for another copy of the weights"
+    return replace(plan, choices=(*plan.choices, Choice("rollout.weight_sync", plan.weight_sync, reason)))
+
+
+def _why_disk(config: RunConfig, rollout: WorkerPlan, *, elsewhere: bool) -> str:
+    """Reason why weights cannot go through shared memory; empty: they can."""
+    if config.rollout.weights_dir:
+        return "rollout.weights_dir is set"
+    if rollout.request.takes_adapter:
+        return "an adapter is handed over as files"
+    if elsewhere:
+        return f"cluster.backend={config.cluster.backend} may put actor and replicas on several machines"
+    if "shm" not in rollout.weight_sync or not hasattr(os, "memfd_create"):
+        return f"{rollout.cls.__qualname__} of {rollout.provided_by} does not take weights from shared memory here"
+    return ""
+
+
+def _rollout_of(workers: Sequence[WorkerPlan]) -> WorkerPlan:
+    return next(plan for plan in workers if plan.request.role.name == "rollout")
 
 
 def _check_nccl(

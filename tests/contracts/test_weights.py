@@ -45,14 +45,14 @@ def equal(found: dict[str, Any], tensors: dict[str, Any]) -> bool:
 def test_all_files_of_a_directory_and_a_server_give_the_same_tensors(
     tmp_path: Path, server: Any, tensors: dict[str, Any]
 ) -> None:
-    handles = [written(tmp_path / "model", tensors), WeightsHandle(3, "tcp", server.offer(tensors))]
+    handles = [written(tmp_path / "model", tensors), WeightsHandle(3, "tcp", server.offer(tensors.items()))]
     for handle in handles:
         check_readable(handle)
         assert equal(dict(weights_of(handle)), tensors), handle.kind
 
 
 def test_a_reader_that_stops_early_leaves_nothing_open(tmp_path: Path, server: Any, tensors: dict[str, Any]) -> None:
-    for handle in (written(tmp_path / "model", tensors), WeightsHandle(3, "tcp", server.offer(tensors))):
+    for handle in (written(tmp_path / "model", tensors), WeightsHandle(3, "tcp", server.offer(tensors.items()))):
         with closing(weights_of(handle)) as weights:
             assert next(weights)[0] == "a.weight"
         with pytest.raises(StopIteration):
@@ -75,7 +75,7 @@ def test_a_file_that_is_torn_and_a_server_that_has_gone_are_errors_that_name_the
     (tmp_path / "model" / "model-2.safetensors").write_bytes(b"torn")
     with pytest.raises(WorkerError, match=f"weights: reading them in '{tmp_path / 'model'}'"):
         dict(weights_of(handle))
-    address = server.offer(tensors)
+    address = server.offer(tensors.items())
     server.close()
     with pytest.raises(WorkerError, match=r"weights: receiving them from 127\.0\.0\.1:\d+: "):
         dict(weights_of(WeightsHandle(3, "tcp", address)))

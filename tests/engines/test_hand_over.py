@@ -1,6 +1,6 @@
 """Weights that leave a sharded actor: host memory holds a unit of them at a time, or the one copy that is sent."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -90,41 +90,37 @@ def test_files_are_written_with_a_unit_in_host_memory_at_a_time(directory: Path,
     assert [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])] == []
 
 
-def test_a_rank_copies_the_units_that_it_takes_and_no_others(directory: Path) -> None:
-    model = loaded(directory, False)
-    taken = [
-        [
-            (number, frozenset(tensors))
-            for number, tensors in gathered_units(model, Gathered(model), rank=rank, takers=3)
-        ]
-        for rank in range(3)
-    ]
-    assert [[number for number, _ in units] for units in taken] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
-    names = [name for units in taken for _, found in units for name in found]
-    assert sorted(names) == sorted(whole_tensors(model))
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_units_come_one_at_a_time_and_hold_every_weight_once(directory: Path, lora: bool) -> None:
+    model = loaded(directory, lora)
+    expected = {name: tensor.clone() for name, tensor in whole_tensors(model).items()}
+    found: list[tuple[str, float]] = []
+    with LiveBytes([*model.parameters(), *model.buffers()]) as live:
+        for name, tensor in gathered_units(model, Gathered(model), here=True):
+            found.append((name, float(tensor.double().sum())))
+    assert live.peak < 3.2 * unit_bytes(expected)
+    assert len(found) == len(expected)
+    assert dict(found) == {name: float(tensor.double().sum()) for name, tensor in expected.items()}
+    assert list(gathered_units(model, Gathered(model), here=False)) == []
 
 
 class Copies:
     """An engine that copies a model of one tensor."""
 
     def __init__(self) -> None:
-        self.weight, self.ranks = torch.zeros(1000), None
+        self.weight, self.ranks = torch.zeros(2**18), None  # the first step of shared memory
 
-    def copy_whole(self) -> dict[str, Tensor]:
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         self.weight = self.weight.add_(1.0)
-        return {"weight": self.weight.clone()}
+        yield "weight", self.weight
 
 
 @pytest.mark.parametrize("kind", ["tcp", "shm"])
 def test_the_process_that_sends_keeps_one_copy_and_no_second_one_while_it_is_made(kind: str) -> None:
     engine, actor = Copies(), HfActor.__new__(HfActor)
-    rollout = SimpleNamespace(weights_bucket_mib=1)
-    actor.context = cast(
-        "Any",
-        SimpleNamespace(
-            weights_kind=kind, rank=0, address="127.0.0.1", device="cpu", config=SimpleNamespace(rollout=rollout)
-        ),
-    )
+    config = SimpleNamespace(rollout=None)
+    context = SimpleNamespace(weights_kind=kind, rank=0, address="127.0.0.1", device="cpu", config=config)
+    actor.context = cast("Any", context)
     actor.engine = cast("Any", engine)
     received: Sequence[float] = []
     try:
@@ -136,4 +132,4 @@ def test_the_process_that_sends_keeps_one_copy_and_no_second_one_while_it_is_mad
     finally:
         actor.close()
     assert received == [3.0]
-    assert peak == 4000
+    assert peak == 2**20

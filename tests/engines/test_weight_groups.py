@@ -60,6 +60,24 @@ def server(opened_once: None) -> Iterator[Any]:
     assert not [thread for thread in threading.enumerate() if thread.name == "weights"]
 
 
+@pytest.mark.parametrize("size", [1, 7, 64, 2**20])
+def test_buckets_hold_every_byte_once_and_in_order(size: int) -> None:
+    tensors = {name: tensor[:13] if tensor.ndim else tensor for name, tensor in some_tensors(1).items()}
+    tensors["large"] = tensors["large"][:, :9]
+    buckets = list(group_server.buckets_of(tensors, size))
+    for pieces in buckets:
+        offsets = [0, *(piece.offset + piece.num_bytes for piece in pieces)]
+        assert [piece.offset for piece in pieces] == offsets[:-1]
+        assert offsets[-1] <= size
+    assert all(sum(piece.num_bytes for piece in pieces) == size for pieces in buckets[:-1])
+    for name, tensor in tensors.items():
+        mine = [piece for pieces in buckets for piece in pieces if piece.name == name]
+        ends = [0, *(piece.begin + piece.num_bytes for piece in mine)]
+        assert [piece.begin for piece in mine] == ends[:-1]
+        assert ends[-1] == tensor.nbytes
+    assert list(group_server.buckets_of({}, size)) == []
+
+
 class Replica:
     """A process of a replica, played by a thread."""
 
@@ -78,7 +96,7 @@ class Replica:
 def handed_over(server: Any, version: int, replicas: list[Replica]) -> list[bool]:
     """True for each replica that has got exactly these tensors."""
     tensors = some_tensors(version)
-    handle = WeightsHandle(version, "nccl", server.offer(tensors), members=len(replicas))
+    handle = WeightsHandle(version, "nccl", server.offer(tensors.items()), members=len(replicas))
     found = [replica.take(handle) for replica in replicas]
     return [equal(task.result(30), tensors) for task in found]
 
@@ -102,11 +120,11 @@ def test_a_group_lives_as_long_as_its_members_and_a_new_member_makes_a_new_one(s
 
 def test_one_that_comes_back_takes_its_version_from_the_copy_alone(server: Any) -> None:
     tensors = some_tensors(5)
-    handle = WeightsHandle(5, "nccl", server.offer(tensors))
+    handle = WeightsHandle(5, "nccl", server.offer(tensors.items()))
     assert equal(Replica().take(handle).result(30), tensors)
     assert equal(dict(weights_of(handle)), tensors)
     old = handle
-    server.offer(some_tensors(6))
+    server.offer(some_tensors(6).items())
     with pytest.raises(WorkerError, match=f"weights: receiving them from {HOST}:"):
         dict(weights_of(old))
     with pytest.raises(WorkerError, match=f"weights: receiving them from {HOST}:"):
@@ -117,7 +135,7 @@ def stopped_after(server: Any, num: int, then: Any) -> list[bool]:
     """Hand a version over to three, of which one has `num` tensors and then does `then`: what the others have got."""
     replicas = [Replica() for _ in range(3)]
     tensors = some_tensors(7)
-    handle = WeightsHandle(7, "nccl", server.offer(tensors), members=3)
+    handle = WeightsHandle(7, "nccl", server.offer(tensors.items()), members=3)
     found = [replica.take(handle) for replica in replicas[1:]]
     weights = replicas[0].receiver.weights(handle)
     for _ in range(num):
@@ -196,7 +214,7 @@ def test_both_sides_leave_a_broadcast_that_never_ends_when_a_member_is_gone(
 
     monkeypatch.setattr(weight_groups.BroadcastGroup, "broadcast", never_ends)
     tensors, replicas = some_tensors(4), [Replica() for _ in range(3)]
-    handle = WeightsHandle(4, "nccl", server.offer(tensors), members=3)
+    handle = WeightsHandle(4, "nccl", server.offer(tensors.items()), members=3)
     replicas[0]._thread.submit(lambda: gone.add(threading.get_ident())).result()
     tasks = [replica.take(handle) for replica in replicas]
     assert all(equal(task.result(weight_groups.EXCHANGE_S / 2), tensors) for task in tasks)
@@ -222,7 +240,7 @@ def test_nccl_itself_does_not_end_a_process_whose_group_can_be_left(monkeypatch:
 def test_receivers_that_came_continue_without_one_that_does_not(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_groups, "MEET_S", 1.0)
     tensors, replicas = some_tensors(3), [Replica(), Replica()]
-    handle = WeightsHandle(3, "nccl", server.offer(tensors), members=3)
+    handle = WeightsHandle(3, "nccl", server.offer(tensors.items()), members=3)
     gone = weight_groups._connected(handle.path, weight_groups.Wish(3))
     gone.close()  # it came, and died while it waited
     assert all(equal(task.result(30), tensors) for task in [replica.take(handle) for replica in replicas])
@@ -232,7 +250,7 @@ def test_receivers_that_came_continue_without_one_that_does_not(server: Any, mon
 
 
 def test_a_group_is_closed_to_those_without_the_secret(server: Any) -> None:
-    handle = WeightsHandle(1, "nccl", server.offer(some_tensors(1)), members=1)
+    handle = WeightsHandle(1, "nccl", server.offer(some_tensors(1).items()), members=1)
     place, _, secret = handle.path.rpartition("/")
     with weight_groups._connected(f"{place}/{'0' * len(secret)}", weight_groups.Wish(1)) as stranger:
         stranger.settimeout(10)
@@ -292,7 +310,7 @@ def test_a_replica_that_is_killed_in_the_middle_comes_back_with_the_version_of_t
     children = [Child("stays"), Child("dies"), Child("stays")]
 
     def offered(version: int, members: int) -> WeightsHandle:
-        return WeightsHandle(version, "nccl", server.offer(some_tensors(version)), members)
+        return WeightsHandle(version, "nccl", server.offer(some_tensors(version).items()), members)
 
     handle = offered(1, 3)
     for child in children:

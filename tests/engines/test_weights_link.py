@@ -49,29 +49,29 @@ def server() -> Iterator[Any]:
 def test_a_client_with_the_address_gets_every_tensor_as_it_was_offered_at_any_time(server: Any) -> None:
     tensors = some_tensors()
     before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    address = server.offer(link.host_copies(tensors))
+    address = server.offer(tensors.items())
     assert address.startswith("127.0.0.1:")
     for tensor in tensors.values():
         tensor.detach().zero_()  # as an update does
     with ThreadPoolExecutor() as threads:
         taken = [threads.submit(lambda: dict(weights.received(address))) for _ in range(3)]
         assert all(equal(task.result(), before) for task in taken)
-    later = server.offer(link.host_copies(tensors))
+    later = server.offer(tensors.items())
     assert equal(dict(weights.received(later)), tensors)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "shm", "nccl"])
 def test_a_wrong_secret_is_logged_once_on_the_side_of_the_weights(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    from rlcore.engines.bucket_server import bucket_server
     from rlcore.engines.group_server import group_server
+    from rlcore.engines.memory_server import memory_server
 
     openers: dict[str, Any] = {
         "tcp": lambda: link.tcp_server("127.0.0.1"),
-        "shm": lambda: bucket_server(1),
+        "shm": memory_server,
         "nccl": lambda: group_server("127.0.0.1", 1, "gloo", "cpu"),
     }
     server = openers[kind]()
-    place, _, secret = server.offer({"one": torch.ones(1)}).rpartition("/")
+    place, _, secret = server.offer([("one", torch.ones(1))]).rpartition("/")
     for _ in range(2):
         with pytest.raises(WorkerError, match=r"the sender has gone, has other weights by now, or another secret$"):
             dict(weights.weights_of(WeightsHandle(1, kind, f"{place}/{'0' * len(secret)}")))
@@ -85,12 +85,12 @@ def test_a_wrong_secret_is_logged_once_on_the_side_of_the_weights(kind: str, cap
 
 
 def test_an_address_is_good_for_one_version_and_for_those_who_know_the_secret(server: Any) -> None:
-    first = server.offer(link.host_copies(some_tensors()))
+    first = server.offer(some_tensors().items())
     place, _, secret = first.rpartition("/")
     refused = f"weights: receiving them from {place}: EOFError: 8 of 8 bytes are missing"
     with pytest.raises(WorkerError, match=refused):
         next(weights.received(f"{place}/{'0' * len(secret)}"))
-    second = server.offer(link.host_copies(some_tensors()))
+    second = server.offer(some_tensors().items())
     assert second != first
     with pytest.raises(WorkerError, match=refused) as caught:
         next(weights.received(first))
@@ -105,7 +105,7 @@ def test_a_client_that_leaves_halfway_and_a_silent_one_harm_no_other(
     monkeypatch.setattr(link, "EXCHANGE_S", 0.5)
     monkeypatch.setattr(weights, "EXCHANGE_S", 0.5)
     large = {"large": torch.randn(3000, 1000), "other": torch.randn(3000, 1000)}
-    address = server.offer(large)
+    address = server.offer(large.items())
     silent = socket.create_connection(("127.0.0.1", int(address.rpartition("/")[0].rpartition(":")[2])))
     gone = weights.received(address)
     assert next(gone)[0] == "large"
@@ -118,7 +118,7 @@ def test_a_client_that_leaves_halfway_and_a_silent_one_harm_no_other(
 
 def test_a_sender_that_is_gone_is_an_error_that_names_it() -> None:
     server = link.tcp_server("127.0.0.1")
-    address = server.offer({"large": torch.randn(3000, 3000), "other": torch.randn(3000, 3000)})
+    address = server.offer([("large", torch.randn(3000, 3000)), ("other", torch.randn(3000, 3000))])
     place = address.rpartition("/")[0]
     taking = weights.received(address)
     next(taking)

@@ -53,7 +53,7 @@ class Cache:
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
     cache = Cache()
-    for name in ("_accumulate", "restore", "copy_whole", "save_whole"):
+    for name in ("_accumulate", "restore", "named_weights", "save_whole"):
         monkeypatch.setattr(TrainEngine, name, cache.filling(name, getattr(TrainEngine, name)))
     monkeypatch.setattr(engines, "score", cache.filling("score", engines.score))
     for module in (freed_memory, workers, offload):

@@ -346,7 +346,7 @@ def test_the_plan_shows_every_choice_with_its_reason(
     assert json.loads(json.dumps(shown)) == shown
     assert shown["rollout.max_rows"] == {"value": 7, "reason": "", "set_by": "override 'rollout.max_rows=7'"}
     assert shown["actor.dtype"]["value"] == "bfloat16"
-    assert set(shown) == {"cluster.device", "cluster.threads", *EMBEDDED}
+    assert set(shown) == {"cluster.device", "cluster.threads", "rollout.weight_sync", *EMBEDDED}
     monkeypatch.setattr(rlcore.plugins, "machine_facts", lambda: facts)
     monkeypatch.setattr(planning, "gather_facts", lambda config, machine: facts)
     write_prompts(tmp_path / "prompts.jsonl", 2)
@@ -361,4 +361,4 @@ def test_the_plan_shows_every_choice_with_its_reason(
 def test_the_page_has_the_rows_of_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text("utf-8")
     rows = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
-    assert rows == [row.key for row in ON_CUDA] + ["cluster.threads"]
+    assert rows == [row.key for row in ON_CUDA] + ["rollout.weight_sync", "cluster.threads"]

@@ -120,13 +120,15 @@ def test_a_judge_on_the_actors_device_sleeps_or_is_refused_and_a_critic_takes_it
 
 
 @pytest.mark.parametrize(
-    ("kind", "called"), [("adapter", "save_adapter"), ("tcp", "copy_whole"), ("directory", "save_whole")]
+    ("kind", "called"),
+    [("adapter", "save_adapter"), ("tcp", "named_weights"), ("shm", "named_weights"), ("directory", "save_whole")],
 )
 def test_the_actor_hands_over_what_the_plan_decided(kind: str, called: str, tmp_path: Path) -> None:
     decided = {
         "adapter": (*VLLM, "actor.lora.enabled=true", "plugins.vllm.lora=adapter"),
         "tcp": (*VLLM, "rollout.weight_sync=tcp"),
-        "directory": VLLM,
+        "shm": VLLM,
+        "directory": (*VLLM, "rollout.weight_sync=disk"),
     }[kind]
     hooks, loaded = configure([], [*SETTINGS, "actor.backend=hf", *decided], ["null"])
     plan = make_plan(loaded, hooks, Facts(cpus=2))
@@ -134,8 +136,13 @@ def test_the_actor_hands_over_what_the_plan_decided(kind: str, called: str, tmp_
     context = context_of(cluster_context(plan, tmp_path, Deadlines()), worker, 0, device="cpu")
     calls: list[str] = []
     actor = HfActor(context)
-    names = ("save_adapter", "copy_whole", "save_whole")
-    engine: Any = SimpleNamespace(**{name: lambda *_, name=name: calls.append(name) or {} for name in names})
+    names = ("save_adapter", "named_weights", "save_whole")
+
+    def noting(name: str) -> "Iterator[Any]":
+        calls.append(name)
+        return (nothing for nothing in ())
+
+    engine: Any = SimpleNamespace(**{name: lambda *_, name=name: noting(name) for name in names})
     actor.engine = engine
     try:
         assert actor.weights(3, tmp_path / "weights").kind == kind

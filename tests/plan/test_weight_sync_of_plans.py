@@ -1,14 +1,20 @@
-"""Ways of weight sync that the plan refuses where they cannot work."""
+"""Ways of weight sync: the one that the plan chooses, and those that it refuses where they cannot work."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rlcore import PlanError
+from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.plan import Facts, RunPlan, make_plan
-from rlcore.plan.weight_sync import plan_weights
+from rlcore.plan.state_copies import plan_saving
+from rlcore.plan.weight_sync import plan_weights, with_choice
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
+from rlcore.testing.packages import importable, write_package
 
 
 def planned() -> RunPlan:
@@ -32,3 +38,98 @@ def test_shared_memory_is_for_one_machine(by: str) -> None:
         "rollout.weight_sync=shm shares memory of one machine, and cluster.backend=local may put the actor and "
         "replicas of the rollout on several; choose tcp or disk"
     )
+
+
+READER = """
+    from rlcore import RolloutWorker, WorkerClass, hookimpl
+
+    class Reader(RolloutWorker):
+        def setup(self): ...
+
+        async def load_weights(self, handle): ...
+
+        async def sleep(self): ...
+
+        async def wake(self): ...
+
+        async def generate(self, requests):
+            yield
+
+    @hookimpl
+    def rlcore_worker_classes():
+        kinds = frozenset({"disk", "shm"})
+        return [WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=kinds)]
+"""
+GIB = 2**30
+SHAPE = ModelShape("qwen2", 28, 3584, 18944, 512, 152064, True)
+MODEL = ModelFacts(7_615_616_512, SHAPE)
+
+
+@pytest.fixture(autouse=True)
+def site(tmp_path: Path) -> Iterator[Path]:
+    with importable(tmp_path / "site") as place:
+        write_package(place, "written_reader", READER)
+        yield place
+
+
+def chosen(*overrides: str, memory_gib: int | None = None, reader: bool = True) -> RunPlan:
+    """A run on a GPU whose rollout takes whole weights from files, and from shared memory if it is a `reader`."""
+    settings = ["actor.backend=hf", f"rollout.backend={'reader' if reader else 'null_replica'}", "cluster.device=cuda"]
+    plugins = ["null", *(["written_reader"] if reader else [])]
+    hooks, loaded = configure([], [*SETTINGS, *settings, *overrides], plugins)
+    memory = None if memory_gib is None else memory_gib * GIB
+    facts = Facts(
+        gpus=8, gpu_memory_bytes=200 * GIB, parameters=MODEL.parameters, shape=MODEL.shape, memory_bytes=memory
+    )
+    return make_plan(loaded, hooks, facts)
+
+
+def reasons(plan: RunPlan) -> list[tuple[str, str]]:
+    return [(choice.value, choice.reason) for choice in plan.choices if choice.key == "rollout.weight_sync"]
+
+
+def test_weights_go_through_shared_memory_where_that_is_possible() -> None:
+    plan = chosen()
+    assert (plan.weights_kind, plan.weight_sync) == ("shm", "shm")
+    reason = "actor and replicas are on one machine, and all of them read one copy in its memory"
+    assert reasons(plan) == [("shm", reason)]
+    for way, kind in (("disk", "directory"), ("shm", "shm")):
+        plan = chosen(f"rollout.weight_sync={way}")
+        assert (plan.weights_kind, plan.weight_sync, reasons(plan)) == (kind, way, [])
+    hooks, loaded = configure([], SETTINGS, ["null"])
+    embedded = make_plan(loaded, hooks, Facts(cpus=2))
+    assert (embedded.weights_kind, embedded.weight_sync, reasons(embedded)) == ("", "disk", [])
+
+
+def test_weights_go_through_files_otherwise_and_the_plan_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen("rollout.weights_dir=/x").weights_kind == "directory"
+    assert reasons(chosen("rollout.weights_dir=/x")) == [("disk", "rollout.weights_dir is set")]
+    (other,) = reasons(chosen(reader=False))
+    assert other[0] == "disk"
+    assert other[1].startswith("NullReplica of plugin 'null'")
+    assert other[1].endswith("does not take weights from shared memory here")
+    made = chosen()
+    elsewhere = replace(made.cluster, abilities=replace(made.cluster.abilities, elsewhere=True))
+    kind = plan_weights(made.config, made.workers, made.pools, elsewhere=True)
+    found = with_choice(replace(made, cluster=elsewhere, weights_kind=kind, choices=()))
+    reason = "cluster.backend=local may put actor and replicas on several machines"
+    assert reasons(found) == [("disk", reason)]
+    monkeypatch.delattr(os, "memfd_create")  # on other systems than Linux
+    assert chosen().weights_kind == "directory"
+
+
+def test_weights_go_through_files_where_the_host_has_no_memory_for_a_copy() -> None:
+    sharded = ("actor.data_parallel=4", "actor.sharding=fsdp2", "actor.offload=true", "actor.dtype=bfloat16")
+    counts = ("train.prompts_per_step=4", "rollout.pool=rollout")
+    made = chosen(*sharded, *counts, memory_gib=400)
+    assert made.weights_kind == "shm"
+    resting, weights = 14 * (made.facts.parameters or 0), 2 * (made.facts.parameters or 0)
+    small = replace(made, facts=replace(made.facts, memory_bytes=resting + weights - 1))
+    assert plan_saving(small).weights_kind == "directory"
+    assert plan_saving(replace(small, facts=replace(made.facts, memory_bytes=resting + weights))).weights_kind == "shm"
+    assert reasons(with_choice(replace(plan_saving(small), choices=()))) == [
+        ("disk", "the host has no memory for another copy of the weights")
+    ]
+    explicit = replace(small, loaded=chosen(*sharded, *counts, "rollout.weight_sync=shm", memory_gib=400).loaded)
+    with pytest.raises(PlanError, match="memory: the run needs about"):
+        plan_saving(explicit)

@@ -54,7 +54,13 @@ PLUGIN = """
 
 
 def planned(
-    site: Path, *, wait: str = "True", then: str = "pass", close: str = "pass", busy_s: float = 0.0, isolated: bool = True
+    site: Path,
+    *,
+    wait: str = "True",
+    then: str = "pass",
+    close: str = "pass",
+    busy_s: float = 0.0,
+    isolated: bool = True,
 ) -> RunPlan:
     """A run with two tools, hammer and saw. In `setup` each waits until `wait` is true, then does `then`.
 

@@ -28,7 +28,7 @@ def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRe
     """
     adapter = config.actor.lora.enabled and section.lora == "adapter"
     by = config.rollout.weight_sync
-    if adapter and by != "disk":
+    if adapter and by not in ("auto", "disk"):
         raise PlanError(
             f"rollout.weight_sync={by} sends whole weights, and plugins.vllm.lora=adapter wants an adapter, which is "
             "handed over as files; choose weight_sync=disk, or lora=merged"

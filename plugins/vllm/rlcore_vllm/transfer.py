@@ -78,7 +78,8 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
     def receive_weights(self, update_info: ActorUpdate) -> None:
         """Load all weights; WorkerError if one is missing, because the old one would stay in use."""
         handle = update_info.handle
-        weights = self._receiver.weights(handle) if handle.kind == "nccl" else weights_of(handle)
+        together = handle.kind == "nccl"
+        weights = self._receiver.weights(handle) if together else weights_of(handle, borrowed=True)
         with closing(weights):
             missing = self._awaited - self.model.load_weights(weights)
         if missing:

@@ -30,12 +30,12 @@ pytestmark = [
 PROMPT = (5, 6, 7)
 DOOMED = """
 import os, signal, sys
-from rlcore.contracts.weight_buckets import received_in_buckets
 from rlcore.contracts.weight_groups import GroupReceiver
+from rlcore.contracts.weight_memory import mapped_weights
 from rlcore.types import WeightsHandle
 kind, address = sys.argv[1:]
 broadcast = WeightsHandle(1, "nccl", address, 2)
-weights = received_in_buckets(address) if kind == "shm" else GroupReceiver().weights(broadcast)
+weights = mapped_weights(address) if kind == "shm" else GroupReceiver().weights(broadcast)
 for number, _ in enumerate(weights):
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -115,14 +115,14 @@ async def broadcast(directory: Path) -> None:
     path, by_version = models(directory, 3)
     sampler = started(path, keeps_cache=False)
     with closing(sampler), closing(group_server("127.0.0.1", 1, "gloo", "cpu")) as server:
-        address = server.offer(by_version[1].state_dict())
+        address = server.offer(by_version[1].state_dict().items())
         doomed = subprocess.Popen([sys.executable, "-c", DOOMED, "nccl", address])
         assert await sampler.load_weights(WeightsHandle(1, "nccl", address, 2)) == 1
         assert doomed.wait(30) == -9
         for completion in await sampled(sampler, "after a loss", 8):
             assert completion.versions == ((0, 1),)
             check(completion, by_version)
-        address = server.offer(by_version[2].state_dict())
+        address = server.offer(by_version[2].state_dict().items())
         assert await sampler.load_weights(WeightsHandle(2, "nccl", address, 1)) == 2
         for completion in await sampled(sampler, "alone in a group", 8):
             assert completion.versions == ((0, 2),)
@@ -132,16 +132,20 @@ async def broadcast(directory: Path) -> None:
 
 
 async def shared(sampler: "VllmSampler", by_version: Sequence[Any]) -> None:
-    """The same through buckets in shared memory: a receiver is killed in the middle, and one takes a version again."""
-    from rlcore.engines.bucket_server import bucket_server
+    """The same through shared memory: a receiver is killed in the middle, and one takes a version again.
 
-    with closing(bucket_server(1)) as server:
-        address = server.offer(by_version[1].state_dict())
+    A later version in the same memory does not change what the engine has.
+    """
+    from rlcore.engines.memory_server import memory_server
+
+    with closing(memory_server()) as server:
+        address = server.offer(by_version[1].state_dict().items())
         doomed = subprocess.Popen([sys.executable, "-c", DOOMED, "shm", address])
         for _ in range(2):
             assert await sampler.load_weights(WeightsHandle(3, "shm", address)) == 3
         assert doomed.wait(30) == -9
-        for completion in await sampled(sampler, "from buckets", 8):
+        server.offer((name, 0 * tensor) for name, tensor in by_version[1].state_dict().items())
+        for completion in await sampled(sampler, "from shared memory", 8):
             assert completion.versions == ((0, 3),)
             check(completion, {3: by_version[1]})
 

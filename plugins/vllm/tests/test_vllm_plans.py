@@ -42,7 +42,8 @@ def test_a_rollout_states_its_devices_memory_pool_and_weights(planned: Planned) 
     request = request_of(planned(*more), "rollout")
     assert (request.pool, request.gpus, request.replicas, request.device_frac) == ("rollout", 2.0, 3, 0.5)
     assert (request.isolated, request.embedded_in) == (True, None)
-    assert planned(SAMPLES).weights_kind == "directory"
+    assert planned(SAMPLES).weights_kind == "shm"
+    assert planned(SAMPLES, "rollout.weight_sync=disk").weights_kind == "directory"
     assert not planned(SAMPLES).schedule.embedded
     assert planned(SAMPLES, "rollout.weight_sync=tcp").weights_kind == "tcp"
     assert planned(SAMPLES, "rollout.weight_sync=nccl").weights_kind == "nccl"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,19 @@ from rlcore.contracts.reference import ReferenceSlices, ReferenceWorker
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.engines.freed_memory import give_back_freed_memory, yield_device
 from rlcore.errors import WorkerError
-from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, SharedPrefix, TokenScores, WeightsHandle
+from rlcore.types import (
+    SENT_KINDS,
+    Batch,
+    Completion,
+    Float32s,
+    GenerateRequest,
+    Metrics,
+    SharedPrefix,
+    TokenScores,
+    WeightsHandle,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rlcore.contracts.workers import WorkerContext
     from rlcore.engines.hf.sample.sampler import EmbeddedSampler
     from rlcore.engines.hf.train.engine import TrainEngine
@@ -37,7 +45,7 @@ class HfActor(ActorWorker):
     """Version of the last published weights."""
     is_published: bool = True
     """True if the published weights are the current ones."""
-    _server: WeightsServer | None = None
+    _server: WeightsServer[Any] | None = None
     _loss: PolicyLoss
     before_change: list[Callable[[], None]]
     """Called before every change of the weights, so that samplers drop values computed from them."""
@@ -113,29 +121,28 @@ class HfActor(ActorWorker):
         if self.context.weights_kind == "adapter":
             self.engine.save_adapter(directory)
             return WeightsHandle(version, "adapter", str(directory))
-        if self._server is not None:  # replicas that come back wait for the new version
-            self._server.withdraw()
-        if self.context.weights_kind == "tcp":
-            return WeightsHandle(version, "tcp", self._offer(self.engine.copy_whole()))
-        if self.context.weights_kind == "shm":
-            return WeightsHandle(version, "shm", self._offer(self.engine.copy_whole()))
-        if self.context.weights_kind == "nccl":
-            return WeightsHandle(version, "nccl", self._offer(self.engine.copy_whole()))
+        for kind in SENT_KINDS:
+            if kind == self.context.weights_kind:
+                return WeightsHandle(version, kind, self._offered())
         self.engine.save_whole(directory)
         return WeightsHandle(version, "directory", str(directory))
 
-    def _offer(self, tensors: dict[str, Tensor]) -> str:
-        if self.context.rank != 0:
+    def _offered(self) -> str:
+        """The address of the current weights, which this process now offers; empty on ranks without a server."""
+        with closing(self.engine.named_weights()) as tensors:
+            if self.context.rank == 0:
+                self._server = self._server or self._open_server()
+                return self._server.offer(tensors)
+            for _ in tensors:  # gathering needs all ranks
+                pass
             return ""
-        self._server = self._server or self._open_server()
-        return self._server.offer(tensors)
 
-    def _open_server(self) -> WeightsServer:
+    def _open_server(self) -> WeightsServer[Any]:
         context, rollout = self.context, self.context.config.rollout
         if context.weights_kind == "shm":
-            from rlcore.engines.bucket_server import bucket_server
+            from rlcore.engines.memory_server import memory_server
 
-            return bucket_server(rollout.weights_bucket_mib)
+            return memory_server()
         if context.weights_kind == "nccl":
             from rlcore.engines.group_server import group_server
 

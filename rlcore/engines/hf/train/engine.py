@@ -6,7 +6,7 @@ one.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import compress
@@ -44,7 +44,6 @@ from rlcore.engines.hf.train.state import (
 )
 from rlcore.engines.hf.train.state_files import StateCopy, StateFile, write_files
 from rlcore.engines.hf.train.unit_files import save_whole_in_units
-from rlcore.engines.weight_server import host_copies
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Bools, Float32s, Int64s, Metrics, SharedPrefix, TokenScores
 
@@ -251,13 +250,16 @@ class TrainEngine:
             elif self._is_first:
                 save_whole(self.model, directory)
 
-    def copy_whole(self) -> dict[str, Tensor]:
-        """A host copy of what `save_whole` would write, on the first rank; empty on the others."""
+    def named_weights(self) -> Generator[tuple[str, Tensor]]:
+        """Yields the name and the tensor of each weight that `save_whole` would write, on the first rank.
+
+        All ranks must iterate to the end. A tensor is valid until the next one.
+        """
         with self._offload.gathering():
             if self._shards is not None and self.ranks is not None:
-                units = gathered_units(self.model, self._shards, rank=self.ranks.rank, takers=1)
-                return {name: tensor for _, tensors in units for name, tensor in tensors.items()}
-            return host_copies(whole_tensors(self.model)) if self._is_first else {}
+                yield from gathered_units(self.model, self._shards, here=self._is_first)
+            elif self._is_first:
+                yield from whole_tensors(self.model).items()
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapter of a LoRA model into `directory`, as peft does. The first rank writes."""

@@ -1,11 +1,11 @@
-"""Weights that go in buckets through memory that processes of one machine share."""
+"""Weights in memory that processes of one machine share."""
 
+import gc
 import os
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,19 +14,18 @@ from typing import Any
 
 import pytest
 
-from rlcore.contracts import weight_buckets
-from rlcore.contracts.weight_buckets import received_in_buckets
+from rlcore.contracts.weight_memory import mapped_weights
 from rlcore.contracts.weights import check_readable, weights_of
 from rlcore.errors import WorkerError
 from rlcore.types import WeightsHandle
 
 torch = pytest.importorskip("torch")
-bucket_server = pytest.importorskip("rlcore.engines.bucket_server")
+memory_server = pytest.importorskip("rlcore.engines.memory_server")
 weight_server = pytest.importorskip("rlcore.engines.weight_server")
 
 
 def some_tensors() -> dict[str, Any]:
-    """Of several types and sizes: smaller and larger than a bucket of 1 MiB, and without data."""
+    """Of several types and sizes: smaller and larger than the first step of 1 MiB, not in one piece, without data."""
     return {
         "matrix": torch.randn(30, 7),
         "byte": torch.arange(3).byte(),  # the next one is not aligned
@@ -34,7 +33,8 @@ def some_tensors() -> dict[str, Any]:
         "number": torch.tensor(2.5),
         "none": torch.empty(0, 4),
         "large": torch.randn(900, 1000).bfloat16(),
-        "turned": torch.randn(600, 400).T.contiguous(),
+        "turned": torch.randn(600, 400).T,
+        "parameter": torch.nn.Parameter(torch.randn(300)),
         "filling": torch.randn(2**18),
         "last": torch.empty(0),
     }
@@ -61,56 +61,80 @@ def safe_descriptors() -> list[str]:
 @pytest.fixture
 def server() -> Iterator[Any]:
     before = set(os.listdir("/dev/shm"))
-    with closing(bucket_server.bucket_server(1)) as opened:
+    with closing(memory_server.memory_server()) as opened:
         yield opened
     assert not [thread for thread in threading.enumerate() if thread.name == "weights"]
+    gc.collect()  # the traceback of an expected error
     assert shared_files() == 0, "the memory is gone with its receivers"
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "rlcore" in name]
 
 
-@pytest.mark.parametrize("size", [1, 7, 64, 2**20])
-def test_buckets_hold_every_byte_once_and_in_order(size: int) -> None:
-    tensors = {name: tensor[:13] if tensor.ndim else tensor for name, tensor in some_tensors().items()}
-    tensors["large"] = tensors["large"][:, :9]
-    buckets = list(bucket_server.buckets_of(tensors, size))
-    for pieces in buckets:
-        offsets = [0, *(piece.offset + piece.num_bytes for piece in pieces)]
-        assert [piece.offset for piece in pieces] == offsets[:-1]
-        assert offsets[-1] <= size
-    assert all(sum(piece.num_bytes for piece in pieces) == size for pieces in buckets[:-1])
-    for name, tensor in tensors.items():
-        mine = [piece for pieces in buckets for piece in pieces if piece.name == name]
-        ends = [0, *(piece.begin + piece.num_bytes for piece in mine)]
-        assert [piece.begin for piece in mine] == ends[:-1]
-        assert ends[-1] == tensor.nbytes
-    assert list(bucket_server.buckets_of({}, size)) == []
-
-
 def test_receivers_get_every_tensor_as_it_was_offered_at_any_time(server: Any) -> None:
     tensors = some_tensors()
-    before = {name: tensor.clone() for name, tensor in tensors.items()}
-    handle = WeightsHandle(3, "shm", server.offer(weight_server.host_copies(tensors)))
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    handle = WeightsHandle(3, "shm", server.offer(tensors.items()))
     check_readable(handle)
     for tensor in tensors.values():
-        tensor.zero_()  # as an update does
+        tensor.detach().zero_()  # as an update does
     with ThreadPoolExecutor() as threads:
         found = [threads.submit(lambda: dict(weights_of(handle))) for _ in range(3)]
         assert all(equal(task.result(), before) for task in found)
-    assert equal(dict(received_in_buckets(server.offer(tensors))), tensors)
-    assert dict(received_in_buckets(server.offer({}))) == {}
+    assert equal(dict(mapped_weights(server.offer(tensors.items()))), tensors)
+    assert dict(mapped_weights(server.offer([]))) == {}
+
+
+def files_in_memory() -> dict[int, int]:
+    """The size of each file in memory with weights that this process has open, by inode."""
+    links = [Path(f"/proc/self/fd/{name}") for name in safe_descriptors()]
+    found = [link.stat() for link in links if "rlcore-weights" in os.readlink(link)]
+    return {stat.st_ino: stat.st_size for stat in found}
+
+
+def test_a_version_takes_the_memory_of_the_one_before_unless_a_receiver_still_reads_that(server: Any) -> None:
+    first = some_tensors()
+    reader = mapped_weights(server.offer(first.items()))
+    begun = [next(reader)]
+    was = files_in_memory()
+    second = server.offer(some_tensors().items())
+    assert files_in_memory().keys() - was.keys(), "it went into new memory"
+    assert equal(dict([*begun, *reader]), first), "what it reads is not overwritten"
+    was = files_in_memory()
+    assert len(dict(mapped_weights(second))) == len(first)
+    for _ in range(3):
+        tensors = some_tensors()
+        address = server.offer(tensors.items())
+        assert equal(dict(mapped_weights(address)), tensors)
+    assert files_in_memory().items() <= was.items(), "tensors have the same places in each version"
+
+
+def test_tensors_that_are_kept_are_copies_and_borrowed_ones_are_not(server: Any) -> None:
+    handle = WeightsHandle(1, "shm", server.offer([("one", torch.ones(9))]))
+    kept, borrowed = dict(weights_of(handle)), dict(weights_of(handle, borrowed=True))
+    borrowed["one"].add_(0.0)  # private to the receiver, like all that it writes
+    fresh = dict(weights_of(handle, borrowed=True))
+    server.offer([("one", torch.full((9,), 2.0))])
+    assert kept["one"].tolist() == [1.0] * 9
+    assert borrowed["one"].tolist() == [1.0] * 9
+    assert fresh["one"].tolist() == [2.0] * 9
+
+
+def test_a_tensor_that_changes_its_size_gets_another_place(server: Any) -> None:
+    server.offer([("one", torch.ones(9)), ("two", torch.ones(3))])
+    tensors = {"one": torch.randn(20), "two": torch.randn(3).double()}
+    assert equal(dict(mapped_weights(server.offer(tensors.items()))), tensors)
 
 
 def test_an_address_is_good_for_one_version_and_for_those_who_know_the_secret(server: Any) -> None:
-    first = server.offer(some_tensors())
+    first = server.offer(some_tensors().items())
     name, _, secret = first.rpartition("/")
     refused = f"weights: receiving them through shared memory from '{name}': EOFError: no memory came"
     with pytest.raises(WorkerError, match=refused):
-        next(received_in_buckets(f"{name}/{'0' * len(secret)}"))
-    second = server.offer(some_tensors())
+        next(mapped_weights(f"{name}/{'0' * len(secret)}"))
+    second = server.offer(some_tensors().items())
     with pytest.raises(WorkerError, match=refused) as caught:
-        next(received_in_buckets(first))
+        next(mapped_weights(first))
     assert secret not in str(caught.value)
-    assert len(dict(received_in_buckets(second))) == len(some_tensors())
+    assert len(dict(mapped_weights(second))) == len(some_tensors())
 
 
 STRANGER = """
@@ -128,7 +152,7 @@ print(first, len(files))
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 @pytest.mark.parametrize(("user", "output"), [(0, "b'1' 1"), (65534, "b'' 0")])
 def test_a_process_of_another_user_gets_nothing_with_the_secret(server: Any, user: int, output: str) -> None:
-    name, _, secret = server.offer(some_tensors()).rpartition("/")
+    name, _, secret = server.offer(some_tensors().items()).rpartition("/")
     command = [sys.executable, "-c", STRANGER, name, secret, str(user)]
     done = subprocess.run(command, text=True, capture_output=True, timeout=30, check=False)
     assert done.stdout.strip() == output, done.stderr
@@ -136,8 +160,8 @@ def test_a_process_of_another_user_gets_nothing_with_the_secret(server: Any, use
 
 HALFWAY = """
 import os, signal, sys
-from rlcore.contracts.weight_buckets import received_in_buckets
-weights = received_in_buckets(sys.argv[1])
+from rlcore.contracts.weight_memory import mapped_weights
+weights = mapped_weights(sys.argv[1])
 next(weights)
 print("halfway", flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -147,71 +171,58 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.slow
 def test_one_that_dies_in_the_middle_delays_no_other_and_comes_back_to_the_right_version(server: Any) -> None:
     tensors = some_tensors()
-    address = server.offer(tensors)
-    others = received_in_buckets(address)
+    address = server.offer(tensors.items())
+    others = mapped_weights(address)
     next(others)
     dead = subprocess.Popen([sys.executable, "-c", HALFWAY, address], stdout=subprocess.PIPE, text=True)
     assert dead.communicate(timeout=60)[0] == "halfway\n"
     assert equal(dict([("matrix", tensors["matrix"]), *others]), tensors)
-    assert equal(dict(received_in_buckets(address)), tensors), "its successor"
+    assert equal(dict(mapped_weights(address)), tensors), "its successor"
 
 
 @pytest.mark.slow
-def test_a_client_that_stops_halfway_or_is_silent_is_disconnected(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_is_disconnected_and_one_that_reads_slowly_is_not(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(weight_server, "EXCHANGE_S", 0.3)
-    address = server.offer(tensors := some_tensors())
-    slow = received_in_buckets(address)
-    assert next(slow)[0] == "matrix"
+    address = server.offer((tensors := some_tensors()).items())
+    slow = mapped_weights(address)
+    begun = [next(slow)]
     silent = socket.socket(socket.AF_UNIX)
     silent.settimeout(5)
     silent.connect("\0" + address.rpartition("/")[0])
-    assert equal(dict(received_in_buckets(address)), tensors)
     assert silent.recv(1) == b"", "it was let go"
     silent.close()
-    time.sleep(0.5)
-    with pytest.raises(WorkerError, match="weights: receiving them through shared memory from "):
-        list(slow)
-
-
-def test_a_bucket_that_was_never_filled_is_not_confirmed_for_another(server: Any) -> None:
-    address = server.offer(some_tensors())
-    name, _, secret = address.rpartition("/")
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(5)
-        connection.connect("\0" + name)
-        connection.sendall(secret.encode())
-        first, files, _, _ = socket.recv_fds(connection, 1, 1)
-        os.close(files[0])
-        assert first == weight_buckets.READY
-        connection.sendall((7).to_bytes(8))
-        while connection.recv(1 << 16):  # ends: the sender sends no more
-            pass
+    was = files_in_memory()
+    server.offer(some_tensors().items())
+    assert files_in_memory().keys() - was.keys(), "it went into new memory"
+    assert equal(dict([*begun, *slow]), tensors)
 
 
 def test_memory_that_cannot_be_had_is_one_line_with_size_and_key(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(bucket_server.os, "posix_fallocate", full)
-    address = server.offer(some_tensors())
+    address = server.offer([("one", torch.ones(3))])
+    monkeypatch.setattr(memory_server.os, "posix_fallocate", full)
     with pytest.raises(WorkerError) as caught:
-        next(received_in_buckets(address))
-    assert str(caught.value).endswith(
-        "2 MiB of shared memory cannot be had for a replica: No space left on device; lower "
-        "rollout.weights_bucket_mib=1, give the actor's container more memory, or choose rollout.weight_sync=tcp or "
-        "disk"
+        server.offer([("one", torch.ones(3)), ("large", torch.ones(2**20))])
+    assert str(caught.value) == (
+        "weights: 4 MiB of shared memory cannot be had for large: No space left on device; give the actor's container "
+        "more memory, or choose rollout.weight_sync=disk"
     )
+    with pytest.raises(WorkerError, match="no memory came"):
+        next(mapped_weights(address))
     monkeypatch.undo()
-    assert equal(dict(received_in_buckets(server.offer(tensors := some_tensors()))), tensors)
+    assert equal(dict(mapped_weights(server.offer((tensors := some_tensors()).items()))), tensors)
 
 
 def test_a_sender_that_is_gone_is_an_error_that_names_it() -> None:
-    server = bucket_server.bucket_server(1)
-    address = server.offer(some_tensors())
-    weights = received_in_buckets(address)
-    next(weights)
+    server = memory_server.memory_server()
+    address = server.offer((tensors := some_tensors()).items())
+    weights = mapped_weights(address)
+    begun = [next(weights)]
     server.close()
-    with pytest.raises(WorkerError, match="weights: receiving them through shared memory from 'rlcore-weights-"):
-        list(weights)
+    assert equal(dict([*begun, *weights]), tensors), "one that has the memory reads to the end"
     with pytest.raises(WorkerError, match=r"listens on another machine or has ended; rollout\.weight_sync=shm needs"):
-        next(received_in_buckets(address))
+        next(mapped_weights(address))

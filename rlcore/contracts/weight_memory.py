@@ -1,0 +1,78 @@
+"""Weight sync through shared memory, between processes of one machine: the protocol and the receiver.
+
+The receiver connects to a Unix socket and sends the secret of the version. It gets the memory that holds all weights,
+with a header that says where each one is, and maps it. It disconnects once it has read everything. All receivers read
+the same copy, at any time and independently of each other.
+
+Socket and memory have no name in a file system, so they vanish with the processes, even after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+from collections.abc import Generator
+from contextlib import closing
+from math import prod
+from typing import TYPE_CHECKING
+
+from rlcore.contracts.weight_stream import EXCHANGE_S, read_message
+from rlcore.errors import WorkerError, boundary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+READY = b"1"
+"""The sender's first byte; the memory comes with it."""
+
+
+def mapped_weights(address: str) -> Generator[tuple[str, Tensor]]:
+    """Yields names and tensors in the memory at SOCKET/SECRET, which holds the next version later.
+
+    WorkerError when the memory does not come.
+    """
+    name, _, secret = address.rpartition("/")
+    with (
+        boundary(f"weights: receiving them through shared memory from '{name}'", WorkerError),
+        closing(socket.socket(socket.AF_UNIX)) as connection,
+    ):
+        connection.settimeout(EXCHANGE_S)
+        _connect(connection, name)
+        connection.sendall(secret.encode())
+        memory = _memory(connection)
+        for name, dtype, shape, offset in json.loads(read_message(connection)):
+            yield name, _tensor(memory, dtype, shape, offset)
+
+
+def _connect(connection: socket.socket, name: str) -> None:
+    try:
+        connection.connect(f"\0{name}")
+    except ConnectionRefusedError as error:
+        raise WorkerError(
+            "the actor's process listens on another machine or has ended; rollout.weight_sync=shm needs actor and "
+            "replicas on one machine, in one network namespace; choose tcp or disk"
+        ) from error
+
+
+def _memory(connection: socket.socket) -> mmap.mmap:
+    """The memory that holds the weights. What is written into it here remains private."""
+    first, files, _, _ = socket.recv_fds(connection, 1, 1)
+    if first != READY or len(files) != 1:
+        raise EOFError("no memory came: the sender has gone, has other weights by now, or another secret")
+    try:
+        size = os.fstat(files[0]).st_size
+        return mmap.mmap(files[0], max(1, size), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(files[0])
+
+
+def _tensor(memory: mmap.mmap, dtype: str, shape: list[int], offset: int) -> Tensor:
+    """The tensor at an offset, a view of the memory."""
+    import torch
+
+    form, count = getattr(torch, dtype), prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=form)
+    return torch.frombuffer(memory, dtype=form, count=count, offset=offset).view(shape)
