@@ -86,6 +86,13 @@ class Pipe:
 
     def answer(self, number: int, kind: str, value: Any) -> None:
         """Send an answer; one that cannot be pickled or is too long is replaced by an error that says so."""
+        with self._lock:  # what `dumps` sends over another connection has the order of the answers
+            payload = self._payload(kind, value)
+            frame = memoryview(FRAME.pack(len(payload), number) + payload)
+            while frame:
+                frame = frame[self._answers.write(frame) :]
+
+    def _payload(self, kind: str, value: Any) -> bytes:
         try:
             with boundary("the result cannot be sent to the parent", ChildError):
                 payload = self.dumps((kind, value))
@@ -94,11 +101,8 @@ class Pipe:
                     f"the result has {len(payload)} bytes; at most {self.max_bytes} can be sent to the parent"
                 )
         except ChildError as cause:
-            payload = pickle.dumps((RAISED, (str(cause), "")))
-        frame = memoryview(FRAME.pack(len(payload), number) + payload)
-        with self._lock:
-            while frame:
-                frame = frame[self._answers.write(frame) :]
+            return pickle.dumps((RAISED, (str(cause), "")))
+        return payload
 
 
 def answered(pipe: Pipe, number: int, work: Callable[[], Any]) -> bool:

@@ -15,7 +15,7 @@ from rlcore.cluster.child_main import WHERE
 from rlcore.cluster.environment import inherited, start_message
 from rlcore.cluster.rank_answers import answers_of_ranks
 from rlcore.cluster.rank_lines import ANSWER_S, RankLine, difference, line_of
-from rlcore.cluster.serve import BUILD, CALL, CANCEL, CLOSE, ITEM, MORE, STREAM, STREAM_ITEMS
+from rlcore.cluster.serve import ASIDE, BUILD, CALL, CANCEL, CLOSE, ITEM, MORE, STREAM, STREAM_ITEMS
 from rlcore.cluster.shared_arrays import ArrayLink, Message
 from rlcore.cluster.streams import merged
 from rlcore.contracts.clusters import Deadlines, Shipment
@@ -203,10 +203,18 @@ class ProcessBody:
             raise
 
     async def call(
-        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
+        self,
+        role: str,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        where: str,
+        deadline_s: float,
+        *,
+        concurrent: bool = False,
     ) -> Any:
         """See `ReplicaBody.call`; large arrays are copied once for all ranks."""
-        async with packed((CALL, role, method, args, kwargs), where) as message:
+        async with packed((ASIDE if concurrent else CALL, role, method, args, kwargs), where) as message:
             return (await self._all([message] * len(self._processes), where, deadline_s))[0]
 
     async def _all(self, messages: Sequence[Message], where: str, deadline_s: float) -> list[Any]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rlcore.contracts.clusters import Deadlines, ReplicaBody, Shipment
-from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, Worker
+from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, Worker, is_concurrent
 from rlcore.errors import RlcoreError, WorkerError, boundary
 from rlcore.errors.checks.results import checked_result
 
@@ -189,7 +189,8 @@ class Replica(Generic[W]):
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The method's result on rank 0; WorkerError naming worker, method and cause."""
         whose = self._where(method)
-        found = await self.seat.body.call(self._role, method.__name__, args, kwargs, whose, self._deadlines.call_s)
+        call, limit_s, aside = self.seat.body.call, self._deadlines.call_s, is_concurrent(method)
+        found = await call(self._role, method.__name__, args, kwargs, whose, limit_s, concurrent=aside)
         return checked_result(whose, getattr(self._interface, method.__name__), found)
 
     async def difference(self) -> str:

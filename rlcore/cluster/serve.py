@@ -1,8 +1,9 @@
 """Serves a worker in its own process under the local cluster: `rlcore.cluster.child_main` serves one `ServedHost`.
 
-A message is a tuple, sent through `rlcore.cluster.shared_arrays`: (BUILD, shipment), (CALL | STREAM, role, method,
-args, kwargs) or (CLOSE,). An answer is one of `rlcore.cluster.child_main`; a stream's items come before it. With the
-number of a running call, (CANCEL,) ends it and (MORE, n) acknowledges n items of its stream.
+A message is a tuple, sent through `rlcore.cluster.shared_arrays`: (BUILD, shipment), (CALL | ASIDE | STREAM, role,
+method, args, kwargs) or (CLOSE,). ASIDE calls a method that is marked with `rlcore.contracts.workers.concurrent`. An
+answer is one of `rlcore.cluster.child_main`; a stream's items come before it. With the number of a running call,
+(CANCEL,) ends it and (MORE, n) acknowledges n items of its stream.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import os
 import queue
 import socket
 import threading
+from functools import partial
 from typing import Any
 
 from rlcore.cluster.answers import OK, OURS
@@ -19,7 +21,8 @@ from rlcore.cluster.shared_arrays import ArrayLink, Message
 from rlcore.errors import RlcoreError, WorkerError, boundary, trace_of
 from rlcore.errors.redaction import beginning
 
-BUILD, CALL, STREAM, CLOSE, CANCEL, MORE = "build", "call", "stream", "close", "cancel", "more"
+BUILD, CALL, ASIDE, STREAM = "build", "call", "aside", "stream"
+CLOSE, CANCEL, MORE = "close", "cancel", "more"
 ITEM = "item"
 """Kind of answer: an item of a stream."""
 STREAM_ITEMS = 64
@@ -48,27 +51,37 @@ class ServedHost:
 
     async def _serve(self, pipe: Pipe, calls: "queue.SimpleQueue[tuple[int, bytes] | None]") -> None:
         loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+        inbox: asyncio.Queue[tuple[int, tuple[Any, ...]] | None] = asyncio.Queue()
 
         def feed() -> None:
             while (call := calls.get()) is not None:
-                loop.call_soon_threadsafe(inbox.put_nowait, call)
+                message = self._read(pipe, *call)
+                if message is not None:
+                    loop.call_soon_threadsafe(inbox.put_nowait, (call[0], message))
             loop.call_soon_threadsafe(inbox.put_nowait, None)
 
         threading.Thread(target=feed, name="feed", daemon=True).start()
         while (call := await inbox.get()) is not None:
-            number, payload = call
-            try:
-                with boundary("the arguments cannot be read in the worker's process", WorkerError):
-                    message = self._link.loads(payload)
-            except WorkerError as error:
-                pipe.answer(number, OURS, _error_fields(error))
-                continue
-            self._receive(pipe, number, message)
+            self._receive(pipe, *call)
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._host.close()
+
+    def _read(self, pipe: Pipe, number: int, payload: bytes) -> tuple[Any, ...] | None:
+        """The message for the loop; None for one that is answered without it, even while the loop computes."""
+        try:
+            with boundary("the arguments cannot be read in the worker's process", WorkerError):
+                message: tuple[Any, ...] = self._link.loads(payload)
+        except WorkerError as error:
+            pipe.answer(number, OURS, _error_fields(error))
+            return None
+        kind, *rest = message
+        if kind != ASIDE:
+            return message
+        work = partial(asyncio.run, self._answer(pipe, number, CALL, rest))
+        threading.Thread(target=work, name=f"call {number}", daemon=True).start()
+        return None
 
     def _dumps(self, answer: tuple[str, Any]) -> bytes:
         """Items of a stream are sent through the pipe, because each one in shared memory would keep a descriptor

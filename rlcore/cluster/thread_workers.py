@@ -1,18 +1,20 @@
 """Runs workers on threads of this process, each with an event loop; embedded workers share their host's."""
 
+import asyncio
 import contextlib
 import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
+from rlcore.aio import in_daemon_thread
 from rlcore.cluster.host import named
 from rlcore.cluster.replica import where
 from rlcore.cluster.serve import STREAM_ITEMS
 from rlcore.cluster.thread import Handover, WorkerThread
 from rlcore.cluster.worker_context import context_of
 from rlcore.contracts.clusters import ClusterContext, Deadlines, WorkerPlan
-from rlcore.contracts.workers import Worker, WorkerContext
+from rlcore.contracts.workers import Worker, WorkerContext, is_concurrent
 from rlcore.errors import WorkerError, worker_call
 from rlcore.errors.checks.results import as_stream, checked_result
 
@@ -48,8 +50,22 @@ class ThreadReplica(Generic[W]):
                 found = getattr(self.worker, method.__name__)(*args, **kwargs)
             return _awaited(found, whose, self.worker.context) if inspect.isawaitable(found) else found
 
-        found = await self.thread.run(work, whose, self._deadlines.call_s)
+        if is_concurrent(method):
+            found = await self._aside(work, whose)
+        else:
+            found = await self.thread.run(work, whose, self._deadlines.call_s)
         return checked_result(whose, getattr(self._interface, method.__name__), found)
+
+    async def _aside(self, work: Callable[[], Any], whose: str) -> Any:
+        """The result of an async method, on a separate thread with an event loop."""
+        if self.thread.closed:
+            raise WorkerError(f"{self.name} is closed")
+        limit_s = self._deadlines.call_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await in_daemon_thread(whose, lambda: asyncio.run(work()))
+        except TimeoutError as cause:
+            raise WorkerError(f"{self.name}: {whose} took longer than {limit_s:g} s") from cause
 
     def excuse(self) -> None:
         """See `rlcore.contracts.workers.ReplicaHandle.excuse`: a worker of this process does not die alone."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.contracts.requests import Role
-from rlcore.contracts.workers import Worker
+from rlcore.contracts.workers import Worker, concurrent
 from rlcore.errors import WorkerError
 from rlcore.types import Batch, Float32s, Metrics, TokenScores, WeightsHandle
 
@@ -72,11 +72,12 @@ class ActorWorker(Worker):
         """
         return False
 
+    @concurrent
     async def write_snapshot(self, directory: Path) -> None:
         """Write the copy of the last `snapshot` as `save` would have written it at that time, and free its memory.
 
-        Other calls, including updates, come meanwhile. So this method must not block the worker's loop, and a rank must
-        not exchange data with other ranks in it.
+        The cluster calls it on a separate thread, and other calls, including updates, come meanwhile. A rank must not
+        exchange data with other ranks in it.
         """
         raise WorkerError(f"{self.context}: {type(self).__name__} takes no snapshots, so there is none to write")
 

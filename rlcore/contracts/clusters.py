@@ -287,11 +287,20 @@ class ReplicaBody(Protocol):
         ...
 
     async def call(
-        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
+        self,
+        role: str,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        where: str,
+        deadline_s: float,
+        *,
+        concurrent: bool = False,
     ) -> Any:
         """The method's result on rank 0, after all ranks have returned; WorkerError that begins with `where`.
 
         The receiver gets arrays of the arguments and of the result read-only. Ranks other than 0 discard their results.
+        `concurrent`: the method is marked with `rlcore.contracts.workers.concurrent`, and answers while others compute.
         """
         ...
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from rlcore.contracts.workers import Worker
+from rlcore.contracts.workers import Worker, concurrent
 from rlcore.errors import PluginError, WorkerError
 from rlcore.types import Batch, Float32s, Metrics
 
@@ -44,6 +44,7 @@ class CriticWorker(Worker):
         """Copy the state that `save` would write into host memory; False if it cannot. See `ActorWorker.snapshot`."""
         return False
 
+    @concurrent
     async def write_snapshot(self, directory: Path) -> None:
         """Write that copy while other calls come. See `ActorWorker.write_snapshot`."""
         raise WorkerError(f"{self.context}: {type(self).__name__} takes no snapshots, so there is none to write")

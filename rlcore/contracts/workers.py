@@ -20,6 +20,23 @@ W_co = TypeVar("W_co", bound="Worker", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
+M = TypeVar("M", bound=Callable[..., Any])
+_CONCURRENT = "_rlcore_concurrent"
+
+
+def concurrent(method: M) -> M:
+    """Mark an async method of a worker's interface that answers while other methods of the worker compute.
+
+    The cluster calls it on a separate thread with an event loop, so it must not use what other methods change. An
+    implementation needs no mark. Ranks may begin it in any order.
+    """
+    setattr(method, _CONCURRENT, True)
+    return method
+
+
+def is_concurrent(method: Callable[..., Any]) -> bool:
+    """True for a method of an interface that is marked with `concurrent`."""
+    return getattr(method, _CONCURRENT, False)
 
 
 @dataclass(frozen=True)

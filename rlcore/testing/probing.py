@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from rlcore.contracts.components import BuildContext, Component
 from rlcore.contracts.hooks import hookimpl
 from rlcore.contracts.offers import WorkerClass
 from rlcore.contracts.requests import Role, WorkerRequest
-from rlcore.contracts.workers import Worker
+from rlcore.contracts.workers import Worker, concurrent
 
 RLCORE_API = "1"
 BROKEN = "probes break"
@@ -25,6 +26,7 @@ class Probe(Worker):
         if (self.context.run_dir / BROKEN).exists():
             raise ValueError("a probe breaks")
         self.num_ended = 0
+        self._released = threading.Event()
 
     def identity(self) -> tuple[str, int, int, int, int, int, str, str]:
         """Role, replica, rank, number of ranks, seed, threads, device and run directory."""
@@ -44,6 +46,16 @@ class Probe(Worker):
         """The value, returned by a coroutine."""
         await asyncio.sleep(0)
         return value
+
+    def compute(self, limit_s: float) -> bool:
+        """Block the worker until `release`, at most for so long; True if that came."""
+        (self.context.run_dir / f"computing {self.context}").touch()
+        return self._released.wait(limit_s)
+
+    @concurrent
+    async def release(self) -> None:
+        """End `compute`."""
+        self._released.set()
 
     def fail(self) -> None:
         """Raise an error of two lines."""

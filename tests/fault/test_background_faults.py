@@ -74,16 +74,31 @@ def test_a_signal_waits_for_the_checkpoint_that_is_being_written(
     assert differing(finished(tmp_path, "whole"), run) == []
 
 
-def test_a_signal_does_not_wait_longer_than_it_may(tmp_path: Path) -> None:
-    with (tmp_path / "output").open("w") as output:
-        slow = ("plugins.null.save_s=60", "plugins.null.update_s=0.1", "checkpoint.shutdown_s=0.5")
-        process = subprocess.Popen(command(tmp_path, "run", *slow), stdout=output, stderr=output, text=True)
-    log, until = tmp_path / "runs" / "run" / "log.txt", time.monotonic() + 90
-    while not (log.exists() and "step 3: updating" in log.read_text()):
-        assert process.poll() is None, (tmp_path / "output").read_text()
+def terminated(directory: Path, text: str, *settings: str) -> str:
+    """The output of a run that is terminated when its log has this text."""
+    with (directory / "output").open("w") as output:
+        process = subprocess.Popen(command(directory, "run", *settings), stdout=output, stderr=output, text=True)
+    log, until = directory / "runs" / "run" / "log.txt", time.monotonic() + 90
+    while not (log.exists() and text in log.read_text()):
+        assert process.poll() is None, (directory / "output").read_text()
         assert time.monotonic() < until
         time.sleep(0.01)
     process.terminate()
-    assert process.wait(timeout=20) == 128 + signal.SIGTERM
-    assert "the save did not end within checkpoint.shutdown_s=0.5" in (tmp_path / "output").read_text()
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    return (directory / "output").read_text()
+
+
+def test_a_signal_does_not_wait_longer_than_it_may(tmp_path: Path) -> None:
+    slow = ("plugins.null.save_s=60", "plugins.null.update_s=0.1", "checkpoint.shutdown_s=0.5")
+    output = terminated(tmp_path, "step 3: updating", *slow)
+    assert "the save did not end within checkpoint.shutdown_s=0.5" in output
     assert checkpoint.latest(tmp_path / "runs" / "run") is None
+
+
+def test_a_checkpoint_is_complete_when_it_is_written_and_not_when_the_update_ends(tmp_path: Path) -> None:
+    slow = ("plugins.null.save_s=0.3", "plugins.null.update_s=12", "checkpoint.shutdown_s=6")
+    output = terminated(tmp_path, "step 2: updating", *slow, "checkpoint.every_steps=1")
+    newest = checkpoint.latest(tmp_path / "runs" / "run")
+    assert newest is not None, output
+    assert checkpoint.step_of(newest) == 1
+    assert f"saved; the last checkpoint is {newest}; continue with --resume" in output

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcore.aio import in_daemon_thread
 from rlcore.contracts.critic import CriticWorker
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Float32s, Metrics
@@ -90,7 +88,7 @@ class HfCritic(CriticWorker):
         return True
 
     async def write_snapshot(self, directory: Path) -> None:
-        await in_daemon_thread(f"{self.context}.write_snapshot()", partial(self.engine.write_snapshot, directory))
+        self.engine.write_snapshot(directory)
 
     def restore(self, directory: Path) -> None:
         """Load what `save` wrote; CheckpointError, before any change, if it has no value head."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from rlcore.aio import in_daemon_thread
 from rlcore.cluster.kit import WorkerHost, frames_of, line_of
 from rlcore.contracts.clusters import Shipment
 from rlcore.errors import RlcoreError, WorkerError, boundary, trace_of
@@ -23,8 +24,8 @@ CANCELLED: Answer = (FAILED, ("WorkerError", "cancelled", ""))
 MAX_CALLS = 10_000
 """Calls that an actor serves at a time; further ones wait."""
 ASIDE = "aside"
-"""The concurrency group of Ray in which `ActorHost.line` is called. Each group has a separate loop and thread, so this
-one answers while the workers' thread computes or waits."""
+"""The concurrency group of Ray in which `ActorHost.line` and `call_aside` are called. Each group has a separate loop
+and thread, so this one answers while the workers' thread computes or waits."""
 STREAM_BATCH = 64
 """Most stream items per message; items already yielded do not wait for more."""
 END_OF_OUTPUT = "rlcore: end of output"
@@ -97,6 +98,17 @@ class ActorHost:
             return kind, value if with_result or kind != OK else None
         finally:
             del self._tasks[number]
+
+    async def call_aside(
+        self, role: str, method: str, arguments: tuple[Sequence[Any], Mapping[str, Any]], with_result: bool = True
+    ) -> Answer:
+        """`call` on a separate thread and without a turn, for methods marked as `concurrent`."""
+
+        def work() -> Any:
+            return asyncio.run(self._host.call(role, method, *arguments))
+
+        kind, value = await _answered(lambda: in_daemon_thread(method, work))
+        return kind, value if with_result or kind != OK else None
 
     async def stream(
         self, number: int, role: str, method: str, arguments: tuple[Sequence[Any], Mapping[str, Any]]

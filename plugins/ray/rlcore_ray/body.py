@@ -85,9 +85,19 @@ class ActorBody:
             raise
 
     async def call(
-        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
+        self,
+        role: str,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        where: str,
+        deadline_s: float,
+        *,
+        concurrent: bool = False,
     ) -> Any:
         """See `ReplicaBody.call`. Arguments common to all ranks are stored once; the loop keeps running meanwhile."""
+        if concurrent:
+            return await self._call_aside(role, method, (args, kwargs), where, deadline_s)
         with boundary(f"{where}: its arguments cannot be sent", WorkerError):
             payload: Any = args, kwargs
             if len(self._actors) > 1:
@@ -105,6 +115,15 @@ class ActorBody:
             if not answered:
                 self._cancel(number)
         return values[0]
+
+    async def _call_aside(self, role: str, method: str, arguments: Any, where: str, deadline_s: float) -> Any:
+        """The result of a method that answers while others compute; it has no turn, and is not cancelled."""
+        with boundary(f"{where}: its arguments cannot be sent", WorkerError):
+            refs = [
+                actor.call_aside.options(concurrency_group=ASIDE).remote(role, method, arguments, rank == 0)
+                for rank, actor in enumerate(self._actors)
+            ]
+        return (await self._all(refs, self._value, where, deadline_s))[0]
 
     async def stream(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadlines: Deadlines

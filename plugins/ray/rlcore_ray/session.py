@@ -128,7 +128,7 @@ class RaySession:
             strategy = PlacementGroupSchedulingStrategy(
                 self._placement.group(slot.pool), placement_group_bundle_index=slot.bundle
             )
-            actor = ray.remote(concurrency_groups={ASIDE: 1})(ActorHost).options(
+            actor = ray.remote(concurrency_groups={ASIDE: MAX_CALLS})(ActorHost).options(
                 num_cpus=slot.cpus,
                 num_gpus=slot.gpus,
                 max_restarts=0,

@@ -162,6 +162,8 @@ PHASES = {
     "generating": ({"plugins.null.token_s": 1.0}, "log.txt", "launched"),
     "updating": ({"plugins.null.update_s": 20}, "log.txt", "updating"),
     "saving": ({"plugins.null.save_s": 3}, "log.txt", "saving"),
+    # The files are complete long before the update, and so is the checkpoint.
+    "writing": ({"plugins.null.update_s": 20, "plugins.null.save_s": 0.5}, "log.txt", "step 2: updating"),
 }
 
 
@@ -187,6 +189,10 @@ def test_a_signal_in_each_phase_ends_the_run_and_its_actors_and_it_can_be_resume
             # Before the first step has been taken nothing is kept that a resume could use.
             is_begun = "nothing is saved; start it again" not in output
             assert ("continue with --resume" in output) is is_begun
+            assert (
+                name != "writing"
+                or f"saved; the last checkpoint is {tmp_path / 'runs/writing/checkpoints/step_1'}" in output
+            )
             assert "Traceback" not in output
             # Ray's handler of the signal, which has a process aborted, is gone when Ray has been joined.
             assert name == "setup" or "SIGTERM received" not in output

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from rlcore.aio import in_daemon_thread
 from rlcore.config import EngineConfig
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.reference import ReferenceSlices, ReferenceWorker
@@ -159,7 +157,7 @@ class HfActor(ActorWorker):
         return True
 
     async def write_snapshot(self, directory: Path) -> None:
-        await in_daemon_thread(f"{self.context}.write_snapshot()", partial(self.engine.write_snapshot, directory))
+        self.engine.write_snapshot(directory)
 
     def restore(self, directory: Path) -> None:
         self._weights_change()

@@ -188,6 +188,19 @@ class ClusterSuite(Suite):
 
         self.use(work)
 
+    def test_a_method_marked_as_concurrent_answers_while_another_one_computes(self) -> None:
+        """A checkpoint is written during updates, and is complete when its writer answers."""
+
+        async def work(started: StartedCluster) -> None:
+            replica = started.groups["probe"].replicas[0]
+            computing = asyncio.ensure_future(replica.call(started.probe.compute, SECONDS.call_s / 3))
+            while not any(started.context.run_dir.glob("computing *")) and not computing.done():
+                await asyncio.sleep(0.01)
+            await replica.call(started.probe.release)
+            self.need(await computing, "release(), which is marked `concurrent`, did not run while compute() did")
+
+        self.use(work)
+
     def test_a_stream_yields_everything_and_ends_with_its_reader(self) -> None:
         """Items come in order. A reader that leaves ends the worker's generator."""
 
