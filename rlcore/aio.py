@@ -286,6 +286,8 @@ async def in_daemon_thread(name: str, call: Callable[[], T]) -> T:
     done: Future[T] = Future()
 
     def run() -> None:
+        if not done.set_running_or_notify_cancel():  # from here on a caller that is cancelled only stops waiting
+            return
         try:
             with boundary(name, WorkerError, BaseException):
                 done.set_result(call())
