@@ -16,7 +16,7 @@ from rlcore.errors import WorkerError
 
 
 class Writer(Worker):
-    """Computes until somebody releases it, and writes meanwhile."""
+    """Computes until it is released, and writes meanwhile."""
 
     def setup(self) -> None:
         self.released = threading.Event()
@@ -36,7 +36,7 @@ class Writer(Worker):
 
 
 class Other(Writer):
-    """Implements the interface anew, without a mark."""
+    """Implements the interface without a mark."""
 
     async def write(self, text: str) -> str:
         return await super().write(text) + "!"
