@@ -27,6 +27,8 @@ SLIDING = "sliding_attention"
 """The entry of `layer_types` in config.json for a layer with a sliding window."""
 ODD = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
 """Errors that reading a file with arbitrary content may raise."""
+CHUNKED = "chunked_attention"
+"""The entry for a layer whose tokens attend to the earlier ones of their chunk."""
 MAX_JSON = 64 << 20
 """Limit of config.json and of an index in bytes; those of the largest models have 10 MB."""
 MAX_READ = 256 << 20
@@ -94,7 +96,8 @@ def model_shape(directory: Path) -> ModelShape | None:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         head = config.get("head_dim") or hidden // heads
         kinds = set(config.get("layer_types") or config.get("attention_layers") or ())
-        windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
+        chunk = config.get("attention_chunk_size") if not kinds or CHUNKED in kinds else 0
+        windowed = chunk or (config.get("sliding_window") and config.get("use_sliding_window", True))
         capped, only_windows = bool(config.get("attn_logit_softcapping")), kinds <= {"full_attention", SLIDING}
         return ModelShape(
             model_type=str(config["model_type"]),
@@ -106,19 +109,24 @@ def model_shape(directory: Path) -> ModelShape | None:
             full_attention=kinds <= {"full_attention", "global"} and not windowed and not capped,
             query_size=_checked(head * heads),
             heads=_checked(heads),
-            window=_checked(config["sliding_window"]) if windowed else 0,
+            window=_checked(chunk or config["sliding_window"]) if windowed else 0,
             windowed_layers=_windowed_layers(config) if windowed else 0,
-            full_in_window=bool(windowed) and only_windows and not capped,
+            full_in_window=bool(windowed) and only_windows and not capped and not chunk,
         )
     except ODD:
         return None
 
 
 def _windowed_layers(config: dict[str, Any]) -> int:
-    """Layers with a sliding window; without a list of kinds by the rules of Qwen and Gemma, else all of them."""
+    """Layers with a sliding window or chunks; without a list of kinds by the rules of Llama 4, Qwen and Gemma, else all
+    of them."""
     kinds, layers = config.get("layer_types"), _checked(config["num_hidden_layers"])
     if kinds:
-        return list(kinds).count(SLIDING)
+        return sum(kind in (SLIDING, CHUNKED) for kind in kinds)
+    if config.get("attention_chunk_size"):  # layers without rotation attend to everything
+        if rotated := config.get("no_rope_layers"):
+            return sum(map(bool, rotated[:layers]))
+        return layers - layers // _checked(config.get("no_rope_layer_interval") or 4)
     if pattern := int(config.get("sliding_window_pattern") or 0):  # every pattern-th layer attends to everything
         return layers - layers // pattern
     return max(0, layers - int(config.get("max_window_layers") or 0))

@@ -127,9 +127,9 @@ class ModelShape:
     heads: int = 0
     """Number of query heads; 0: unknown."""
     window: int = 0
-    """Tokens that a layer with a sliding window attends to, the token itself included; 0: no layer has a window."""
+    """Tokens that a layer with a sliding window or chunks attends to at most, the token itself included; 0: all."""
     windowed_layers: int = 0
-    """Number of layers with a sliding window."""
+    """Number of layers with a sliding window or chunks."""
     full_in_window: bool = False
     """Nothing but the sliding window limits attention, so every layer attends to all earlier tokens of short rows."""
 

@@ -19,13 +19,15 @@ BLOCK_LOGITS = 3 * 2**19
 """Temporary numbers while a CPU processes logits: three blocks of `rlcore.engines.hf.train.head.BLOCK_ELEMENTS`."""
 SCALES = 4
 """Numbers per token and layer: the scale of each norm in float32."""
-HEAD_NORMS = frozenset({"apertus", "exaone4", "hunyuan_v1_dense", "olmo2", "olmo3", "qwen3"})
+HEAD_NORMS = frozenset({"apertus", "exaone4", "hunyuan_v1_dense", "llama4_text", "olmo2", "olmo3", "qwen3"})
 """Values of `model_type` whose layers also normalize queries and keys."""
 DEVICE_LOGITS = 2**27
 """Logits that an accelerator computes at a time (512 MiB in float32), within the bounds below."""
 DEVICE_ROWS = (1024, 4096)
 """Minimum and maximum rows of a chunk. Each chunk reads the output layer's weight three times and writes its gradient,
 so few rows are slow; more than a few thousand are not faster."""
+EAGER = "eager"
+"""The value of `model.attention` that computes the scores of all pairs of a row's tokens, in each head."""
 DEVICE_CHUNKS = 4
 """Arrays the size of a chunk of logits that exist at a time on an accelerator, which computes a chunk in one go."""
 
@@ -47,12 +49,29 @@ class MicroBatchSize:
     """Positions after the prompt in each of these rows."""
     keys: int = 0
     """Positions that each of these rows attends to."""
+    pairs: int = 0
+    """Pairs of a query and a key whose score each head holds; 0 with attention that computes scores in blocks."""
 
 
 def largest_micro_batch(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> MicroBatchSize:
     """The size that the token budget allows; with context parallelism, one rank's slice."""
     size, num = _largest(config, engine, way), engine.context_parallel
-    return replace(size, tokens=-(-size.tokens // num), scored=-(-size.scored // num))
+    pairs = _pairs(size, longest_row(config)) if config.model.attention == EAGER else 0
+    return replace(size, tokens=-(-size.tokens // num), scored=-(-size.scored // num), pairs=pairs)
+
+
+def sized(config: RunConfig, tokens: int, longest: int) -> MicroBatchSize:
+    """The size of this many tokens, all of which may be scored, in rows of at most `longest` that share nothing."""
+    size = MicroBatchSize(tokens, tokens, alone=False)
+    return replace(size, pairs=_pairs(size, longest)) if config.model.attention == EAGER else size
+
+
+def _pairs(size: MicroBatchSize, longest: int) -> int:
+    """Pairs of tokens in rows of this length; with `cache`, of the rows after their prompts, and of the prompts."""
+    if not size.rows:
+        return size.tokens * longest
+    after = size.rows * size.queries
+    return after * size.keys + max(0, size.tokens - after) * (size.keys - size.queries)
 
 
 def _largest(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> MicroBatchSize:
@@ -79,15 +98,16 @@ def _largest(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> Micr
 def masked_row(
     config: RunConfig, shape: ModelShape | None, way: SharedPrefix | None = None, longest: int | None = None
 ) -> int:
-    """Tokens of the longest row if layers with a sliding window compute it with a mask, else 0.
+    """Tokens of the longest row if layers with a window compute it with a separate mask each, else 0.
 
-    transformers makes a mask for rows that fill the window, except with flash_attention_2, whose kernel has windows.
+    With sdpa transformers makes one for rows that fill the window. flash_attention_2 has kernels with windows, and with
+    eager attention layers share masks, which are counted with its scores.
     `way`: how prompts are shared; None: not yet planned, so rows longer than the window are computed one by one.
     `longest`: None: with a prompt and a response.
     """
     longest = longest_row(config) if longest is None else longest
     masks = shape is not None and bool(shape.windowed_layers) and longest >= shape.window
-    if not masks or shape is None or config.model.attention == "flash_attention_2":
+    if not masks or shape is None or config.model.attention in ("flash_attention_2", EAGER):
         return 0
     if way is None:
         way = SharedPrefix.TREE if shape.sees_all(longest) else SharedPrefix.NONE
@@ -109,12 +129,14 @@ def update_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, 
     itemsize, layer = BYTES[engine.dtype], _layer_numbers(shape, engine, size)
     inputs, mask = shape.hidden_size * size.tokens, _mask_numbers(size, masked)
     masks = mask * (1 if engine.gradient_checkpointing else shape.windowed_layers)
+    shared = _shared_mask_numbers(shape, size)
+    masks += shared
     whole = inputs * shape.layers + layer if engine.gradient_checkpointing else layer * shape.layers
     whole += masks
-    kept = inputs * shape.layers if engine.gradient_checkpointing else whole
+    kept = inputs * shape.layers + shared if engine.gradient_checkpointing else whole
     # Embedding, last norm with its input, the states that predict a loss token, and their gradient.
     at_head = kept + inputs * (7 if engine.dtype in HALF else 6)
-    in_layer = whole + _backward_numbers(shape, size)
+    in_layer = whole + _backward_numbers(shape, engine, size)
     # The cache lives until the forward pass ends; with grouped-query attention, heads attend to an expanded copy.
     cached = kept + inputs * 6 + (0 if _is_plain(shape) else 2 * size.rows * size.keys * shape.kv_size * shape.layers)
     head = at_head * itemsize + logit_bytes(shape, engine, size.scored, device)
@@ -128,7 +150,8 @@ def last_layer_bytes(
 
     All gradients exist by then, the first layer's included, and the embedding's unless it is accumulated in place.
     """
-    numbers = _layer_numbers(shape, engine, size) + _backward_numbers(shape, size) + _mask_numbers(size, masked)
+    numbers = _layer_numbers(shape, engine, size) + _backward_numbers(shape, engine, size)
+    numbers += _mask_numbers(size, masked) + _shared_mask_numbers(shape, size)
     embedding = 0 if adds_gradients(engine, device) else shape.vocabulary * shape.hidden_size
     held = (numbers + shape.hidden_size * size.tokens + embedding) * BYTES[engine.dtype]
     return held + _common_mask_bytes(masked)
@@ -139,14 +162,38 @@ def forward_bytes(config: RunConfig, engine: EngineConfig, way: SharedPrefix, sh
     if shape is None:
         return 0
     size, device = largest_micro_batch(config, engine, way), config.cluster.device
-    states = layer_states_bytes(shape, engine, size.tokens)
+    states = layer_states_bytes(shape, engine, size)
     states += mask_bytes(engine, size, masked_row(config, shape, way))
     return states + logit_bytes(shape, engine, size.scored, device) - _head_gradient_bytes(shape, engine, device)
 
 
-def layer_states_bytes(shape: ModelShape, engine: EngineConfig, tokens: int) -> int:
-    """Bytes of the states of one layer in a pass without gradients."""
-    return tokens * (3 * shape.inner_size + 8 * shape.hidden_size) * BYTES[engine.dtype]
+def layer_states_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> int:
+    """Bytes of the states of one layer in a pass without gradients, and of the masks of eager attention."""
+    itemsize = BYTES[engine.dtype]
+    feed_forward = size.tokens * 3 * shape.inner_size * itemsize
+    states = size.tokens * 8 * shape.hidden_size + _shared_mask_numbers(shape, size)
+    return states * itemsize + max(feed_forward, scores_bytes(shape, engine, size))
+
+
+def scores_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> int:
+    """Bytes of a layer's scores in a pass without gradients: those before and after the softmax, which half precision
+    computes in float32, and copies of keys and values for each head of queries."""
+    if not size.pairs:
+        return 0
+    half = BYTES[engine.dtype] if engine.dtype in HALF else 0
+    copies = 2 * size.tokens * _query_size(shape) * BYTES[engine.dtype]
+    return shape.heads * size.pairs * (2 * _wide(engine) + half) + copies
+
+
+def _wide(engine: EngineConfig) -> int:
+    """Bytes of a number that is computed in float32 or wider."""
+    return max(4, BYTES[engine.dtype])
+
+
+def _shared_mask_numbers(shape: ModelShape, size: MicroBatchSize) -> int:
+    """Numbers of the masks of eager attention: one mask for each kind of layers, with windows and without."""
+    kinds = (shape.windowed_layers > 0) + (shape.windowed_layers < shape.layers)
+    return 0 if size.rows else kinds * size.pairs
 
 
 def mask_bytes(engine: EngineConfig, size: MicroBatchSize, masked: int) -> int:
@@ -165,11 +212,24 @@ def _common_mask_bytes(masked: int) -> int:
     return masked**2
 
 
-def _backward_numbers(shape: ModelShape, size: MicroBatchSize) -> int:
+def _backward_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> int:
     """Temporary numbers in the backward pass of a layer: two gradients of the feed-forward, those of the residual
-    stream and of a norm; with `cache` also gradients of the copies."""
+    stream and of a norm; with `cache` also gradients of the copies.
+
+    With eager attention also the gradients before and after the softmax. With its result these are three wide numbers
+    per score, when what the feed-forward keeps is freed.
+    """
     feed_forward = size.tokens * (2 * shape.inner_size + 4 * shape.hidden_size)
-    return max(feed_forward, 2 * size.rows * size.keys * (_query_size(shape) + shape.kv_size))
+    wide = 3 * _wide(engine) // BYTES[engine.dtype] * shape.heads * size.pairs
+    scores = wide - _score_numbers(shape, engine, size) - 4 * size.tokens * shape.inner_size
+    scores += size.tokens * (4 * shape.hidden_size + 2 * _query_size(shape))
+    return max(feed_forward, 2 * size.rows * size.keys * (_query_size(shape) + shape.kv_size), scores)
+
+
+def _score_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> int:
+    """Numbers in the engine's format that eager attention keeps: the softmax, in half precision also in float32."""
+    half = 1 if engine.dtype in HALF else 0
+    return (_wide(engine) // BYTES[engine.dtype] + half) * shape.heads * size.pairs
 
 
 def _layer_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> int:
@@ -177,7 +237,8 @@ def _layer_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize
 
     Per token: gate, its activation, up and their product; rotated queries and attention output; rotated keys, and
     values; input, scaled input and output of each of two norms, where half precision keeps a float32 copy instead of
-    the input. With `cache` also, per row, a mask and the keys and values that it attends to.
+    the input. With `cache` also, per row, a mask and the keys and values that it attends to. With eager attention also
+    scores, and keys and values once more for each head of queries.
     """
     half = engine.dtype in HALF
     heads = _query_size(shape) + shape.kv_size
@@ -185,7 +246,8 @@ def _layer_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize
     if shape.model_type in HEAD_NORMS:
         token += (3 if half else 2) * heads
     seen = size.rows * size.keys * (2 * _query_size(shape) + size.queries)
-    return size.tokens * token + seen
+    copied = 2 * size.tokens * _query_size(shape) if size.pairs and not _is_plain(shape) and not size.rows else 0
+    return size.tokens * token + seen + copied + _score_numbers(shape, engine, size)
 
 
 def _query_size(shape: ModelShape) -> int:

@@ -11,7 +11,7 @@ from rlcore.config import RunConfig
 from rlcore.config.checks import has_effect, lookup, walk
 from rlcore.config.choices import AUTO, DEVICE, Choice
 from rlcore.contracts.requests import ModelFacts, ModelShape
-from rlcore.plan.activations import BYTES, MicroBatchSize, masked_row, update_bytes
+from rlcore.plan.activations import BYTES, longest_row, masked_row, sized, update_bytes
 from rlcore.plan.catalog import remedy, rollout_key
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
@@ -342,9 +342,9 @@ def _micro_batch_tokens(found: Situation) -> int:
     held += gathered_for_update(engine, ModelFacts(facts.parameters, shape))
     room = WORKING_SHARE * (size - held)
     budgets = range(MOST_TOKENS, 0, -TOKENS_STEP)
-    sizes = (MicroBatchSize(budget, budget, alone=False) for budget in budgets)
+    sizes = (sized(found.config, budget, longest_row(found.config)) for budget in budgets)
     masked = masked_row(found.config, shape)
-    fitting = (sized.tokens for sized in sizes if update_bytes(shape, engine, sized, "cuda", masked) <= room)
+    fitting = (size.tokens for size in sizes if update_bytes(shape, engine, size, "cuda", masked) <= room)
     return next(fitting, 0)
 
 

@@ -18,14 +18,16 @@ from rlcore.errors import PlanError
 from rlcore.plan.activations import (
     BYTES,
     HALF,
-    MicroBatchSize,
     adds_gradients,
     forward_bytes,
     largest_micro_batch,
     last_layer_bytes,
     layer_states_bytes,
+    longest_row,
     mask_bytes,
     masked_row,
+    scores_bytes,
+    sized,
     update_bytes,
 )
 from rlcore.plan.gathered import gathered_bytes
@@ -226,11 +228,12 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
 
 
 def _prompt_mask_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Bytes of a layer's masks while the embedded rollout computes prompts that fill a sliding window."""
-    prompt = config.data.max_prompt_tokens
-    tokens = max(PREFILL_TOKENS, prompt)
+    """Bytes of a layer's masks while the embedded rollout computes prompts that fill a sliding window, and of the
+    scores and masks of eager attention."""
+    prompt, engine = config.data.max_prompt_tokens, config.actor
+    size = sized(config, max(PREFILL_TOKENS, prompt), prompt)
     masked = masked_row(config, shape, SharedPrefix.NONE, prompt)
-    return mask_bytes(config.actor, MicroBatchSize(tokens, tokens, alone=False), masked)
+    return mask_bytes(engine, size, masked) + scores_bytes(shape, engine, size)
 
 
 def _scoring_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, model: ModelFacts) -> int:
@@ -240,9 +243,9 @@ def _scoring_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, mo
     tokens = -(-engine.micro_batch_tokens // engine.context_parallel)
     if model.shape is None:
         return gathered
-    masked = masked_row(config, model.shape, plan.shared_prefix)
-    masks = mask_bytes(engine, MicroBatchSize(tokens, tokens, alone=False), masked)
-    return gathered + layer_states_bytes(model.shape, engine, tokens) + masks
+    size = sized(config, tokens, longest_row(config))
+    masks = mask_bytes(engine, size, masked_row(config, model.shape, plan.shared_prefix))
+    return gathered + layer_states_bytes(model.shape, engine, size) + masks
 
 
 def _cache_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:

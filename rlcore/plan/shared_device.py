@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rlcore.config import RunConfig
 from rlcore.config.checks import lookup
 from rlcore.contracts.requests import ModelFacts, ModelShape
-from rlcore.plan.activations import BYTES, MicroBatchSize, longest_row, masked_row, update_bytes
+from rlcore.plan.activations import BYTES, longest_row, masked_row, sized, update_bytes
 from rlcore.plan.catalog import rollout_key
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
@@ -197,7 +197,7 @@ def _trains(config: RunConfig, facts: Facts, *, offload: bool, awake: float = 0.
     if shape is None:
         return False
     tokens = max(engine.micro_batch_tokens, longest_row(config))
-    size = MicroBatchSize(tokens, tokens, alone=False)
+    size = sized(config, tokens, longest_row(config))
     work = update_bytes(shape, engine, size, "cuda", masked_row(config, shape))
     work += gathered_for_update(engine, ModelFacts(parameters, shape))
     held = trained_bytes(config, facts)

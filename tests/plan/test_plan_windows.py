@@ -19,9 +19,11 @@ from rlcore.plan import Facts, RunPlan, WorkerPlan, make_plan
 from rlcore.plan.activations import (
     MicroBatchSize,
     forward_bytes,
+    largest_micro_batch,
     last_layer_bytes,
     longest_row,
     masked_row,
+    sized,
     update_bytes,
 )
 from rlcore.plan.memory import working_bytes
@@ -143,6 +145,7 @@ def test_masks_that_do_not_fit_at_16k_and_32k_tokens_are_refused_with_the_settin
     planned(*settings, "model.attention=flash_attention_2", facts=windowed)
 
 
+LLAMA4 = {"model_type": "llama4_text", "attention_chunk_size": 64}
 QWEN2 = {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True}
 
 
@@ -157,6 +160,11 @@ QWEN2 = {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True
         ({"model_type": "gemma3_text", "sliding_window": 64, "sliding_window_pattern": 4}, 64, 6, True),
         ({"model_type": "gemma2", "sliding_window": 64, "attn_logit_softcapping": 50.0}, 64, 8, False),
         (QWEN2 | {"layer_types": ["linear_attention"] * 6 + ["sliding_attention"] * 2}, 64, 2, False),
+        (LLAMA4 | {"layer_types": ["chunked_attention"] * 5 + ["full_attention"] * 3}, 64, 5, False),
+        (LLAMA4 | {"no_rope_layers": [1, 1, 0, 1, 1, 0, 1, 1]}, 64, 6, False),
+        (LLAMA4 | {"no_rope_layers": [], "no_rope_layer_interval": 3}, 64, 6, False),
+        (LLAMA4, 64, 6, False),
+        (LLAMA4 | {"layer_types": ["full_attention"] * 8}, 0, 0, False),
     ],
 )
 def test_windows_are_read_from_config_json(
@@ -222,3 +230,72 @@ def test_the_prompts_of_the_embedded_rollout_have_masks_if_they_fill_the_window(
     full = replace(MISTRAL, full_attention=True, windowed_layers=0)
     sampled = [working_bytes(config, worker, ModelFacts(0, shape)) for shape in (full, MISTRAL)]
     assert sampled[1] - sampled[0] == more
+
+
+def test_models_with_chunks_share_no_prompts_and_make_masks() -> None:
+    chunked = replace(MISTRAL, model_type="llama4_text", full_in_window=False)
+    assert way_and_note(*LENGTHS, shape=chunked)[0] is SharedPrefix.NONE
+    with pytest.raises(
+        PlanError, match=r"^actor\.shared_prefix=tree: not every layer of 'llama4_text' sees all tokens"
+    ):
+        plan(*LENGTHS, "actor.shared_prefix=tree", shape=chunked)
+    config = configure([], [*SETTINGS, *LENGTHS], ["null"])[1].config
+    assert masked_row(config, chunked) == masked_row(config, chunked, SharedPrefix.NONE) == 1000
+
+
+@pytest.mark.parametrize(("dtype", "kept", "passing"), [("float32", 4, 8), ("bfloat16", 6, 10)])
+def test_eager_attention_keeps_scores_in_updates_and_has_those_of_one_layer_in_passes(
+    dtype: Any, kept: int, passing: int
+) -> None:
+    settings = ("data.max_prompt_tokens=456", "rollout.max_tokens=600", "actor.micro_batch_tokens=4224")
+    shape = replace(MISTRAL, full_attention=True, window=0, windowed_layers=0, full_in_window=False, heads=16)
+    config, eager = (
+        configure([], [*SETTINGS, *settings, f"model.attention={attention}"], ["null"])[1].config
+        for attention in ("sdpa", "eager")
+    )
+    assert masked_row(eager, MISTRAL, SharedPrefix.NONE) == 0, "layers share masks"
+    plain, size = (sized(found, 4224, 1056) for found in (config, eager))
+    assert (plain.pairs, size.pairs) == (0, 4224 * 1056)
+    layers = []
+    for checkpointing in (False, True):
+        engine = EngineConfig(dtype=dtype, gradient_checkpointing=checkpointing)
+        more = update_bytes(shape, engine, size, "cpu") - update_bytes(shape, engine, plain, "cpu")
+        layers.append((more / (16 * size.pairs) - 12) / kept)
+        end = last_layer_bytes(shape, engine, size, "cpu") - last_layer_bytes(shape, engine, plain, "cpu")
+        assert end == pytest.approx(12 * 16 * size.pairs, rel=0.05)
+    assert layers[0] == pytest.approx(3, abs=0.2), "of the fourth layer the backward pass has all 12 bytes"
+    assert layers[1] == pytest.approx(0, abs=0.2)
+    one = EngineConfig(dtype=dtype, micro_batch_tokens=4224)
+    scored = [forward_bytes(found, one, SharedPrefix.NONE, shape) for found in (config, eager)]
+    assert scored[1] - scored[0] == pytest.approx(passing * 16 * size.pairs, rel=0.05)
+    request = WorkerRequest(Role("judge", ReferenceWorker), "hf", engine=one, trains=False, settings="plugins.judge")
+    worker = WorkerPlan(request, ReferenceWorker, "", "")
+    judged = [working_bytes(found, worker, ModelFacts(1000, shape)) for found in (config, eager)]
+    assert judged[1] - judged[0] == pytest.approx(passing * 16 * size.pairs, rel=0.05)
+
+
+def test_the_prompts_of_the_embedded_rollout_have_scores_with_eager_attention() -> None:
+    worker = WorkerPlan(WorkerRequest(ROLLOUT, "hf", embedded_in=ACTOR, cached_tokens=10_000), RolloutWorker, "", "")
+    full = replace(MISTRAL, full_attention=True, window=0, windowed_layers=0, heads=16)
+    sampled = [
+        working_bytes(
+            configure([], [*SETTINGS, "data.max_prompt_tokens=1000", f"model.attention={attention}"], ["null"])[
+                1
+            ].config,
+            worker,
+            ModelFacts(0, full),
+        )
+        for attention in ("sdpa", "eager")
+    ]
+    assert sampled[1] - sampled[0] == pytest.approx(8 * 16 * 8192 * 1000, rel=0.05)
+
+
+def test_a_cache_has_the_pairs_of_rows_after_their_prompts_and_of_the_prompts() -> None:
+    settings = (
+        *("data.max_prompt_tokens=10", "rollout.max_tokens=6", "rollout.samples_per_prompt=4"),
+        "model.attention=eager",
+    )
+    config = configure([], [*SETTINGS, *settings, "train.prompts_per_step=2"], ["null"])[1].config
+    engine = EngineConfig(micro_batch_tokens=1000)
+    assert largest_micro_batch(config, engine, SharedPrefix.CACHE).pairs == 8 * 5 * 15 + 2 * 10 * 10
+    assert largest_micro_batch(config, engine, SharedPrefix.NONE).pairs == 8 * 16 * 16
