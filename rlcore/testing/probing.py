@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -17,6 +17,8 @@ from rlcore.contracts.workers import Worker, concurrent
 RLCORE_API = "1"
 BROKEN = "probes break"
 """Name of a file; a probe with such a file in its run directory fails in `setup`."""
+RELEASED = "probes are released"
+"""Name of a file that ends a probe's `compute`."""
 
 
 class Probe(Worker):
@@ -26,7 +28,6 @@ class Probe(Worker):
         if (self.context.run_dir / BROKEN).exists():
             raise ValueError("a probe breaks")
         self.num_ended = 0
-        self._released = threading.Event()
 
     def identity(self) -> tuple[str, int, int, int, int, int, str, str]:
         """Role, replica, rank, number of ranks, seed, threads, device and run directory."""
@@ -48,14 +49,19 @@ class Probe(Worker):
         return value
 
     def compute(self, limit_s: float) -> bool:
-        """Block the worker until `release`, at most for so long; True if that came."""
+        """Block the worker until the run directory has a file `RELEASED`; False if it has none after so long."""
+        ends = time.monotonic() + limit_s
         (self.context.run_dir / f"computing {self.context}").touch()
-        return self._released.wait(limit_s)
+        while not (self.context.run_dir / RELEASED).exists():
+            if time.monotonic() > ends:
+                return False
+            time.sleep(0.01)
+        return True
 
     @concurrent
-    async def release(self) -> None:
-        """End `compute`."""
-        self._released.set()
+    async def answer(self, value: Any) -> Any:
+        """The value, also while `compute` blocks."""
+        return value
 
     def fail(self) -> None:
         """Raise an error of two lines."""

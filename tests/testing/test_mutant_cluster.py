@@ -83,6 +83,19 @@ class Short(Proxy):
             await items.aclose()
 
 
+class Unmarked(Proxy):
+    async def call(self, method, *args, **kwargs):
+        def plain(): ...
+
+        plain.__name__ = method.__name__
+        return await self._replica.call(plain, *args, **kwargs)
+
+
+class Queues(Threads):
+    def group(self, replicas):
+        return ReplicaGroup([Unmarked(replica) for replica in replicas])
+
+
 class Swallows(Threads):
     def group(self, replicas):
         return ReplicaGroup([Swallowing(replica) for replica in replicas])
@@ -138,6 +151,7 @@ MUTANTS: dict[str, ClusterOffer] = {
     "test_it_starts_every_replica_of_each_role_and_tells_it_who_it_is": ClusterOffer("odd", Reversed),
     "test_an_embedded_worker_is_in_the_process_of_its_host": ClusterOffer("odd", Alone),
     "test_calls_return_what_the_method_returns_and_raise_what_it_raises": ClusterOffer("odd", Swallows),
+    "test_a_method_marked_as_concurrent_answers_while_another_one_computes": ClusterOffer("odd", Queues),
     "test_a_stream_yields_everything_and_ends_with_its_reader": ClusterOffer("odd", Shortens),
     "test_what_does_not_start_is_named_and_nothing_is_left": ClusterOffer("odd", Careless),
     "test_close_closes_every_worker_once": ClusterOffer("odd", Forgetful),

@@ -162,47 +162,62 @@ PHASES = {
     "generating": ({"plugins.null.token_s": 1.0}, "log.txt", "launched"),
     "updating": ({"plugins.null.update_s": 20}, "log.txt", "updating"),
     "saving": ({"plugins.null.save_s": 3}, "log.txt", "saving"),
-    # The files are complete long before the update, and so is the checkpoint.
-    "writing": ({"plugins.null.update_s": 20, "plugins.null.save_s": 0.5}, "log.txt", "step 2: updating"),
 }
+
+
+def ended_by_a_signal(run: "subprocess.Popen[str]", directory: Path, name: str, file: str, text: str) -> str:
+    """The output of a run that gets SIGTERM when a file of its directory has this text; its actors have ended, too."""
+    path = directory / "runs" / name / file
+
+    def reached() -> bool:
+        assert run.poll() is None, (directory / f"{name}.err").read_text()
+        return path.exists() and text in path.read_text()
+
+    wait_for(f"{name}: {text}", reached)
+    ours = descendants(run.pid)
+    run.send_signal(signal.SIGTERM)
+    sent = time.monotonic()
+    assert run.wait(timeout=30) == 143, (directory / f"{name}.err").read_text()
+    assert time.monotonic() - sent < 10.0, (directory / f"{name}.err").read_text()
+    wait_for("the end of every process", lambda: not any(map(is_running, ours)), 5)
+    output = (directory / f"{name}.err").read_text()
+    assert "Traceback" not in output
+    return output
 
 
 def test_a_signal_in_each_phase_ends_the_run_and_its_actors_and_it_can_be_resumed(head: str, tmp_path: Path) -> None:
     joined = {"plugins.ray.address": head, "cluster.threads": 1}
     settings = {name: values(tmp_path, name, **joined | more) for name, (more, _, _) in PHASES.items()}
-    runs = {name: started(tmp_path, setting) for name, setting in settings.items()}
+    runs = {name: started(tmp_path, setting) for name, setting in settings.items() if name != "saving"}
     try:
         for name, (_, file, text) in PHASES.items():
-            path, run = tmp_path / "runs" / name / file, runs[name]
-
-            def reached(path: Path = path, text: str = text, name: str = name) -> bool:
-                assert runs[name].poll() is None, (tmp_path / f"{name}.err").read_text()
-                return path.exists() and text in path.read_text()
-
-            wait_for(f"{name}: {text}", reached)
-            ours = descendants(run.pid)
-            run.send_signal(signal.SIGTERM)
-            sent = time.monotonic()
-            assert run.wait(timeout=30) == 143, (tmp_path / f"{name}.err").read_text()
-            assert time.monotonic() - sent < 10.0
-            output = (tmp_path / f"{name}.err").read_text()
+            if name == "saving":  # its phase ends by itself
+                runs[name] = started(tmp_path, settings[name])
+            output = ended_by_a_signal(runs[name], tmp_path, name, file, text)
             # Before the first step has been taken nothing is kept that a resume could use.
             is_begun = "nothing is saved; start it again" not in output
             assert ("continue with --resume" in output) is is_begun
-            assert (
-                name != "writing"
-                or f"saved; the last checkpoint is {tmp_path / 'runs/writing/checkpoints/step_1'}" in output
-            )
-            assert "Traceback" not in output
             # Ray's handler of the signal, which has a process aborted, is gone when Ray has been joined.
             assert name == "setup" or "SIGTERM received" not in output
-            wait_for("the end of every process", lambda ours=ours: not any(map(is_running, ours)), 5)  # type: ignore[misc]
             trained_here(settings[name], resume=is_begun)
             assert (tmp_path / "runs" / name / "checkpoints" / "step_6").is_dir()
     finally:
         for run in runs.values():
             run.kill()
             run.wait()
+
+
+def test_a_checkpoint_is_complete_when_it_is_written_and_not_when_the_update_ends(head: str, tmp_path: Path) -> None:
+    slow = {"plugins.null.update_s": 12, "plugins.null.save_s": 0.3, "checkpoint.shutdown_s": 6}
+    setting = values(tmp_path, "writing", **{"plugins.ray.address": head, "cluster.threads": 1} | slow)
+    run = started(tmp_path, setting)
+    try:
+        output = ended_by_a_signal(run, tmp_path, "writing", "log.txt", "step 2: updating")
+        written = tmp_path / "runs" / "writing" / "checkpoints" / "step_1"
+        assert f"saved; the last checkpoint is {written}; continue with --resume" in output
+    finally:
+        run.kill()
+        run.wait()
 
 
 def test_a_driver_killed_on_ray_and_resumed_is_bitwise_the_uninterrupted_run(head: str, tmp_path: Path) -> None:

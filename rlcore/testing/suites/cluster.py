@@ -196,8 +196,10 @@ class ClusterSuite(Suite):
             computing = asyncio.ensure_future(replica.call(started.probe.compute, SECONDS.call_s / 3))
             while not any(started.context.run_dir.glob("computing *")) and not computing.done():
                 await asyncio.sleep(0.01)
-            await replica.call(started.probe.release)
-            self.need(await computing, "release(), which is marked `concurrent`, did not run while compute() did")
+            found = await replica.call(started.probe.answer, 7)
+            (started.context.run_dir / probing.RELEASED).touch()
+            self.need(found == 7, f"answer() returned {found!r}; needs what it was given")
+            self.need(await computing, "answer(), which is marked `concurrent`, did not answer while compute() ran")
 
         self.use(work)
 
