@@ -104,7 +104,9 @@ def measured(shape: Mapping[str, int], num: int) -> dict[str, int]:
             found["update"], found["held"] = live.phase()
             engine.logprobs(batch)
             found["score"], _ = live.phase()
-            weights: dict[str, Tensor] = {}  # in place of `copy_whole`: it compares addresses, which these tensors lack
+            weights: dict[
+                str, Tensor
+            ] = {}  # in place of `named_weights`: it compares addresses, which these tensors lack
             for names in engine._shards.unit_by_unit() if engine._shards else ():
                 weights |= private_copies(merged_weights(engine.model, names))
             peak, _ = live.phase()

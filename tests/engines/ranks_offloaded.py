@@ -22,6 +22,7 @@ from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.optimizer import MasterAdamW
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.engines.hf.train.ranks import Ranks
+from rlcore.engines.weight_server import host_copies
 from rlcore.testing.tiny import random_batch
 
 DEVICE = torch.device("cpu:0")
@@ -92,7 +93,8 @@ def trained(ranks: Ranks, directory: Path, path: str, dtype: str, offload: bool,
     engine.save(directory / "saved")
     engine.snapshot()
     rested.append(sum(tensor.nbytes for tensor in memory.held.values()))
-    whole = {name: hashlib.sha256(t.numpy().tobytes()).hexdigest() for name, t in floats(engine.copy_whole()).items()}
+    copied = floats(host_copies(engine.named_weights()))
+    whole = {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in copied.items()}
     step(2)
     engine.write_snapshot(directory / "copied")
     ranks.gather({})
