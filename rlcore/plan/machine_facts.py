@@ -51,6 +51,11 @@ class Facts:
         return request.model or ModelFacts(self.parameters, self.shape)
 
     @property
+    def several_nodes(self) -> bool:
+        """True if the devices are on more than one node."""
+        return 0 < self.gpus_per_node < self.gpus
+
+    @property
     def usable_gpu_bytes(self) -> int | None:
         """Device memory that a run may use: the free part."""
         return self.gpu_memory_bytes if self.gpu_free_bytes is None else self.gpu_free_bytes

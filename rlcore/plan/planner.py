@@ -76,7 +76,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         pools=pools,
         layout=layout,
         colocated_roles=colocated_roles,
-        weights_kind=plan_weights(config, workers, pools, elsewhere=cluster.abilities.elsewhere),
+        weights_kind=plan_weights(config, workers, pools, elsewhere=facts.several_nodes or cluster.abilities.elsewhere),
         algorithms=algorithms,
         trackers=trackers,
         prompt_order=prompt_order,

@@ -19,7 +19,7 @@ def plan_weights(
     """The kind of weight sync from the actor to the rollout; '' when the rollout is embedded in the actor.
 
     PlanError if the rollout does not support the kind that the settings ask for. `elsewhere`: workers run on machines
-    that the planner cannot see.
+    that the planner cannot see, or on several.
     """
     rollout = _rollout_of(workers)
     inside = rollout.request.embedded_in
@@ -83,7 +83,8 @@ def with_choice(plan: RunPlan) -> RunPlan:
     rollout = _rollout_of(plan.workers)
     reason = "actor and replicas are on one machine, and all of them read one copy in its memory"
     if plan.weight_sync == "disk":
-        why = _why_disk(plan.config, rollout, elsewhere=plan.cluster.abilities.elsewhere)
+        elsewhere = plan.cluster.abilities.elsewhere or plan.facts.several_nodes
+        why = _why_disk(plan.config, rollout, elsewhere=elsewhere)
         reason = why or "the host has no memory for another copy of the weights"
     return replace(plan, choices=(*plan.choices, Choice("rollout.weight_sync", plan.weight_sync, reason)))
 

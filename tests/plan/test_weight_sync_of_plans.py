@@ -72,15 +72,14 @@ def site(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def chosen(*overrides: str, memory_gib: int | None = None, reader: bool = True) -> RunPlan:
+def chosen(*overrides: str, memory_gib: int | None = None, reader: bool = True, per_node: int = 0) -> RunPlan:
     """A run on a GPU whose rollout takes whole weights from files, and from shared memory if it is a `reader`."""
     settings = ["actor.backend=hf", f"rollout.backend={'reader' if reader else 'null_replica'}", "cluster.device=cuda"]
     plugins = ["null", *(["written_reader"] if reader else [])]
     hooks, loaded = configure([], [*SETTINGS, *settings, *overrides], plugins)
     memory = None if memory_gib is None else memory_gib * GIB
-    facts = Facts(
-        gpus=8, gpu_memory_bytes=200 * GIB, parameters=MODEL.parameters, shape=MODEL.shape, memory_bytes=memory
-    )
+    model = Facts(parameters=MODEL.parameters, shape=MODEL.shape)
+    facts = replace(model, gpus=8, gpus_per_node=per_node, gpu_memory_bytes=200 * GIB, memory_bytes=memory)
     return make_plan(loaded, hooks, facts)
 
 
@@ -114,6 +113,10 @@ def test_weights_go_through_files_otherwise_and_the_plan_says_why(monkeypatch: p
     found = with_choice(replace(made, cluster=elsewhere, weights_kind=kind, choices=()))
     reason = "cluster.backend=local may put actor and replicas on several machines"
     assert reasons(found) == [("disk", reason)]
+    assert reasons(chosen(per_node=4)) == [("disk", reason)], "--on 2x4xH100"
+    assert chosen(per_node=8).weights_kind == "shm"
+    with pytest.raises(PlanError, match="shm shares memory of one machine"):
+        chosen("rollout.weight_sync=shm", per_node=4)
     monkeypatch.delattr(os, "memfd_create")  # on other systems than Linux
     assert chosen().weights_kind == "directory"
 
