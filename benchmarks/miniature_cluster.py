@@ -76,7 +76,15 @@ class Body:
             self._host.build(shipment)
 
     async def call(
-        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
+        self,
+        role: str,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        where: str,
+        deadline_s: float,
+        *,
+        concurrent: bool = False,
     ) -> Any:
         return await self._or_gone(self._host.call(role, method, args, kwargs), where)
 

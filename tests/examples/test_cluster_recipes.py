@@ -105,7 +105,7 @@ def test_the_signal_before_the_end_of_a_slurm_job_reaches_the_training_which_is_
         time.sleep(0.02)
     job.send_signal(signal.SIGTERM)  # as `--signal=B:TERM@300` does: to the batch script alone
     assert job.wait(30) == 143
-    assert calls(tmp_path)[-1] == "rlcore: SIGTERM"
+    assert "rlcore: SIGTERM" in calls(tmp_path)  # commands of other nodes may be noted later
 
 
 @pytest.mark.slow
