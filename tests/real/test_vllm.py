@@ -1,10 +1,10 @@
 """Rollout replicas on vLLM: run with the Python of .venv-vllm (`make setup-vllm`)."""
 
 import asyncio
-import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,7 +84,7 @@ def test_an_engine_that_is_killed_comes_back_with_the_weights_and_what_it_owed_i
     """Also with the actor training on the pools of both engines, which sleep meanwhile."""
     shared = ["cluster.train_pool=train", "cluster.pools.train.colocates=[rollout,reward]"]
     overrides = ["train.max_steps=2", f"rollout.weight_sync={weights}", *shared]
-    killing = KillAnEngine(tmp_path / "run")
+    killing = KillTheSampler(tmp_path / "run")
     steps, _ = run(tmp_path, *overrides, during=killing)
     check(tmp_path, steps, 2)
     for step in steps:
@@ -97,11 +97,11 @@ def test_an_engine_that_is_killed_comes_back_with_the_weights_and_what_it_owed_i
     assert killing.has_seen_files == (weights == "disk")
 
 
-class KillAnEngine:
-    """Kills the rollout's engine, which started last, when the first step has been taken and the second samples."""
+class KillTheSampler:
+    """Kills the rollout's engine when the first step has been taken and the second samples."""
 
     def __init__(self, run: Path) -> None:
-        self._metrics, self._done = run / "metrics.jsonl", False
+        self._metrics, self._log, self._done = run / "metrics.jsonl", run / "log.txt", False
         self._files = run / "weights"
         self.has_seen_files = False
 
@@ -109,21 +109,10 @@ class KillAnEngine:
         self.has_seen_files |= self._files.exists()
         if self._done or not self._metrics.exists() or not self._metrics.read_text():
             return
-        engines = {process: started_at(process) for process in processes if b"EngineCore" in title(process)}
-        os.kill(max(engines, key=engines.__getitem__), signal.SIGKILL)
+        named = re.findall(r" rollout\[0\]: \(EngineCore pid=(\d+)\)", self._log.read_text())
+        [engine] = set(map(int, named)) & processes
+        os.kill(engine, signal.SIGKILL)
         self._done = True
-
-
-def title(process: int) -> bytes:
-    """The title of a process; empty when it has ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-    return b""
-
-
-def started_at(process: int) -> int:
-    """In ticks since the machine began."""
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def check(directory: Path, steps: list[dict[str, float]], num: int) -> None:

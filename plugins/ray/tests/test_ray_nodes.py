@@ -189,7 +189,8 @@ class Telling(NullReplica):
         print("process", os.getpid())
 
     async def generate(self, requests):
-        await held(self)
+        if requests[0].n > 1:  # not the check of the weights
+            await held(self)
         async for completion in super().generate(requests):
             yield completion
 
