@@ -41,8 +41,13 @@ def mapped_weights(address: str) -> Generator[tuple[str, Tensor]]:
         connection.settimeout(EXCHANGE_S)
         _connect(connection, name)
         connection.sendall(secret.encode())
-        memory = _memory(connection)
-        for name, dtype, shape, offset in json.loads(read_message(connection)):
+        file = _file(connection)
+        try:
+            fields = json.loads(read_message(connection))
+            memory = _mapped(file, max((end for *_, end in fields), default=0))
+        finally:
+            os.close(file)
+        for name, dtype, shape, offset, _ in fields:
             yield name, _tensor(memory, dtype, shape, offset)
 
 
@@ -56,16 +61,19 @@ def _connect(connection: socket.socket, name: str) -> None:
         ) from error
 
 
-def _memory(connection: socket.socket) -> mmap.mmap:
-    """The memory that holds the weights. What is written into it here remains private."""
+def _file(connection: socket.socket) -> int:
+    """The descriptor of the memory that holds the weights."""
     first, files, _, _ = socket.recv_fds(connection, 1, 1)
     if first != READY or len(files) != 1:
         raise EOFError("no memory came: the sender has gone, has other weights by now, or another secret")
-    try:
-        size = os.fstat(files[0]).st_size
-        return mmap.mmap(files[0], max(1, size), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    finally:
-        os.close(files[0])
+    return files[0]
+
+
+def _mapped(file: int, size: int) -> mmap.mmap:
+    """The memory up to this size. What is written into it here remains private."""
+    if not size:
+        return mmap.mmap(-1, 1)
+    return mmap.mmap(file, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 def _tensor(memory: mmap.mmap, dtype: str, shape: list[int], offset: int) -> Tensor:

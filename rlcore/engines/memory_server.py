@@ -9,11 +9,11 @@ import json
 import mmap
 import os
 import secrets
+import select
 import socket
 import struct
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +25,8 @@ from rlcore.engines.weight_server import WeightsServer, type_of
 from rlcore.errors import WorkerError, boundary
 
 MIB = 2**20
-FIRST_BYTES, MOST_BYTES = MIB, 64 * MIB
-"""The first and the largest step in which memory grows, unless a tensor needs more."""
+FIRST_BYTES = MIB
+"""The first step in which a file grows, unless a tensor needs more; each further step doubles it."""
 ALIGNMENT = 64
 """Bytes; every tensor begins at a multiple, whatever its type."""
 CREDENTIALS = struct.Struct("3i")
@@ -50,7 +50,8 @@ def memory_server() -> WeightsServer["SharedVersion"]:
 class WeightsMemory:
     """A file in memory, with a place for each tensor of a version.
 
-    It is not in /dev/shm, whose size, 64 MiB in many containers, therefore does not limit it.
+    The file grows in few steps, because Python keeps a descriptor for each mapping. Only the places take memory: what
+    a step leaves behind is a hole. It is no file of /dev/shm, whose size, 64 MiB in many containers, sets no limit.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class WeightsMemory:
         self.receivers: set[socket.socket] = set()
         self._size = 0
         self._free = torch.empty(0, dtype=torch.uint8)
-        """The end of the memory, which has no tensor yet."""
+        """The end of the file, which has no tensor yet, and no memory."""
         self._places: dict[str, tuple[int, Tensor]] = {}
 
     def place(self, name: str, num_bytes: int) -> tuple[int, Tensor]:
@@ -75,13 +76,15 @@ class WeightsMemory:
         if aligned > self._free.nbytes:
             self._grow(aligned)
         offset, place = self._size - self._free.nbytes, self._free[:num_bytes]
+        if num_bytes:
+            os.posix_fallocate(self.file, offset, num_bytes)
         self._free = self._free[aligned:]
         return offset, place
 
     def _grow(self, num_bytes: int) -> None:
-        size = max(num_bytes, min(MOST_BYTES, max(FIRST_BYTES, self._size)))
+        size = max(num_bytes, FIRST_BYTES, self._size)
         size = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        os.posix_fallocate(self.file, self._size, size)
+        os.ftruncate(self.file, self._size + size)
         self._free = torch.frombuffer(mmap.mmap(self.file, size, offset=self._size), dtype=torch.uint8)
         self._size += size
 
@@ -95,8 +98,8 @@ class SharedVersion:
     """One version of the weights in shared memory."""
 
     memory: WeightsMemory
-    fields: tuple[tuple[str, str, tuple[int, ...], int], ...]
-    """(name, type, shape, offset) of each tensor."""
+    fields: tuple[tuple[str, str, tuple[int, ...], int, int], ...]
+    """(name, type, shape, begin, end) of each tensor."""
 
 
 class SharedCopies:
@@ -108,7 +111,9 @@ class SharedCopies:
 
     def copied(self, tensors: Iterable[tuple[str, Tensor]]) -> SharedVersion:
         """A version with these tensors; the one before cannot be sent any more. WorkerError if memory is exhausted."""
-        memory, fields = self._writable(), []
+        with boundary("weights: a file in memory for a copy (rollout.weight_sync=shm)", WorkerError):
+            memory = self._writable()
+        fields = []
         for name, tensor in tensors:
             try:
                 offset, bytes_N = memory.place(name, tensor.nbytes)
@@ -118,7 +123,7 @@ class SharedCopies:
                     f"{error.strerror}; give the actor's container more memory, or choose rollout.weight_sync=disk"
                 ) from error
             bytes_N.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-            fields.append((name, type_of(tensor), tuple(tensor.shape), offset))
+            fields.append((name, type_of(tensor), tuple(tensor.shape), offset, offset + tensor.nbytes))
         version = SharedVersion(memory, tuple(fields))
         with self._lock:
             memory.version = version
@@ -164,10 +169,13 @@ class SharedCopies:
 
 
 def _has_gone(connection: socket.socket) -> bool:
-    """True when the receiver has disconnected, which its thread may not have noticed yet."""
-    with suppress(BlockingIOError):
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    return False
+    """True when the receiver has disconnected, which its thread may not have noticed yet; never waits."""
+    watched = select.poll()
+    watched.register(connection, select.POLLIN)
+    try:
+        return bool(watched.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+    except OSError:  # it was killed with something unread
+        return True
 
 
 def _user_of(connection: socket.socket) -> int:

@@ -15,6 +15,7 @@ from rlcore.plan.memory import (
     training_bytes_per_parameter,
 )
 from rlcore.plan.run_plan import RunPlan
+from rlcore.types import SENT_KINDS
 
 MOMENT_BYTES = {"float64": 16.0, "float32": 8.0, "bfloat16": 12.0, "float16": 12.0}
 """Bytes per parameter: the optimizer's state, with the masters of half precision."""
@@ -67,22 +68,24 @@ def _offloaded_bytes(
 
 
 def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
-    """Host memory in bytes of all ranks of a role that trains on GPUs, by purpose; purposes without any are left out.
+    """Host memory in bytes of all ranks of a role that trains, by purpose, besides what it holds without GPUs.
 
     offload: offloaded weights and state; hand-over: the first rank's copy of the weights, or of one unit if sharded
-    weights are written to files; save: copies to be written, of everything if training continues meanwhile.
+    weights are written to files; save: copies to be written, of everything if training continues meanwhile. Adapters
+    are small and not counted. Purposes without any are left out.
     """
     engine, request = worker.request.engine, worker.request
-    parameters = plan.facts.model_of(request).parameters or 0
-    if engine is None or not request.trains or not request.gpus or engine.lora.enabled:
+    if engine is None or not request.trains:
         return {}
-    weights, state = BYTES[engine.dtype] * parameters, int(MOMENT_BYTES[engine.dtype] * parameters)
+    model = plan.facts.model_of(request)
+    weights, state = (int(size * (model.parameters or 0)) for size in (BYTES[engine.dtype], MOMENT_BYTES[engine.dtype]))
     sharded = engine.shard_ranks > 1
-    unit = largest_unit(engine, plan.facts.model_of(request)) if sharded else weights
-    sent = unit if plan.weights_kind == "directory" else weights
-    found = {
-        "offload": (weights + state) * request.ranks // engine.shard_ranks if engine.offload else 0,
-        "hand-over": sent if request.role.name == "actor" and plan.weights_kind else 0,
-        "save": state + min(weights, unit * request.ranks) if sharded and not plan.saves_copies else state + weights,
-    }
+    unit = largest_unit(engine, model) if sharded else weights
+    found = {"hand-over": weights} if request.role.name == "actor" and plan.weights_kind in SENT_KINDS else {}
+    if request.gpus and not engine.lora.enabled:
+        found["offload"] = (weights + state) * request.ranks // engine.shard_ranks if engine.offload else 0
+        if request.role.name == "actor" and plan.weights_kind == "directory":
+            found["hand-over"] = unit
+        at_once = min(weights, unit * request.ranks) if sharded and not plan.saves_copies else weights
+        found["save"] = state + at_once
     return {purpose: size for purpose, size in found.items() if size}

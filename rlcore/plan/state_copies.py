@@ -8,15 +8,15 @@ from rlcore.errors import PlanError
 from rlcore.plan.activations import BYTES
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.sharded_memory import MOMENT_BYTES, host_bytes
-from rlcore.plan.weight_sync import is_chosen
+from rlcore.plan.weight_sync import is_chosen, takes_files
 
 FILLED = 0.9
 """Share of the host's memory that a run may fill, the copy included."""
 
 
 def plan_saving(plan: RunPlan) -> RunPlan:
-    """The plan with copies if they fit into host memory, else with a note that says why not. If the host has no room
-    for weights in shared memory that were not asked for, they go through files.
+    """The plan with copies if they fit into host memory, else with a note that says why not. If copies, or the whole
+    run, fit only without weights in shared memory that the planner chose, weights go through files.
 
     PlanError if the host does not hold even what the run needs without copies. The memory of other machines is not
     known, as in all memory checks.
@@ -25,8 +25,10 @@ def plan_saving(plan: RunPlan) -> RunPlan:
     size = plan.facts.memory_bytes
     if size is None or plan.cluster.abilities.elsewhere or others + copies <= FILLED * size:
         return plan
-    if others > size and plan.weight_sync == "shm" and is_chosen(plan.config):
-        return plan_saving(replace(plan, weights_kind="directory"))
+    if plan.weight_sync == "shm" and is_chosen(plan.config) and takes_files(plan):
+        by_files = replace(plan, weights_kind="directory")
+        if others > size or _others_bytes(by_files) + copies <= FILLED * size:
+            return plan_saving(by_files)
     if others > size:
         raise PlanError(_exceeded(plan, others, size))
     note = (
@@ -72,9 +74,8 @@ def _others_bytes(plan: RunPlan) -> int:
     total = 0
     for worker in plan.workers:
         request = worker.request
-        if request.gpus:
-            total += sum(size for purpose, size in host_bytes(plan, worker).items() if purpose != "save")
-        else:
+        total += sum(size for purpose, size in host_bytes(plan, worker).items() if purpose != "save")
+        if not request.gpus:
             total += plan.memory_bytes.get(request.role.name, 0) * request.replicas * request.ranks
     return total
 

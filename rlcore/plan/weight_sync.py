@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from rlcore.config import RunConfig
 from rlcore.config.choices import Choice
@@ -25,7 +26,9 @@ def plan_weights(
     inside = rollout.request.embedded_in
     by = config.rollout.weight_sync
     if by == "auto":
-        by = "disk" if inside is not None or _why_disk(config, rollout, elsewhere=elsewhere) else "shm"
+        by = "shm"
+        if inside is not None or _why_not_shm(config, rollout, elsewhere=elsewhere):
+            by = _otherwise(rollout)
     who = f"{rollout.cls.__qualname__} of {rollout.provided_by}"
     if inside is not None:
         if by != "disk":
@@ -44,7 +47,8 @@ def plan_weights(
             )
     if by not in rollout.weight_sync:
         raise PlanError(
-            f"rollout.weight_sync={by}: {who} does not take weights that way (its offer's weight_sync); choose from: "
+            f"rollout.weight_sync={config.rollout.weight_sync}: {who} does not take weights that way (its offer's "
+            f"weight_sync); choose from: "
             f"{', '.join(sorted(rollout.weight_sync)) or 'another rollout.backend'}"
         )
     if by == "shm" and elsewhere:
@@ -69,6 +73,11 @@ def is_chosen(config: RunConfig) -> bool:
     return config.rollout.weight_sync == "auto"
 
 
+def takes_files(plan: RunPlan) -> bool:
+    """True if the rollout takes weights from files."""
+    return "disk" in _rollout_of(plan.workers).weight_sync
+
+
 def expected_sync(config: RunConfig) -> str:
     """The way of weight sync as far as it is known without workers."""
     if not is_chosen(config):
@@ -82,21 +91,29 @@ def with_choice(plan: RunPlan) -> RunPlan:
         return plan
     rollout = _rollout_of(plan.workers)
     reason = "actor and replicas are on one machine, and all of them read one copy in its memory"
-    if plan.weight_sync == "disk":
+    if plan.weight_sync != "shm":
         elsewhere = plan.cluster.abilities.elsewhere or plan.facts.several_nodes
-        why = _why_disk(plan.config, rollout, elsewhere=elsewhere)
+        why = _why_not_shm(plan.config, rollout, elsewhere=elsewhere)
         reason = why or "the host has no memory for another copy of the weights"
     return replace(plan, choices=(*plan.choices, Choice("rollout.weight_sync", plan.weight_sync, reason)))
 
 
-def _why_disk(config: RunConfig, rollout: WorkerPlan, *, elsewhere: bool) -> str:
+def _otherwise(rollout: WorkerPlan) -> Literal["disk", "tcp", "nccl"]:
+    """The way of weights that cannot go through shared memory: files, unless the rollout takes only another way."""
+    taken = rollout.weight_sync
+    if rollout.request.embedded_in is not None or "disk" in taken:
+        return "disk"
+    return "tcp" if "tcp" in taken else "nccl" if "nccl" in taken else "disk"
+
+
+def _why_not_shm(config: RunConfig, rollout: WorkerPlan, *, elsewhere: bool) -> str:
     """Reason why weights cannot go through shared memory; empty: they can."""
     if config.rollout.weights_dir:
         return "rollout.weights_dir is set"
     if rollout.request.takes_adapter:
         return "an adapter is handed over as files"
     if elsewhere:
-        return f"cluster.backend={config.cluster.backend} may put actor and replicas on several machines"
+        return "actor and replicas may be on several machines"
     if "shm" not in rollout.weight_sync or not hasattr(os, "memfd_create"):
         return f"{rollout.cls.__qualname__} of {rollout.provided_by} does not take weights from shared memory here"
     return ""

@@ -217,6 +217,48 @@ def test_memory_that_cannot_be_had_is_one_line_with_size_and_key(server: Any, mo
     assert equal(dict(mapped_weights(server.offer((tensors := some_tensors()).items()))), tensors)
 
 
+def test_only_tensors_take_memory_and_few_descriptors_whatever_their_number(server: Any) -> None:
+    tensors = {f"layer {number}": torch.full((75_001,), float(number)) for number in range(150)}
+    was, num_before = files_in_memory(), len(safe_descriptors())
+    address = server.offer(tensors.items())
+    [file] = files_in_memory().keys() - was.keys()
+    links = [Path(f"/proc/self/fd/{name}") for name in safe_descriptors()]
+    [used] = {link.stat().st_blocks * 512 for link in links if link.exists() and link.stat().st_ino == file}
+    whole = sum(tensor.nbytes for tensor in tensors.values())
+    assert whole <= used < 1.02 * whole, "what it grew by, and no tensor has, takes none"
+    assert len(safe_descriptors()) - num_before < 10, "steps that double, not one for each megabyte"
+    assert equal(dict(mapped_weights(address)), tensors)
+
+
+def test_a_receiver_that_stopped_reading_delays_no_hand_over(server: Any) -> None:
+    many = {f"{'long name ' * 9}{number}": torch.ones(1) for number in range(9000)}
+    name, _, secret = server.offer(many.items()).rpartition("/")
+    with closing(socket.socket(socket.AF_UNIX)) as stalled, ThreadPoolExecutor() as threads:
+        stalled.settimeout(20)
+        stalled.connect(f"\0{name}")
+        stalled.sendall(secret.encode())
+        _, (descriptor,), _, _ = socket.recv_fds(stalled, 1, 1)  # the list of tensors remains unread, and does not fit
+        os.close(descriptor)
+        was = files_in_memory()
+        address = threads.submit(server.offer, many.items()).result(weight_server.EXCHANGE_S / 3)
+        assert files_in_memory().keys() - was.keys(), "it went into new memory"
+        assert equal(dict(mapped_weights(address)), many)
+
+
+def test_memory_of_a_receiver_that_was_killed_with_something_unread_is_used_again() -> None:
+    copies = memory_server.SharedCopies()
+    version = copies.copied([("one", torch.ones(9))])
+    ours, theirs = socket.socketpair()
+    with closing(copies), closing(ours):
+        version.memory.receivers.add(ours)
+        ours.sendall(b"fields")
+        assert copies.copied([("one", torch.ones(9))]).memory is not version.memory
+        version = copies.copied([("one", torch.ones(9))])
+        version.memory.receivers.add(ours)
+        theirs.close()
+        assert copies.copied([("one", torch.ones(9))]).memory is version.memory
+
+
 def test_a_sender_that_is_gone_is_an_error_that_names_it() -> None:
     server = memory_server.memory_server()
     address = server.offer((tensors := some_tensors()).items())

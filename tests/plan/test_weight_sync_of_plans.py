@@ -10,6 +10,7 @@ import pytest
 from rlcore import PlanError
 from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.plan import Facts, RunPlan, make_plan
+from rlcore.plan.machine_plan import host_memory
 from rlcore.plan.state_copies import plan_saving
 from rlcore.plan.weight_sync import plan_weights, with_choice
 from rlcore.plugins import configure
@@ -111,7 +112,7 @@ def test_weights_go_through_files_otherwise_and_the_plan_says_why(monkeypatch: p
     elsewhere = replace(made.cluster, abilities=replace(made.cluster.abilities, elsewhere=True))
     kind = plan_weights(made.config, made.workers, made.pools, elsewhere=True)
     found = with_choice(replace(made, cluster=elsewhere, weights_kind=kind, choices=()))
-    reason = "cluster.backend=local may put actor and replicas on several machines"
+    reason = "actor and replicas may be on several machines"
     assert reasons(found) == [("disk", reason)]
     assert reasons(chosen(per_node=4)) == [("disk", reason)], "--on 2x4xH100"
     assert chosen(per_node=8).weights_kind == "shm"
@@ -136,3 +137,48 @@ def test_weights_go_through_files_where_the_host_has_no_memory_for_a_copy() -> N
     explicit = replace(small, loaded=chosen(*sharded, *counts, "rollout.weight_sync=shm", memory_gib=400).loaded)
     with pytest.raises(PlanError, match="memory: the run needs about"):
         plan_saving(explicit)
+
+
+def test_weights_go_the_way_that_the_rollout_takes_where_it_reads_no_files() -> None:
+    made = chosen()
+    for ways, way in (({"tcp"}, "tcp"), ({"nccl", "tcp"}, "tcp"), ({"disk", "tcp"}, "disk")):
+        workers = [replace(worker, weight_sync=frozenset(ways)) for worker in made.workers]
+        kind = plan_weights(made.config, workers, made.pools, elsewhere=False)
+        found = with_choice(replace(made, workers=tuple(workers), weights_kind=kind, choices=()))
+        [(value, reason)] = reasons(found)
+        assert value == way
+        assert reason.endswith(" does not take weights from shared memory here")
+    workers = [replace(worker, weight_sync=frozenset({"shm"})) for worker in made.workers]
+    with pytest.raises(PlanError, match=r"^rollout\.weight_sync=auto: Reader .*; choose from: shm$"):
+        plan_weights(made.config, workers, made.pools, elsewhere=True)
+    with pytest.raises(PlanError, match=r"actor 14\.2 for hand-over\), the machine has 0\.0"):
+        plan_saving(replace(made, workers=tuple(workers), facts=replace(made.facts, memory_bytes=1)))
+
+
+def test_weights_go_through_files_where_a_copy_for_checkpoints_then_fits() -> None:
+    """Training goes on while a checkpoint is written, which is worth more than the seconds of the hand-over."""
+    made = chosen("actor.data_parallel=4", "actor.sharding=fsdp2", "train.prompts_per_step=4", "rollout.pool=rollout")
+    parameters, unit = made.facts.parameters or 0, 2 * 2 * 152064 * 3584
+    copies, weights = 14 * parameters, 2 * parameters
+
+    def saving(of_host: int) -> tuple[str, bool]:
+        found = plan_saving(replace(made, facts=replace(made.facts, memory_bytes=int(of_host / 0.9) + 1)))
+        return found.weights_kind, found.saves_copies
+
+    assert saving(copies + weights) == ("shm", True)
+    assert saving(copies + weights - 1000) == ("directory", True)
+    assert saving(copies + unit) == ("directory", True)
+    assert saving(copies + unit - 1000) == ("shm", False)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("adapter", [False, True])
+def test_the_copy_of_the_weights_counts_also_of_adapters_and_without_gpus(device: str, adapter: bool) -> None:
+    more = (f"cluster.device={device}", f"actor.lora.enabled={adapter}", "actor.dtype=bfloat16")
+    made = chosen(*more, "rollout.weight_sync=shm")
+    copy = 2 * (made.facts.parameters or 0)
+    assert host_memory(made)["actor"]["hand-over"] == copy
+    needed = copy + (made.memory_bytes["actor"] if device == "cpu" else 0)
+    plan_saving(replace(made, facts=replace(made.facts, memory_bytes=needed)))
+    with pytest.raises(PlanError, match="memory: the run needs about"):
+        plan_saving(replace(made, facts=replace(made.facts, memory_bytes=needed - 1)))
