@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rlcore.config import RunConfig
 from rlcore.plan.colocation import ROLLOUT
 from rlcore.plan.machine_cards import Machine
-from rlcore.plan.machine_times import StepLayout, StepSize, estimate_step
+from rlcore.plan.machine_times import RewardPool, StepLayout, StepSize, estimate_step
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.shared_device import replica_devices
 
@@ -93,6 +93,8 @@ class LayoutSearch:
             offload=False,
             # A second model that trains has separate ranks, which the overrides may change.
             critic=layout.critic and layout.critic_model is None,
+            # Reward models keep their ranks; each has its own devices at best.
+            rewards=tuple(RewardPool((model,)) for pool in layout.rewards for model in pool.models),
             overlaps=stale,
         )
 

@@ -32,15 +32,13 @@ def with_settings_that_fit(
     """The error of a refused plan, with settings that shard the model so that the plan is accepted, if there are any.
     `is_set`: the keys that are set by anything other than a default.
 
-    These are the fastest by `rlcore.plan.machine_times`; the error says the seconds if the card is known. A reward
-    model gets the fewest ranks with which it fits: the estimates leave out rewards.
+    These are the fastest by `rlcore.plan.machine_times`; the error says the seconds if the card is known.
     """
-    if error.settings != ACTOR_SETTINGS and not error.trains:
-        ways = (way for candidate in scoring_candidates(error.settings, facts) for way in candidate.ways)
-        first = next((accepted for way in ways if (accepted := _accepted(replan, way))), None)
-        return error.advising(" ".join(first[0])) if first else error
     search = _Search(replan, config, is_set, facts, lengths)
-    search.plan(training_candidates(error.settings, config, is_set, facts))
+    if error.settings == ACTOR_SETTINGS or error.trains:
+        search.plan(training_candidates(error.settings, config, is_set, facts))
+    else:
+        search.plan(scoring_candidates(error.settings, facts))
     best = search.best()
     return error.advising(" ".join(best), search.seconds(best)) if best else error
 

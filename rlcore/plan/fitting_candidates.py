@@ -42,7 +42,8 @@ def training_candidates(where: str, config: RunConfig, is_set: Set[str], facts: 
 
 
 def scoring_candidates(where: str, facts: Facts) -> Iterator[Candidate]:
-    """Layouts of a model that only scores, whose replicas have any number of ranks: few of them."""
+    """Layouts of a model that only scores, whose replicas have any number of ranks: few of them first, which is the
+    order of those that take equally long."""
     for ranks in range(2, facts.gpus + 1):
         yield Candidate(((f"{where}.data_parallel={ranks}", f"{where}.sharding=fsdp2"),))
 

@@ -9,11 +9,19 @@ from rlcore.contracts.requests import ModelShape
 from rlcore.errors import ConfigError, PlanError
 from rlcore.plan.activations import BYTES
 from rlcore.plan.colocation import ACTOR, ROLLOUT
-from rlcore.plan.device_memory import DeviceRoles, memory_by_phase
+from rlcore.plan.device_memory import DeviceRoles, devices_of_ranks, memory_by_phase
 from rlcore.plan.faster_layouts import OTHER_SYNCS, WORTH, FasterLayout, LayoutSearch
 from rlcore.plan.machine_cards import Machine, machine_like
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.machine_times import OtherModel, RankLayout, StepEstimate, StepLayout, StepSize, estimate_step
+from rlcore.plan.machine_times import (
+    OtherModel,
+    RankLayout,
+    RewardPool,
+    StepEstimate,
+    StepLayout,
+    StepSize,
+    estimate_step,
+)
 from rlcore.plan.memory import REFERENCE
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.sharded_memory import host_bytes
@@ -162,6 +170,31 @@ def _critic(plan: RunPlan, size: StepSize) -> OtherModel | None:
     return None
 
 
+def _rewards(plan: RunPlan, size: StepSize) -> tuple[RewardPool, ...]:
+    """The reward models whose architecture is known and that have devices, by pool."""
+    pools, by_role = {pool.name: pool for pool in plan.pools}, {plan.request.role.name: plan for plan in plan.workers}
+    actor, rollout = by_role[ACTOR], by_role[ROLLOUT]
+    training = set(devices_of_ranks(actor, pools[actor.request.pool]))
+    sampling = training
+    if rollout.request.embedded_in is None:
+        sampling = set(devices_of_ranks(rollout, pools[rollout.request.pool]))
+    found: dict[str, list[OtherModel]] = {}
+    used: dict[str, set[int]] = {}
+    for worker in plan.workers:
+        request, engine, model = worker.request, worker.request.engine, worker.request.model
+        known = model is not None and model.parameters and model.shape
+        if worker.asked_by.startswith("reward ") and request.gpus and engine is not None and known:
+            devices = set(devices_of_ranks(worker, pools[request.pool]))
+            # Rows arrive one by one, so no prompt is shared; the head has a few outputs.
+            figures = replace(_size_of_model(worker, size), vocabulary=1, shares_prompts=False)
+            found.setdefault(request.pool, []).append(OtherModel(figures, RankLayout(len(devices))))
+            used.setdefault(request.pool, set()).update(devices)
+    return tuple(
+        RewardPool(tuple(models), bool(used[pool] & sampling), bool(used[pool] & training))
+        for pool, models in found.items()
+    )
+
+
 def step_layout(plan: RunPlan, lengths: Lengths) -> StepLayout:
     """The devices that compute it."""
     config, requests = plan.config, {worker.request.role.name: worker.request for worker in plan.workers}
@@ -185,6 +218,7 @@ def step_layout(plan: RunPlan, lengths: Lengths) -> StepLayout:
         reference=reference,
         critic="values" in plan.schedule.passes,
         critic_model=_critic(plan, size),
+        rewards=_rewards(plan, size),
         updates=plan.batch_sizes["minibatches"],
         epochs=config.actor.epochs,
         weight_sync=plan.weight_sync,
@@ -200,7 +234,7 @@ def memory_of_phases(plan: RunPlan) -> dict[str, dict[str, int]]:
 
 
 def host_memory(plan: RunPlan) -> dict[str, dict[str, int]]:
-    """Bytes of host memory of all ranks of each role that trains on GPUs, by purpose, where they are known."""
+    """Bytes of host memory of all ranks of each role that trains, by purpose, where they are known."""
     found = {worker.request.role.name: host_bytes(plan, worker) for worker in plan.workers}
     return {role: sizes for role, sizes in found.items() if sizes}
 

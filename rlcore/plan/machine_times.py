@@ -1,8 +1,8 @@
 """Estimates the seconds of a step from a card's data sheet. Every assumption is a constant here, and printed.
 
 The time of a phase is set by its bottleneck: operations over the card's peak, or bytes over the bandwidth of its memory
-or links, each times the share of it that is reached. Rewards, tools and the controller are left out, because they
-depend on the user's code.
+or links, each times the share of it that is reached. Reward functions, judges, tools and the controller are left out,
+because they depend on the user's code.
 """
 
 from collections.abc import Mapping
@@ -92,6 +92,17 @@ class OtherModel:
 
 
 @dataclass(frozen=True)
+class RewardPool:
+    """Reward models that share devices, on which one at a time computes."""
+
+    models: tuple[OtherModel, ...]
+    samples: bool = False
+    """True if the policy samples on these devices."""
+    trains: bool = False
+    """True if the policy trains on these devices."""
+
+
+@dataclass(frozen=True)
 class StepLayout:
     """The devices that compute a step. The defaults describe one device."""
 
@@ -122,6 +133,7 @@ class StepLayout:
     critic: bool = False
     critic_model: OtherModel | None = None
     """The critic's model and ranks; None: they are those of the policy."""
+    rewards: tuple[RewardPool, ...] = ()
     updates: int = 1
     epochs: int = 1
     weight_sync: str = "disk"
@@ -144,11 +156,12 @@ class StepEstimate:
 
     @property
     def total(self) -> float:
-        """Seconds of a step: the sum of all phases, or the longer side if sampling overlaps with the others."""
+        """Seconds of a step: the sum of all phases. If sampling overlaps with training, the longer of the two counts,
+        and the wait for rewards that exceeds both."""
         if not self.overlaps:
             return sum(self.seconds.values())
-        sampling, others = self.seconds["sample"], sum(self.seconds.values()) - self.seconds["sample"]
-        return max(sampling, others)
+        sampling, waiting = self.seconds["sample"], self.seconds["reward"]
+        return max(sampling, sum(self.seconds.values()) - sampling - waiting) + waiting
 
     @property
     def longest(self) -> str:
@@ -161,9 +174,11 @@ def estimate_step(size: StepSize, layout: StepLayout, machine: Machine) -> StepE
     phases = {
         "sample": _sample(size, layout, machine),
         "score": _score(size, layout, machine),
+        "reward": (0.0, "-"),
         "update": _update(size, layout, machine),
         "hand-over": _hand_over(size, layout),
     }
+    phases["reward"] = _reward({name: seconds for name, (seconds, _) in phases.items()}, layout, machine)
     return StepEstimate(
         {name: seconds for name, (seconds, _) in phases.items()},
         {name: bound for name, (_, bound) in phases.items()},
@@ -258,6 +273,24 @@ def _score(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float,
     return products_s + values_s, bound if models else "-"
 
 
+def _reward(others: Mapping[str, float], layout: StepLayout, machine: Machine) -> tuple[float, str]:
+    """The wait for reward models, which score rows as they end: what remains after the phases that hide it.
+
+    These are sampling and passes, or the longer side if sampling overlaps with training. A phase on the same devices
+    hides nothing. `others`: the seconds of the other phases.
+    """
+    longest, bound = 0.0, "-"
+    sampling, training = others["sample"], sum(others.values()) - others["sample"]
+    for pool in layout.rewards:
+        passes = [(_passes_s(model.size, machine, 1, FORWARD_SHARE), model.ranks.devices) for model in pool.models]
+        products_s, values_s = (sum(parts[index] / devices for parts, devices in passes) for index in (0, 1))
+        busy = products_s + values_s + (sampling if pool.samples else 0.0)
+        hidden = max(sampling, training) if layout.overlaps else sampling + (0.0 if pool.trains else others["score"])
+        if busy - hidden > longest:
+            longest, bound = busy - hidden, "operations" if products_s >= values_s else "memory bandwidth"
+    return longest, bound
+
+
 def _update(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
     """Forward and backward passes of all epochs, communication, and the optimizer: the critic's, then the policy's."""
     bounds: dict[str, float] = {}
@@ -328,5 +361,5 @@ def assumptions(machine: Machine) -> list[str]:
         f"devices of an engine add up values twice per layer: {COLLECTIVE_S * 1e6:g} us, and bytes over the links",
         f"weights travel at {DISK_WRITE_GB_S:g} GB/s into files and {DISK_READ_GB_S:g} GB/s out of them, or "
         f"{TCP_GB_S:g} GB/s over tcp, and through shared memory or to be broadcast twice at {PAGEABLE_GB_S:g} GB/s "
-        "over the host link; rewards, tools and the controller take no time",
+        "over the host link; reward functions, judges, tools and the controller take no time",
     ]

@@ -1,6 +1,6 @@
 """Plans that are refused because a model exceeds its devices; the tests of what is advised then share them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,7 +9,7 @@ from gpu_machines import H100, loaded, planned
 from rlcore.errors import PlanError
 from rlcore.plan import Facts, RunPlan
 from rlcore.plan.fitting import with_settings_that_fit
-from rlcore.plan.fitting_candidates import training_candidates
+from rlcore.plan.fitting_candidates import Candidate, scoring_candidates, training_candidates
 from rlcore.plan.machine_cards import facts_of, machine_like, machine_of
 from rlcore.plan.machine_plan import Lengths, step_layout, step_size
 from rlcore.plan.machine_times import estimate_step
@@ -54,16 +54,20 @@ class Planning:
         return estimate_step(size, layout, machine_like(self.facts)).total
 
     def num_ways(self) -> int:
-        listed = training_candidates(self._error.settings, self.config, self.is_set, self.facts)
-        return sum(len(candidate.ways) for candidate in listed)
+        return sum(len(candidate.ways) for candidate in self._candidates())
 
     def all_that_fit(self) -> dict[tuple[str, ...], float]:
         """The seconds of a step of every candidate that is accepted."""
         found = {}
-        for candidate in training_candidates(self._error.settings, self.config, self.is_set, self.facts):
+        for candidate in self._candidates():
             for way in candidate.ways:
                 try:
                     found[way] = self.seconds(way)
                 except PlanError:
                     continue
         return found
+
+    def _candidates(self) -> Iterator[Candidate]:
+        if self._error.trains:
+            return training_candidates(self._error.settings, self.config, self.is_set, self.facts)
+        return scoring_candidates(self._error.settings, self.facts)

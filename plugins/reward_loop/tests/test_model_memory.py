@@ -96,12 +96,12 @@ def test_copies_do_not_lower_the_memory_of_a_rank(planned: Callable[..., RunPlan
 @pytest.mark.parametrize(
     ("size", "model", "devices", "advice"),
     [
-        ("32B", {"dtype": "float32"}, 8, "set {where}.dtype=bfloat16, shard it over devices ({where}.data_parallel=3"),
+        ("32B", {"dtype": "float32"}, 8, "set {where}.dtype=bfloat16, shard it over devices ({where}.data_parallel=7"),
         (
             "32B",
             {"batch_tokens": 131072},
             8,
-            "; shard it over devices ({where}.data_parallel=2 {where}.sharding=fsdp2)",
+            "; shard it over devices ({where}.data_parallel=7 {where}.sharding=fsdp2)",
         ),
         ("32B", {"dtype": "float32"}, 2, "; set {where}.dtype=bfloat16, or take a smaller model"),
         ("32B", {"dtype": "float32", "replicas": 3}, 8, "; set {where}.dtype=bfloat16, or take a smaller model"),

@@ -79,6 +79,7 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Load all weights; WorkerError if one is missing, because the old one would stay in use."""
         handle = update_info.handle
         together = handle.kind == "nccl"
+        # A layer may keep borrowed views until finish_weight_update(); the sender writes the next version after that.
         weights = self._receiver.weights(handle) if together else weights_of(handle, borrowed=True)
         with closing(weights):
             missing = self._awaited - self.model.load_weights(weights)
