@@ -1,8 +1,9 @@
 """Weight sync through shared memory, between processes of one machine: the protocol and the receiver.
 
-The receiver connects to a Unix socket and sends the secret of the version. It gets the memory that holds all weights,
-with a header that says where each one is, and maps it. It disconnects once it has read everything. All receivers read
-the same copy, at any time and independently of each other.
+The receiver connects to a Unix socket and sends the secret of the version. It gets the memory that holds the weights,
+with a header that says where each one is, and maps it. If several ranks of the actor have a share of the weights each,
+it does so for every one of them. It disconnects once it has read everything. All receivers read the same copy, at any
+time and independently of each other.
 
 Socket and memory have no name in a file system, so they vanish with the processes, even after a crash.
 """
@@ -14,9 +15,9 @@ import mmap
 import os
 import socket
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcore.contracts.weight_stream import EXCHANGE_S, read_message
 from rlcore.errors import WorkerError, boundary
@@ -24,31 +25,39 @@ from rlcore.errors import WorkerError, boundary
 if TYPE_CHECKING:
     from torch import Tensor
 
+ADDRESSES = ","
+"""Separates the addresses of several ranks."""
 READY = b"1"
 """The sender's first byte; the memory comes with it."""
 
 
 def mapped_weights(address: str) -> Generator[tuple[str, Tensor]]:
-    """Yields names and tensors in the memory at SOCKET/SECRET, which holds the next version later.
+    """Yields names and tensors in the memory at SOCKET/SECRET[,SOCKET/SECRET ...], which holds the next version later.
 
     WorkerError when the memory does not come.
     """
+    with ExitStack() as connections:
+        # All of them first: memory that is mapped remains readable when the next version is offered.
+        parts = [_part(part, connections) for part in address.split(ADDRESSES)]
+        for memory, fields in parts:
+            for name, dtype, shape, offset, _ in fields:
+                yield name, _tensor(memory, dtype, shape, offset)
+
+
+def _part(address: str, connections: ExitStack) -> tuple[mmap.mmap, list[Any]]:
+    """The memory at SOCKET/SECRET, and what it holds; connected while `connections` are."""
     name, _, secret = address.rpartition("/")
-    with (
-        boundary(f"weights: receiving them through shared memory from '{name}'", WorkerError),
-        closing(socket.socket(socket.AF_UNIX)) as connection,
-    ):
+    with boundary(f"weights: receiving them through shared memory from '{name}'", WorkerError):
+        connection = connections.enter_context(closing(socket.socket(socket.AF_UNIX)))
         connection.settimeout(EXCHANGE_S)
         _connect(connection, name)
         connection.sendall(secret.encode())
         file = _file(connection)
         try:
             fields = json.loads(read_message(connection))
-            memory = _mapped(file, max((end for *_, end in fields), default=0))
+            return _mapped(file, max((end for *_, end in fields), default=0)), fields
         finally:
             os.close(file)
-        for name, dtype, shape, offset, _ in fields:
-            yield name, _tensor(memory, dtype, shape, offset)
 
 
 def _connect(connection: socket.socket, name: str) -> None:

@@ -86,6 +86,7 @@ class _Search:
             updates=batch_sizes(config)["minibatches"],
             epochs=config.actor.epochs,
             weight_sync=expected_sync(config),
+            merges=config.actor.lora.enabled,
             overlaps=config.schedule.max_staleness > 0,
         )
 

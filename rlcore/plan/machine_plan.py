@@ -222,6 +222,7 @@ def step_layout(plan: RunPlan, lengths: Lengths) -> StepLayout:
         updates=plan.batch_sizes["minibatches"],
         epochs=config.actor.epochs,
         weight_sync=plan.weight_sync,
+        merges=config.actor.lora.enabled,
         overlaps=plan.schedule.max_staleness > 0 and ROLLOUT not in plan.colocated_roles and not embedded,
     )
 

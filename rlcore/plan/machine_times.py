@@ -33,7 +33,7 @@ DISK_WRITE_GB_S, DISK_READ_GB_S, TCP_GB_S = 1.4, 3.0, 0.75
 """Bandwidth of a weight sync: written to memory-backed files by one process, read by each replica, and sent over one
 connection (docs/results/transfer.md)."""
 PAGEABLE_GB_S = 8.0
-"""Assumed bandwidth of a card to and from unpinned host memory, which weights are shared in or broadcast from."""
+"""Assumed bandwidth of each card to and from unpinned host memory, which weights are shared in or broadcast from."""
 SLEEP_S = 2.0
 """Time to put replicas to sleep and wake them."""
 GRADIENT_BYTES = 4
@@ -137,6 +137,8 @@ class StepLayout:
     updates: int = 1
     epochs: int = 1
     weight_sync: str = "disk"
+    merges: bool = False
+    """True if an adapter is merged into weights that are sent, which one rank does."""
     overlaps: bool = False
     """True if sampling continues while the actor trains."""
 
@@ -345,8 +347,24 @@ def _hand_over(size: StepSize, layout: StepLayout) -> tuple[float, str]:
     if layout.weight_sync == "nccl":
         return gb * (2 / PAGEABLE_GB_S + 1 / NODE_GB_S) + turns_s, "copies from and to host memory"
     if layout.weight_sync == "shm":
-        return gb * 2 / PAGEABLE_GB_S + turns_s, "copies from and to host memory"
+        shares = _largest_share(size, layout) + 1 / layout.tensor_parallel
+        return gb * shares / PAGEABLE_GB_S + turns_s, "copies from and to host memory"
     return gb / DISK_WRITE_GB_S + gb / DISK_READ_GB_S + turns_s, "one process that writes"
+
+
+def _largest_share(size: StepSize, layout: StepLayout) -> float:
+    """The share of the weights that the slowest rank copies into shared memory: ranks deal out the tensors of what they
+    gather at a time, a layer if they shard the weights, or of the whole model."""
+    if layout.merges:
+        return 1.0
+    inner, query, kv = (size.hidden_size * width for width in (size.inner_size, size.query_size, size.kv_size))
+    tensors = [inner, inner, inner, query, query, kv, kv]
+    if not layout.sharded:
+        tensors = [*tensors * size.layers, size.hidden_size * size.vocabulary]
+    loads = [0] * layout.trainers
+    for tensor in sorted(tensors, reverse=True):
+        loads[loads.index(min(loads))] += tensor
+    return max(loads) / sum(loads)
 
 
 def assumptions(machine: Machine) -> list[str]:
@@ -360,6 +378,7 @@ def assumptions(machine: Machine) -> list[str]:
         f"decoded token of all rows on top, and {EAGER_LAYER_S * 1e3:g} ms per layer without CUDA graphs",
         f"devices of an engine add up values twice per layer: {COLLECTIVE_S * 1e6:g} us, and bytes over the links",
         f"weights travel at {DISK_WRITE_GB_S:g} GB/s into files and {DISK_READ_GB_S:g} GB/s out of them, or "
-        f"{TCP_GB_S:g} GB/s over tcp, and through shared memory or to be broadcast twice at {PAGEABLE_GB_S:g} GB/s "
-        "over the host link; reward functions, judges, tools and the controller take no time",
+        f"{TCP_GB_S:g} GB/s over tcp; through shared memory or to be broadcast they cross host links twice at "
+        f"{PAGEABLE_GB_S:g} GB/s each: through shared memory those of all ranks, and of all devices of an engine",
+        "reward functions, judges, tools and the controller take no time",
     ]

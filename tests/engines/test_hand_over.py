@@ -14,7 +14,7 @@ from torch import Tensor
 from rlcore.config import LoraConfig, ModelConfig
 from rlcore.contracts.weights import weights_of
 from rlcore.engines.hf.train.backbone import Model
-from rlcore.engines.hf.train.gather import gathered_units
+from rlcore.engines.hf.train.gather import gathered_units, taken
 from rlcore.engines.hf.train.model import ModelKind, load_model
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.shards import Shards, _names_by_unit
@@ -96,12 +96,36 @@ def test_units_come_one_at_a_time_and_hold_every_weight_once(directory: Path, lo
     expected = {name: tensor.clone() for name, tensor in whole_tensors(model).items()}
     found: list[tuple[str, float]] = []
     with LiveBytes([*model.parameters(), *model.buffers()]) as live:
-        for name, tensor in gathered_units(model, Gathered(model), here=True):
+        for name, tensor in gathered_units(model, Gathered(model), rank=0, takers=1):
             found.append((name, float(tensor.double().sum())))
     assert live.peak < 3.2 * unit_bytes(expected)
     assert len(found) == len(expected)
     assert dict(found) == {name: float(tensor.double().sum()) for name, tensor in expected.items()}
-    assert list(gathered_units(model, Gathered(model), here=False)) == []
+    assert list(gathered_units(model, Gathered(model), rank=1, takers=1)) == []
+
+
+@pytest.mark.parametrize("takers", [2, 3, 4])
+def test_takers_share_out_every_unit_and_no_weight_comes_twice(directory: Path, takers: int) -> None:
+    model = loaded(directory, lora=False)
+    expected = whole_tensors(model)
+    parts = [dict(gathered_units(model, Gathered(model), rank=rank, takers=takers)) for rank in range(takers + 1)]
+    assert parts.pop() == {}
+    assert sum(map(len, parts)) == len(expected)
+    together = {name: tensor for part in parts for name, tensor in part.items()}
+    assert together.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in together.items())
+    for layer in range(LAYERS):
+        sizes = [sum(tensor.nbytes for name, tensor in part.items() if f"layers.{layer}." in name) for part in parts]
+        largest = max(tensor.nbytes for name, tensor in expected.items() if f"layers.{layer}." in name)
+        assert max(sizes) <= sum(sizes) / takers + largest, "no rank has much more than its share"
+        assert min(sizes) > 0
+
+
+def test_equal_tensors_are_shared_out_equally_and_keep_their_order() -> None:
+    tensors = {str(number): torch.ones(4) for number in range(8)} | {"large": torch.ones(16)}
+    parts = [taken(tensors, rank, 3) for rank in range(3)]
+    assert [list(part) for part in parts] == [["large"], ["0", "2", "4", "6"], ["1", "3", "5", "7"]]
+    assert list(taken(tensors, 0, 1)) == list(tensors)
 
 
 class Copies:
@@ -110,7 +134,8 @@ class Copies:
     def __init__(self) -> None:
         self.weight, self.ranks = torch.zeros(2**18), None  # the first step of shared memory
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def named_weights(self, takers: int) -> Iterator[tuple[str, Tensor]]:
+        assert takers == 1
         self.weight = self.weight.add_(1.0)
         yield "weight", self.weight
 

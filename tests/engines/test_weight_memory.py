@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.contracts.weight_memory import mapped_weights
+from rlcore.contracts.weight_memory import ADDRESSES, mapped_weights
 from rlcore.contracts.weights import check_readable, weights_of
 from rlcore.errors import WorkerError
 from rlcore.types import WeightsHandle
@@ -105,6 +105,21 @@ def test_a_version_takes_the_memory_of_the_one_before_unless_a_receiver_still_re
         address = server.offer(tensors.items())
         assert equal(dict(mapped_weights(address)), tensors)
     assert files_in_memory().items() <= was.items(), "tensors have the same places in each version"
+
+
+def test_shares_of_several_ranks_are_one_version_also_when_all_offer_the_next_one(server: Any) -> None:
+    """The receiver has the memory of every rank before it reads the first tensor."""
+    tensors = some_tensors()
+    first, second = ({name: tensors[name] for name in list(tensors)[part::2]} for part in (0, 1))
+    with closing(memory_server.memory_server()) as other:
+        address = ADDRESSES.join([server.offer(first.items()), other.offer(second.items())])
+        reader = mapped_weights(address)
+        begun = [next(reader)]
+        for one in (server, other):
+            one.offer([("other", torch.ones(3))])
+        assert equal(dict([*begun, *reader]), first | second)
+        with pytest.raises(WorkerError, match="no memory came"):
+            next(mapped_weights(address))
 
 
 def test_tensors_that_are_kept_are_copies_and_borrowed_ones_are_not(server: Any) -> None:

@@ -67,3 +67,22 @@ def test_the_estimate_of_a_plan_has_its_copies() -> None:
         for settings in (sharded, (*sharded, "actor.dp_replicate=2"), sharded[:2])
     ]
     assert [(layout.sharded, layout.copies) for layout in layouts] == [(True, 1), (True, 2), (False, 1)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "copied", "read"),
+    [
+        (StepLayout(), 1.0, 1.0),
+        (StepLayout(2), 0.5, 1.0),
+        (StepLayout(8, tensor_parallel=4), 1 / 8, 1 / 4),
+        # Of a layer, the products from and to the inner size are the largest tensors: 14336 of 53248 columns.
+        (StepLayout(8, sharded=True), 14336 / 53248, 1.0),
+        (StepLayout(2, sharded=True, tensor_parallel=8), 2 * 14336 / 53248, 1 / 8),
+        (StepLayout(8, sharded=True, merges=True), 1.0, 1.0),
+    ],
+)
+def test_weights_in_shared_memory_take_the_largest_share_of_a_rank_and_the_part_of_a_device(
+    layout: StepLayout, copied: float, read: float
+) -> None:
+    found = estimate_step(EIGHT_B, replace(layout, weight_sync="shm"), machine_of(ONE_NODE)).seconds["hand-over"]
+    assert found == pytest.approx((copied + read) * 2 * EIGHT_B.parameters / 8e9, rel=0.01)

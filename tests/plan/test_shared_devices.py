@@ -142,7 +142,7 @@ def test_the_actor_hands_over_what_the_plan_decided(kind: str, called: str, tmp_
         calls.append(name)
         return (nothing for nothing in ())
 
-    engine: Any = SimpleNamespace(**{name: lambda *_, name=name: noting(name) for name in names})
+    engine: Any = SimpleNamespace(ranks=None, **{name: lambda *_, name=name: noting(name) for name in names})
     actor.engine = engine
     try:
         assert actor.weights(3, tmp_path / "weights").kind == kind

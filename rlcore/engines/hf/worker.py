@@ -13,6 +13,7 @@ from rlcore.config import EngineConfig
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.reference import ReferenceSlices, ReferenceWorker
 from rlcore.contracts.rollout import RolloutWorker
+from rlcore.contracts.weight_memory import ADDRESSES
 from rlcore.engines.freed_memory import give_back_freed_memory, yield_device
 from rlcore.errors import WorkerError
 from rlcore.types import (
@@ -126,14 +127,23 @@ class HfActor(ActorWorker):
         return WeightsHandle(version, "directory", str(directory))
 
     def _offered(self) -> str:
-        """The address of the current weights, which this process now offers; empty on ranks without a server."""
-        with closing(self.engine.named_weights()) as tensors:
-            if self.context.rank == 0:
+        """The address of the current weights, which this process now offers; empty on ranks without a server.
+
+        Through shared memory every rank offers a share, so that all of them copy at the same time. Weights that an
+        adapter is merged into are those of the first rank: each rank would make all of them.
+        """
+        ranks, address = self.engine.ranks, ""
+        are_shared_out = ranks is not None and self.context.weights_kind == "shm" and self.engine.model.adapter is None
+        takers = ranks.num if ranks is not None and are_shared_out else 1
+        with closing(self.engine.named_weights(takers)) as tensors:
+            if self.context.rank < takers:
                 self._server = self._server or self._open_server()
-                return self._server.offer(tensors)
+                address = self._server.offer(tensors)
             for _ in tensors:  # gathering needs all ranks
                 pass
-            return ""
+        if ranks is None or not are_shared_out:
+            return address
+        return ADDRESSES.join(part["address"] for part in ranks.gather({"address": address}))
 
     def _open_server(self) -> WeightsServer[Any]:
         context, rollout = self.context, self.context.config.rollout

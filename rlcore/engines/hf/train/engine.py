@@ -24,7 +24,7 @@ from rlcore.data.row_costs import LayerCost
 from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.engine_files import engine_files, part_of
 from rlcore.engines.hf.train.flops import update_flops
-from rlcore.engines.hf.train.gather import gathered_adapter, gathered_units
+from rlcore.engines.hf.train.gather import gathered_adapter, gathered_units, taken
 from rlcore.engines.hf.train.loss_scale import LossScale
 from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, ReadMetrics
 from rlcore.engines.hf.train.model import AnyModel, ModelKind, PolicyModel, ValueModel
@@ -250,16 +250,18 @@ class TrainEngine:
             elif self._is_first:
                 save_whole(self.model, directory)
 
-    def named_weights(self) -> Generator[tuple[str, Tensor]]:
-        """Yields the name and the tensor of each weight that `save_whole` would write, on the first rank.
+    def named_weights(self, takers: int = 1) -> Generator[tuple[str, Tensor]]:
+        """Yields the name and the tensor of each weight that `save_whole` would write, on one of the first `takers`
+        ranks.
 
         All ranks must iterate to the end. A tensor is valid until the next one.
         """
+        rank = 0 if self.ranks is None else self.ranks.rank
         with self._offload.gathering():
             if self._shards is not None and self.ranks is not None:
-                yield from gathered_units(self.model, self._shards, here=self._is_first)
-            elif self._is_first:
-                yield from whole_tensors(self.model).items()
+                yield from gathered_units(self.model, self._shards, rank=rank, takers=takers)
+            elif rank < takers:
+                yield from taken(whole_tensors(self.model), rank, takers).items()
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapter of a LoRA model into `directory`, as peft does. The first rank writes."""

@@ -1,0 +1,114 @@
+"""Weights that the ranks of an actor hand over together in shared memory: a share of each, and the same bits."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlcore.contracts.actor import ActorWorker
+from rlcore.plugins.planning import plan_run
+from rlcore.runtime.launch import launch
+from rlcore.testing import write_prompts
+from rlcore.testing.null import SETTINGS
+from rlcore.testing.tiny import write_tiny_model
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240), pytest.mark.xdist_group("machine")]
+
+READER = '''
+"""A rollout that writes down what it received."""
+RLCORE_API = "1"
+
+import hashlib, json
+
+import torch
+
+from rlcore import WorkerClass, hookimpl
+from rlcore.contracts.rollout import RolloutWorker
+from rlcore.contracts.weights import weights_of
+
+
+class Reader(RolloutWorker):
+    def setup(self):
+        pass
+
+    async def load_weights(self, handle):
+        found = []
+        for name, tensor in weights_of(handle, borrowed=True):
+            digest = hashlib.sha256(tensor.flatten().view(torch.uint8).numpy()).hexdigest()
+            found.append([name, str(tensor.dtype), list(tensor.shape), digest])
+        (self.context.run_dir / f"read {handle.version}.json").write_text(json.dumps([handle.path, found]))
+        return handle.version
+
+    async def generate(self, requests):
+        for _ in ():
+            yield _
+
+
+@hookimpl
+def rlcore_worker_classes():
+    ways = frozenset({"disk", "shm", "tcp"})
+    return [WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=ways)]
+'''
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("shares")
+    (found / "reader.py").write_text(READER)
+    write_tiny_model(found / "tiny", num_hidden_layers=3)
+    return found
+
+
+def received(directory: Path, name: str, *overrides: str) -> tuple[str, list[list[Any]]]:
+    """The place of the second version that an actor of two ranks hands over, and what the rollout received."""
+    settings = [
+        *(setting for setting in SETTINGS if not setting.startswith(("model.", "data.", "actor.", "rollout."))),
+        f"model.path={directory / 'tiny'}",
+        "model.tokenizer=bytes",
+        f"data.sources.all.path={write_prompts(directory / 'prompts.jsonl', 8)}",
+        "rollout.backend=reader",
+        "rollout.check_weights_every=0",
+        "rollout.weight_sync=shm",
+        "actor.data_parallel=2",
+        "train.prompts_per_step=2",
+        *overrides,
+    ]
+    run_dir = directory / name
+    run_dir.mkdir()
+
+    async def hand_over() -> None:
+        async with launch(plan_run([], settings, ("null", str(directory / "reader.py"))), run_dir) as run:
+            for version in (1, 2):
+                await run.actor.replicas[0].call(ActorWorker.publish, version)
+                await run.sync_weights(version)
+
+    asyncio.run(hand_over())
+    place, found = json.loads((run_dir / "read 2.json").read_text())
+    return place, sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "dtype", "overrides"),
+    [
+        ("copies", 2, "bfloat16", ["actor.dtype=bfloat16"]),
+        ("shards", 2, "float32", ["actor.sharding=fsdp2"]),
+        ("adapter", 1, "float32", ["actor.sharding=fsdp2", "actor.lora.enabled=true"]),
+    ],
+)
+def test_each_rank_offers_a_share_and_the_replica_receives_every_weight_once(
+    directory: Path, name: str, parts: int, dtype: str, overrides: Sequence[str]
+) -> None:
+    place, found = received(directory, name, *overrides)
+    assert place.count("rlcore-weights-") == parts
+    stored = load_file(directory / "tiny" / "model.safetensors")
+    expected = {key: tensor.to(getattr(torch, dtype)) for key, tensor in stored.items()}
+    assert found == [
+        [key, f"torch.{dtype}", list(tensor.shape), sha256(tensor.flatten().view(torch.uint8).numpy()).hexdigest()]
+        for key, tensor in sorted(expected.items())
+    ]
