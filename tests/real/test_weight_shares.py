@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlcore.contracts.actor import ActorWorker
+from rlcore.errors import WorkerError
 from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
 from rlcore.testing import write_prompts
@@ -21,7 +22,7 @@ from rlcore.testing.tiny import write_tiny_model
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240), pytest.mark.xdist_group("machine")]
 
 READER = '''
-"""A rollout that writes down what it received."""
+"""A rollout that writes down what it received, and an actor whose second rank has no memory left."""
 RLCORE_API = "1"
 
 import hashlib, json
@@ -29,8 +30,23 @@ import hashlib, json
 import torch
 
 from rlcore import WorkerClass, hookimpl
+from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.contracts.weights import weights_of
+from rlcore.engines import memory_server
+from rlcore.engines.hf.worker import HfActor
+
+
+def no_space(*_):
+    raise OSError(28, "No space left on device")
+
+
+class Poor(HfActor):
+    def weights(self, version, directory):
+        if self.context.rank == 1 and version == 2:
+            memory_server.os.posix_fallocate = no_space
+            self._server = None  # new memory
+        return super().weights(version, directory)
 
 
 class Reader(RolloutWorker):
@@ -53,7 +69,10 @@ class Reader(RolloutWorker):
 @hookimpl
 def rlcore_worker_classes():
     ways = frozenset({"disk", "shm", "tcp"})
-    return [WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=ways)]
+    return [
+        WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=ways),
+        WorkerClass(ActorWorker, "poor", Poor),
+    ]
 '''
 
 
@@ -112,3 +131,13 @@ def test_each_rank_offers_a_share_and_the_replica_receives_every_weight_once(
         [key, f"torch.{dtype}", list(tensor.shape), sha256(tensor.flatten().view(torch.uint8).numpy()).hexdigest()]
         for key, tensor in sorted(expected.items())
     ]
+
+
+def test_a_rank_without_memory_for_its_share_ends_the_hand_over_in_a_line(directory: Path) -> None:
+    line = (
+        r"^actor\[0\]\.weights\(\): weights: .* MiB of shared memory cannot be had for model\.embed_tokens\.weight: No"
+    )
+    with pytest.raises(WorkerError, match=line):
+        received(directory, "poor", "actor.backend=poor")
+    assert (directory / "poor" / "read 1.json").exists()
+    assert not (directory / "poor" / "read 2.json").exists()
