@@ -51,7 +51,7 @@ class WeightsMemory:
     """A file in memory, with a place for each tensor of a version.
 
     The file grows in few steps, because Python keeps a descriptor for each mapping. Only the places take memory: what
-    a step leaves behind is a hole. It is no file of /dev/shm, whose size, 64 MiB in many containers, sets no limit.
+    a step leaves behind is a hole. The size of /dev/shm, 64 MiB in many containers, does not limit it.
     """
 
     def __init__(self) -> None:

@@ -115,8 +115,8 @@ def test_shares_of_several_ranks_are_one_version_also_when_all_offer_the_next_on
         address = ADDRESSES.join([server.offer(first.items()), other.offer(second.items())])
         reader = mapped_weights(address)
         begun = [next(reader)]
-        for one in (server, other):
-            one.offer([("other", torch.ones(3))])
+        for rank in (server, other):
+            rank.offer([("other", torch.ones(3))])
         assert equal(dict([*begun, *reader]), first | second)
         with pytest.raises(WorkerError, match="no memory came"):
             next(mapped_weights(address))

@@ -32,7 +32,7 @@ def taken(tensors: Mapping[str, Tensor], rank: int, takers: int) -> dict[str, Te
     The largest tensors are dealt first, each to the rank that has the fewest bytes so far.
     """
     sizes, mine = [0] * takers, set()
-    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].nbytes):
+    for name, tensor in sorted(tensors.items(), key=lambda named: -named[1].nbytes):
         smallest = sizes.index(min(sizes))
         sizes[smallest] += tensor.nbytes
         if smallest == rank:
