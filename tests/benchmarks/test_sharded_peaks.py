@@ -15,9 +15,9 @@ GIB = 2**30
 COLUMNS = ("start", "update", "score", "hand-over", "held", "plan", "on the host")
 
 
-@pytest.mark.real
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("model", "ranks"), [("7B", 64), ("14B", 8)])
+@pytest.mark.parametrize(("model", "ranks"), [("7B", 64), ("14B", 8), ("32B", 64)])
 def test_a_rank_holds_what_the_page_says_and_no_more_than_is_planned(model: str, ranks: int) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "sharding.py"), "--models", model, "--ranks", str(ranks)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -29,3 +29,16 @@ def test_a_rank_holds_what_the_page_says_and_no_more_than_is_planned(model: str,
     page = dict(zip(COLUMNS, map(float, found[1].split(" | ")[: len(COLUMNS)]), strict=True))
     assert {name: round(row[name] / GIB, 1) for name in COLUMNS} == page
     assert max(row[name] for name in ("start", "update", "score", "hand-over")) < row["plan"] < 78.4 * GIB
+
+
+def test_every_model_of_the_page_holds_less_than_its_plan_and_than_a_card() -> None:
+    rows = re.findall(r"^\| (\d+B) \| (\d+) \| (.*)$", PAGE.read_text("utf-8"), re.M)
+    assert [(model, int(ranks)) for model, ranks, _ in rows] == [
+        (model, ranks) for model in ("7B", "14B", "32B") for ranks in (8, 64)
+    ]
+    refused = []
+    for model, ranks, rest in rows:
+        sizes = dict(zip(COLUMNS, map(float, rest.split(" | ")[: len(COLUMNS)]), strict=True))
+        assert max(sizes[name] for name in ("start", "update", "score", "hand-over")) < min(sizes["plan"], 78.4)
+        refused += [(model, ranks)] if sizes["plan"] > 78.4 else []
+    assert refused == [("32B", "8")]
