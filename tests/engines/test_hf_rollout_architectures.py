@@ -19,6 +19,14 @@ torch.set_num_threads(1)  # the models are tiny, and the tests may share their c
 GREEDY = Sampling(temperature=0.0, max_tokens=14)
 OLD_NAMES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
 GEMMA = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 4.0}
+LLAMA4 = {
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size_mlp": 64,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "layer_types": ["full_attention", "full_attention"],
+}
 CASES = [
     ("Llama", "sdpa", "float64", {"num_key_value_heads": 2}),
     ("Qwen2", "sdpa", "float64", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
@@ -29,6 +37,8 @@ CASES = [
     pytest.param("Qwen3", "sdpa", "float64", {"num_key_value_heads": 2, "head_dim": 8}, marks=pytest.mark.real),
     # It brings its attention code.
     ("GPTJ", "eager", "float64", {**OLD_NAMES, "rotary_dim": 8}),
+    # Its transformers class names the decoder of a larger model, which it lacks.
+    ("Llama4Text", "sdpa", "float64", LLAMA4),
     # Its layers are not `nn.Linear`.
     pytest.param("GPT2", "sdpa", "float64", OLD_NAMES, marks=pytest.mark.real),
 ]

@@ -267,6 +267,8 @@ def open_transformer(
             model, loaded = open_rows(openers[kind], path, mesh, **arguments)
     check_not_quantised(path_key, path, getattr(model.config, "quantization_config", None))
     check_tensors(f"{path_key}='{path}'", type(model).__name__, loaded, new_head=kind != ModelKind.CAUSAL_LM)
+    if model.base_model is model and isinstance(getattr(model, "model", None), nn.Module):
+        model.base_model_prefix = "model"  # of a causal model within a larger one, transformers says the latter's
     return model
 
 
