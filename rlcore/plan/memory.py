@@ -17,6 +17,7 @@ from rlcore.contracts.workers import MemoryPlan
 from rlcore.errors import PlanError
 from rlcore.plan.activations import (
     BYTES,
+    EAGER,
     HALF,
     adds_gradients,
     forward_bytes,
@@ -420,6 +421,8 @@ def _ways_to_lower(
         }
         settings = [f"{where}.{remedy}" for remedy, does in helps.items() if does]
         ways += [f"set {' or '.join(settings)}"] if settings else []
+        if config.model.attention == EAGER and not generation:
+            ways += ["set model.attention=sdpa, which keeps no scores, unless the model needs eager"]
         if masked and request.gpus and engine.is_half:
             ways += ["set model.attention=flash_attention_2, which makes no masks for windows (it takes flash-attn)"]
         ways += [f"shard it over devices ({sharding})"] if sharding else []

@@ -340,6 +340,15 @@ EVERYTHING = "set actor.gradient_checkpointing=true or actor.lora.enabled=true, 
             (*GENERATES, "eval.sources.held.path=held.jsonl", "eval.max_tokens=20"),
             "lower rollout.max_rows, eval.max_tokens or data.max_prompt_tokens, set actor.lora.enabled=true, or take",
         ),
+        (
+            ("model.attention=eager",),
+            "actor.lora.enabled=true, set model.attention=sdpa, which keeps no scores, unless the model needs eager, "
+            "or take a smaller model",
+        ),
+        (
+            (*GENERATES, "model.attention=eager"),
+            "rollout.max_tokens or data.max_prompt_tokens, set actor.lora.enabled=true, or take a smaller model",
+        ),
     ],
 )
 def test_the_way_out_names_what_is_not_set_and_what_sets_the_peak(overrides: tuple[str, ...], remedy: str) -> None:
