@@ -370,7 +370,8 @@ class WeightsHandle:
     the address, shm through memory shared on its machine, nccl to all replicas together.
     `rlcore.contracts.weights.weights_of` reads each of them."""
     path: str
-    """Path of the directory; for tcp and nccl HOST:PORT/SECRET, for shm SOCKET/SECRET."""
+    """Path of the directory; for tcp and nccl HOST:PORT/SECRET, for shm SOCKET/SECRET of each rank that has a share,
+    separated by commas."""
     members: int = 0
     """For nccl: the number of replicas that take this version together, as
     `rlcore.contracts.weight_groups.GroupReceiver` does; 0: one replica takes it alone."""
@@ -382,8 +383,8 @@ class WeightsHandle:
 
     @property
     def place(self) -> str:
-        """The name of it in errors."""
-        return self.path.rpartition("/")[0] if self.is_sent else self.path
+        """The name of it in errors, without secrets."""
+        return ",".join(part.rpartition("/")[0] for part in self.path.split(",")) if self.is_sent else self.path
 
 
 def frozen_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

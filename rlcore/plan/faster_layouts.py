@@ -13,7 +13,7 @@ from rlcore.plan.shared_device import replica_devices
 
 WORTH = 0.01
 """Minimum share of a step that a setting has to save to be advised."""
-OTHER_SYNCS = ("tcp", "nccl")
+OTHER_SYNCS = ("shm", "tcp", "nccl")
 """Ways of weight sync that are tried in addition to the run's own and to files."""
 
 
@@ -104,18 +104,21 @@ class LayoutSearch:
         seconds = {way: self._seconds(replace(layout, weight_sync=way)) for way in self._syncs(own, together)}
         best = min(seconds, key=lambda way: seconds[way])
         schedule = ("schedule.max_staleness=1",) if layout.overlaps else ()
-        ways = [(*overrides, *schedule)]
+        tried = [(*overrides, *schedule)]
         if own not in seconds or seconds[best] < (1 - WORTH) * seconds[own]:
-            ways.insert(0, (*overrides, f"rollout.weight_sync={best}", *schedule))
-        return FasterLayout(tuple(ways), seconds[best])
+            tried.insert(0, (*overrides, f"rollout.weight_sync={best}", *schedule))
+        return FasterLayout(tuple(tried), seconds[best])
 
     def _syncs(self, own: str, together: bool) -> list[str]:
         """The ways of weight sync that a layout may have: the run's own, files, and what its engines accept."""
         rollout = next(worker for worker in self._plan.workers if worker.request.role.name == ROLLOUT)
         others = () if rollout.request.takes_adapter else OTHER_SYNCS
         accepted = rollout.weight_sync if rollout.request.embedded_in is None else OTHER_SYNCS
+        excluded = {"nccl"} if together else set()
+        if self._plan.facts.several_nodes or self._plan.cluster.abilities.elsewhere:
+            excluded.add("shm")
         ways = dict.fromkeys((own, "disk", *(way for way in others if way in accepted)))
-        return [way for way in ways if not (together and way == "nccl")]
+        return [way for way in ways if way not in excluded]
 
     def _seconds(self, layout: StepLayout) -> float:
         """The least seconds of a step: with a copy of the weights per node, or embedded, where that is faster."""

@@ -38,7 +38,7 @@ def with_settings_that_fit(
     if error.settings == ACTOR_SETTINGS or error.trains:
         search.plan(training_candidates(error.settings, config, is_set, facts))
     else:
-        search.plan(scoring_candidates(error.settings, facts))
+        search.plan(scoring_candidates(error.settings, facts), max(MAX_PLANS, facts.gpus))
     best = search.best()
     return error.advising(" ".join(best), search.seconds(best)) if best else error
 
@@ -86,13 +86,11 @@ class _Search:
             updates=batch_sizes(config)["minibatches"],
             epochs=config.actor.epochs,
             weight_sync=expected_sync(config),
-            merges=config.actor.lora.enabled,
             overlaps=config.schedule.max_staleness > 0,
         )
 
-    def plan(self, candidates: Iterable[Candidate]) -> None:
-        """Plan at most `MAX_PLANS` ways, none of a layout that is slower than one that fits."""
-        left = MAX_PLANS
+    def plan(self, candidates: Iterable[Candidate], left: int = MAX_PLANS) -> None:
+        """Plan at most `left` ways, none of a layout that is slower than one that fits."""
         for candidate in sorted(candidates, key=self._expected):
             if self._costs and self._expected(candidate) > (1 + ALIKE) * min(self._costs.values()):
                 continue

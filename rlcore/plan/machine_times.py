@@ -5,7 +5,7 @@ or links, each times the share of it that is reached. Reward functions, judges, 
 because they depend on the user's code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rlcore.plan.machine_cards import Machine
@@ -287,6 +287,7 @@ def _reward(others: Mapping[str, float], layout: StepLayout, machine: Machine) -
         passes = [(_passes_s(model.size, machine, 1, FORWARD_SHARE), model.ranks.devices) for model in pool.models]
         products_s, values_s = (sum(parts[index] / devices for parts, devices in passes) for index in (0, 1))
         busy = products_s + values_s + (sampling if pool.samples else 0.0)
+        busy += training if pool.trains and layout.overlaps else 0.0
         hidden = max(sampling, training) if layout.overlaps else sampling + (0.0 if pool.trains else others["score"])
         if busy - hidden > longest:
             longest, bound = busy - hidden, "operations" if products_s >= values_s else "memory bandwidth"
@@ -353,18 +354,23 @@ def _hand_over(size: StepSize, layout: StepLayout) -> tuple[float, str]:
 
 
 def _largest_share(size: StepSize, layout: StepLayout) -> float:
-    """The share of the weights that the slowest rank copies into shared memory: ranks deal out the tensors of what they
-    gather at a time, a layer if they shard the weights, or of the whole model."""
+    """The share of the weights that the slowest rank copies into shared memory. Ranks deal out the tensors of the whole
+    model; if they shard it, those of a layer at a time, and then the embedding and the head."""
     if layout.merges:
         return 1.0
     inner, query, kv = (size.hidden_size * width for width in (size.inner_size, size.query_size, size.kv_size))
-    tensors = [inner, inner, inner, query, query, kv, kv]
-    if not layout.sharded:
-        tensors = [*tensors * size.layers, size.hidden_size * size.vocabulary]
-    loads = [0] * layout.trainers
+    layer, table = [inner] * 3 + [query, kv] * 2, size.hidden_size * size.vocabulary
+    tables = [table] * max(1, round((size.parameters - size.layers * sum(layer)) / table))
+    parts = [*[layer] * size.layers, tables] if layout.sharded else [layer * size.layers + tables]
+    return sum(_largest_load(part, layout.trainers) for part in parts) / sum(map(sum, parts))
+
+
+def _largest_load(tensors: Iterable[int], ranks: int) -> int:
+    """The most that a rank gets of tensors that are dealt out, the largest first, each to the one that has least."""
+    loads = [0] * ranks
     for tensor in sorted(tensors, reverse=True):
         loads[loads.index(min(loads))] += tensor
-    return max(loads) / sum(loads)
+    return max(loads)
 
 
 def assumptions(machine: Machine) -> list[str]:

@@ -421,7 +421,7 @@ def _ways_to_lower(
         }
         settings = [f"{where}.{remedy}" for remedy, does in helps.items() if does]
         ways += [f"set {' or '.join(settings)}"] if settings else []
-        if config.model.attention == EAGER and not generation:
+        if config.model.attention == EAGER and not generation and shorter:
             ways += ["set model.attention=sdpa, which keeps no scores, unless the model needs eager"]
         if masked and request.gpus and engine.is_half:
             ways += ["set model.attention=flash_attention_2, which makes no masks for windows (it takes flash-attn)"]

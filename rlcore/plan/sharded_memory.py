@@ -70,7 +70,7 @@ def _offloaded_bytes(
 def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
     """Host memory in bytes of all ranks of a role that trains, by purpose, besides what it holds without GPUs.
 
-    offload: offloaded weights and state; hand-over: the first rank's copy of the weights, or of one unit if sharded
+    offload: offloaded weights and state; hand-over: the copy of the weights that is sent, or of one unit if sharded
     weights are written to files; save: copies to be written, of everything if training continues meanwhile. Adapters
     are small and not counted. Purposes without any are left out.
     """

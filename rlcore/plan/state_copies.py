@@ -9,6 +9,7 @@ from rlcore.plan.activations import BYTES
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.sharded_memory import MOMENT_BYTES, host_bytes
 from rlcore.plan.weight_sync import is_chosen, takes_files
+from rlcore.types import SENT_KINDS
 
 FILLED = 0.9
 """Share of the host's memory that a run may fill, the copy included."""
@@ -43,6 +44,8 @@ def _exceeded(plan: RunPlan, needed: int, of_host: int) -> str:
     parts, ways = [], []
     for worker in plan.workers:
         name, found, engine = worker.request.role.name, host_bytes(plan, worker), worker.request.engine
+        if not worker.request.gpus and name in plan.memory_bytes:
+            parts.append(f"{name} {_gib(plan.memory_bytes[name] * worker.request.replicas * worker.request.ranks)}")
         parts += [
             f"{name} {_gib(found[purpose])} for {purpose}" for purpose in ("offload", "hand-over") if purpose in found
         ]
@@ -50,6 +53,9 @@ def _exceeded(plan: RunPlan, needed: int, of_host: int) -> str:
         if engine and "offload" in found:
             ways += [f"{where}.offload=false"]
             ways += [f"{where}.sharding=fsdp2"] if engine.shard_ranks == 1 < worker.request.ranks else []
+    by_files = replace(plan, weights_kind="directory")
+    if plan.weights_kind in SENT_KINDS and takes_files(plan) and _others_bytes(by_files) < needed:
+        ways += ["rollout.weight_sync=disk"]
     advice = f"set {' or '.join(ways)}, or take a smaller model" if ways else "take a smaller model"
     return (
         f"memory: the run needs about {_gib(needed)} GiB of host memory ({', '.join(parts)}), the machine has "

@@ -79,10 +79,8 @@ def takes_files(plan: RunPlan) -> bool:
 
 
 def expected_sync(config: RunConfig) -> str:
-    """The way of weight sync as far as it is known without workers."""
-    if not is_chosen(config):
-        return config.rollout.weight_sync
-    return "shm" if config.cluster.backend == RunConfig().cluster.backend else "disk"
+    """The fastest way of weight sync that the plan may choose, without knowing the workers."""
+    return "shm" if is_chosen(config) else config.rollout.weight_sync
 
 
 def with_choice(plan: RunPlan) -> RunPlan:

@@ -71,7 +71,7 @@ def look(rank: int, directory: Path) -> None:
 def main(rank: str, directory: str, start: str) -> None:
     """One process's part: ranks with numbers beyond a stage's wait for the next stage's meeting."""
     torch.set_num_threads(1)
-    setattr(engine_module, "gathered_units", refuse)  # noqa: B010 - it is imported there
+    setattr(engine_module, "weights_by_unit", refuse)  # noqa: B010 - it is imported there
     write = StateFile.write
 
     def noting(file: StateFile, target: Path) -> None:

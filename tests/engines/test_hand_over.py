@@ -14,10 +14,10 @@ from torch import Tensor
 from rlcore.config import LoraConfig, ModelConfig
 from rlcore.contracts.weights import weights_of
 from rlcore.engines.hf.train.backbone import Model
-from rlcore.engines.hf.train.gather import gathered_units, taken
+from rlcore.engines.hf.train.gather import taken, weights_by_unit
 from rlcore.engines.hf.train.model import ModelKind, load_model
 from rlcore.engines.hf.train.ranks import Ranks
-from rlcore.engines.hf.train.shards import Shards, _names_by_unit
+from rlcore.engines.hf.train.shards import Shards, names_by_unit, units_of
 from rlcore.engines.hf.train.state import whole_tensors
 from rlcore.engines.hf.train.unit_files import save_whole_in_units
 from rlcore.engines.hf.worker import HfActor
@@ -30,7 +30,7 @@ class Gathered(Shards):
     """Shards of one rank, which are whole already."""
 
     def __init__(self, model: Any) -> None:
-        self._names = _names_by_unit(model, [*reversed(model.transformer.model.layers), model])
+        self._names = names_by_unit(model, units_of(model))
         self._is_whole = True
 
 
@@ -96,36 +96,67 @@ def test_units_come_one_at_a_time_and_hold_every_weight_once(directory: Path, lo
     expected = {name: tensor.clone() for name, tensor in whole_tensors(model).items()}
     found: list[tuple[str, float]] = []
     with LiveBytes([*model.parameters(), *model.buffers()]) as live:
-        for name, tensor in gathered_units(model, Gathered(model), rank=0, takers=1):
+        for name, tensor in weights_by_unit(model, Gathered(model), rank=0, takers=1):
             found.append((name, float(tensor.double().sum())))
     assert live.peak < 3.2 * unit_bytes(expected)
     assert len(found) == len(expected)
     assert dict(found) == {name: float(tensor.double().sum()) for name, tensor in expected.items()}
-    assert list(gathered_units(model, Gathered(model), rank=1, takers=1)) == []
+    assert list(weights_by_unit(model, Gathered(model), rank=1, takers=1)) == []
 
 
 @pytest.mark.parametrize("takers", [2, 3, 4])
-def test_takers_share_out_every_unit_and_no_weight_comes_twice(directory: Path, takers: int) -> None:
+@pytest.mark.parametrize("sharded", [True, False], ids=["shards", "copies"])
+def test_takers_share_out_weights_and_no_weight_comes_twice(directory: Path, takers: int, sharded: bool) -> None:
     model = loaded(directory, lora=False)
     expected = whole_tensors(model)
-    parts = [dict(gathered_units(model, Gathered(model), rank=rank, takers=takers)) for rank in range(takers + 1)]
+    shards = Gathered(model) if sharded else None
+    parts = [dict(weights_by_unit(model, shards, rank=rank, takers=takers)) for rank in range(takers + 1)]
     assert parts.pop() == {}
     assert sum(map(len, parts)) == len(expected)
     together = {name: tensor for part in parts for name, tensor in part.items()}
     assert together.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in together.items())
-    for layer in range(LAYERS):
-        sizes = [sum(tensor.nbytes for name, tensor in part.items() if f"layers.{layer}." in name) for part in parts]
-        largest = max(tensor.nbytes for name, tensor in expected.items() if f"layers.{layer}." in name)
+    layers = [f"layers.{layer}." for layer in range(LAYERS)] if sharded else [""]
+    for prefix in layers:
+        sizes = [sum(tensor.nbytes for name, tensor in part.items() if prefix in name) for part in parts]
+        largest = max(tensor.nbytes for name, tensor in expected.items() if prefix in name)
         assert max(sizes) <= sum(sizes) / takers + largest, "no rank has much more than its share"
         assert min(sizes) > 0
 
 
 def test_equal_tensors_are_shared_out_equally_and_keep_their_order() -> None:
     tensors = {str(number): torch.ones(4) for number in range(8)} | {"large": torch.ones(16)}
-    parts = [taken(tensors, rank, 3) for rank in range(3)]
+    parts = [taken(tensors, rank, [0] * 3) for rank in range(3)]
     assert [list(part) for part in parts] == [["large"], ["0", "2", "4", "6"], ["1", "3", "5", "7"]]
-    assert list(taken(tensors, 0, 1)) == list(tensors)
+    assert list(taken(tensors, 0, [0])) == list(tensors)
+    assert list(taken({"next": torch.ones(1)}, 1, [8, 4])) == ["next"], "after what was dealt before"
+
+
+EXPERTS = {
+    "hidden_size": 64,
+    "moe_intermediate_size": 64,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": LAYERS,
+}
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["experts", "lora"])
+def test_an_unsharded_model_yields_what_has_to_be_made_a_layer_at_a_time(tmp_path: Path, lora: bool) -> None:
+    """Files have a tensor per expert, of which transformers makes one; an adapter is merged."""
+    path = tmp_path / "made"
+    if lora:
+        write_tiny_model(path, hidden_size=64, intermediate_size=128, num_hidden_layers=LAYERS)
+    else:
+        write_tiny_model(path, "Qwen3Moe", **EXPERTS)
+    model = loaded(path, lora)
+    expected = {name: float(tensor.double().sum()) for name, tensor in whole_tensors(model).items()}
+    unit, found = unit_bytes(whole_tensors(model)), {}
+    with LiveBytes([*model.parameters(), *model.buffers()]) as live:
+        for name, tensor in weights_by_unit(model, None, rank=0, takers=1):
+            found[name] = float(tensor.double().sum())
+    assert found == expected
+    assert 0 < live.peak < 3.2 * unit
 
 
 class Copies:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -113,6 +114,9 @@ def test_shares_of_several_ranks_are_one_version_also_when_all_offer_the_next_on
     first, second = ({name: tensors[name] for name in list(tensors)[part::2]} for part in (0, 1))
     with closing(memory_server.memory_server()) as other:
         address = ADDRESSES.join([server.offer(first.items()), other.offer(second.items())])
+        place = WeightsHandle(1, "shm", address).place
+        assert [secret for secret in re.findall("/([0-9a-f]{32})", address) if secret in place] == []
+        assert place.count("rlcore-weights-") == 2
         reader = mapped_weights(address)
         begun = [next(reader)]
         for rank in (server, other):

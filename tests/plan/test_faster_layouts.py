@@ -71,6 +71,13 @@ def test_a_layout_that_is_faster_only_with_another_weight_sync_is_advised_with_i
     assert again["step_s"] == pytest.approx(found[0]["step_s"])
 
 
+@pytest.mark.parametrize(("on", "advised"), [("8xH100-80GB", True), ("2x4xH100-80GB", False)])
+def test_shared_memory_is_advised_where_weights_go_through_files_on_one_machine(on: str, advised: bool) -> None:
+    ranks = ("actor.data_parallel=4", "actor.sharding=fsdp2", "rollout.replicas=4", "actor.dtype=bfloat16")
+    found = Advising(on, *VLLM, *LONG, *ranks, "rollout.weight_sync=disk")
+    assert (("rollout.weight_sync=shm",) in found.advised()) is advised
+
+
 @pytest.mark.slow
 def test_without_a_setting_that_helps_there_is_a_line_and_no_table(of_32b: list[str], capsys: Capture) -> None:
     best = ("rollout.replicas=8", "cluster.layout=split", "rollout.weight_sync=nccl", "schedule.max_staleness=1")

@@ -1,6 +1,7 @@
 """Settings that an error advises for a reward model that exceeds its devices, and estimates of its seconds."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,14 @@ def test_a_reward_model_whose_scores_sampling_hides_is_advised_the_fewest_ranks(
     fit = planning.all_that_fit()
     assert planning.advised() == ranks(2)
     assert fit[ranks(2)] == fit[ranks(7)] < fit[ranks(8)], "eight share the device that samples"
+
+
+def test_a_reward_model_that_fits_only_on_many_ranks_is_advised_them(judge: Callable[..., tuple[str, ...]]) -> None:
+    large = judge(QWEN_32B | {"num_hidden_layers": 400}, "judge")
+    planning = Planning(facts_on("8x8xL4-24GB"), *LONG, "rollout.backend=hf", "actor.lora.enabled=true", *large)
+    found = re.search(r"judge\.data_parallel=(\d+) ", planning.line())
+    assert found
+    assert 25 < int(found[1]) <= 64
 
 
 def test_without_an_architecture_a_reward_model_is_advised_the_ranks_that_use_the_most_devices(
@@ -177,6 +186,9 @@ def test_a_schedule_that_overlaps_hides_rewards_behind_the_longer_side(engines: 
     assert estimated(longer, engines=engines, overlaps=True).total == pytest.approx(needs_s)
     contended = estimated(replace(longer, samples=True), engines=engines, overlaps=True).total
     assert contended == pytest.approx(needs_s + plain.seconds["sample"])
+    training = sum(plain.seconds.values()) - plain.seconds["sample"]
+    contended = estimated(replace(longer, trains=True), engines=engines, overlaps=True).total
+    assert contended == pytest.approx(needs_s + training)
 
 
 def test_the_least_time_of_another_layout_has_reward_models_with_the_same_ranks(

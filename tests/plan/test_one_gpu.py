@@ -8,6 +8,7 @@ import pytest
 from gpu_machines import GIB, H100, QWEN, chosen, loaded, machine, planned
 
 from rlcore.contracts.requests import ModelShape
+from rlcore.errors import PlanError
 from rlcore.plan.memory import CONTEXT_BYTES
 
 QWEN_HALF = replace(QWEN, layers=24, hidden_size=896, inner_size=4864, kv_size=128)
@@ -188,3 +189,11 @@ def test_a_step_with_few_rows_needs_a_cache_of_these_rows_only() -> None:
     assert backend("train.prompts_per_step=64") == "hf"
     assert backend("train.prompts_per_step=1", "rollout.samples_per_prompt=4") == "vllm"
     assert backend("train.prompts_per_step=64", "rollout.max_rows=4") == "vllm"
+
+
+def test_sdpa_is_advised_in_place_of_eager_attention_only_where_weights_and_optimizer_state_fit() -> None:
+    for parameters, fits in ((3_000_000_000, True), (14_000_000_000, False)):
+        settings = ("model.attention=eager", "actor.dtype=bfloat16", "rollout.max_tokens=32768")
+        with pytest.raises(PlanError) as caught:
+            planned(*settings, facts=replace(H100, parameters=parameters, shape=replace(QWEN, heads=12)))
+        assert ("set model.attention=sdpa" in str(caught.value)) is fits

@@ -75,9 +75,9 @@ def test_the_estimate_of_a_plan_has_its_copies() -> None:
         (StepLayout(), 1.0, 1.0),
         (StepLayout(2), 0.5, 1.0),
         (StepLayout(8, tensor_parallel=4), 1 / 8, 1 / 4),
-        # Of a layer, the products from and to the inner size are the largest tensors: 14336 of 53248 columns.
-        (StepLayout(8, sharded=True), 14336 / 53248, 1.0),
-        (StepLayout(2, sharded=True, tensor_parallel=8), 2 * 14336 / 53248, 1 / 8),
+        # Of a layer, the largest tensors are the products with the inner size; then follow embedding and head.
+        (StepLayout(8, sharded=True), (32 * 14336 + 128256) / (32 * 53248 + 2 * 128256), 1.0),
+        (StepLayout(2, sharded=True, tensor_parallel=8), (32 * 28672 + 128256) / (32 * 53248 + 2 * 128256), 1 / 8),
         (StepLayout(8, sharded=True, merges=True), 1.0, 1.0),
     ],
 )

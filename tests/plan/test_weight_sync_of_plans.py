@@ -10,7 +10,7 @@ import pytest
 from rlcore import PlanError
 from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.plan import Facts, RunPlan, make_plan
-from rlcore.plan.machine_plan import host_memory
+from rlcore.plan.machine_plan import Lengths, host_memory, step_layout
 from rlcore.plan.state_copies import plan_saving
 from rlcore.plan.weight_sync import plan_weights, with_choice
 from rlcore.plugins import configure
@@ -151,8 +151,14 @@ def test_weights_go_the_way_that_the_rollout_takes_where_it_reads_no_files() -> 
     workers = [replace(worker, weight_sync=frozenset({"shm"})) for worker in made.workers]
     with pytest.raises(PlanError, match=r"^rollout\.weight_sync=auto: Reader .*; choose from: shm$"):
         plan_weights(made.config, workers, made.pools, elsewhere=True)
-    with pytest.raises(PlanError, match=r"actor 14\.2 for hand-over\), the machine has 0\.0"):
-        plan_saving(replace(made, workers=tuple(workers), facts=replace(made.facts, memory_bytes=1)))
+    sharded = chosen(
+        "actor.data_parallel=4", "actor.sharding=fsdp2", "train.prompts_per_step=4", "rollout.pool=rollout"
+    )
+    poor = replace(sharded, facts=replace(sharded.facts, memory_bytes=10 * GIB))
+    assert plan_saving(poor).weights_kind == "directory"
+    workers = [replace(worker, weight_sync=frozenset({"shm"})) for worker in sharded.workers]
+    with pytest.raises(PlanError, match=r"\(actor 14\.2 for hand-over\), the machine has 10\.0; take a smaller model$"):
+        plan_saving(replace(poor, workers=tuple(workers)))
 
 
 def test_weights_go_through_files_where_a_copy_for_checkpoints_then_fits() -> None:
@@ -180,5 +186,11 @@ def test_the_copy_of_the_weights_counts_also_of_adapters_and_without_gpus(device
     assert host_memory(made)["actor"]["hand-over"] == copy
     needed = copy + (made.memory_bytes["actor"] if device == "cpu" else 0)
     plan_saving(replace(made, facts=replace(made.facts, memory_bytes=needed)))
-    with pytest.raises(PlanError, match="memory: the run needs about"):
+    with pytest.raises(PlanError, match="memory: the run needs about") as caught:
         plan_saving(replace(made, facts=replace(made.facts, memory_bytes=needed - 1)))
+    fewer = device == "cpu" or adapter
+    assert str(caught.value).endswith("; set rollout.weight_sync=disk, or take a smaller model") is fewer
+    held = f"(actor {made.memory_bytes['actor'] / GIB:.1f}, actor 14.2 for hand-over)"
+    assert (held in str(caught.value)) is (device == "cpu")
+    if device == "cuda":
+        assert step_layout(made, Lengths()).merges is adapter

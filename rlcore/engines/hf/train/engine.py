@@ -24,7 +24,7 @@ from rlcore.data.row_costs import LayerCost
 from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.engine_files import engine_files, part_of
 from rlcore.engines.hf.train.flops import update_flops
-from rlcore.engines.hf.train.gather import gathered_adapter, gathered_units, taken
+from rlcore.engines.hf.train.gather import gathered_adapter, weights_by_unit
 from rlcore.engines.hf.train.loss_scale import LossScale
 from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, ReadMetrics
 from rlcore.engines.hf.train.model import AnyModel, ModelKind, PolicyModel, ValueModel
@@ -40,7 +40,6 @@ from rlcore.engines.hf.train.state import (
     load_weights,
     save_adapter,
     save_whole,
-    whole_tensors,
 )
 from rlcore.engines.hf.train.state_files import StateCopy, StateFile, write_files
 from rlcore.engines.hf.train.unit_files import save_whole_in_units
@@ -258,10 +257,7 @@ class TrainEngine:
         """
         rank = 0 if self.ranks is None else self.ranks.rank
         with self._offload.gathering():
-            if self._shards is not None and self.ranks is not None:
-                yield from gathered_units(self.model, self._shards, rank=rank, takers=takers)
-            elif rank < takers:
-                yield from taken(whole_tensors(self.model), rank, takers).items()
+            yield from weights_by_unit(self.model, self._shards, rank=rank, takers=takers)
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapter of a LoRA model into `directory`, as peft does. The first rank writes."""

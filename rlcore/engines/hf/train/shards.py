@@ -71,7 +71,6 @@ class Shards:
         Parameters named in `rows` are placeholders, and `rows` becomes their shards; the others are whole on each rank.
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-        from transformers.modeling_layers import GradientCheckpointingLayer
 
         self._mesh = mesh
         self._model: Any = model
@@ -79,11 +78,10 @@ class Shards:
         dtype = next(model.transformer.parameters()).dtype
         half = dtype in (torch.bfloat16, torch.float16)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if half else None)
-        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         # Weights of a unit need one dtype, and the value head of a half-precision model has another.
         self._heads: list[Any] = [child for child in model.children() if next(child.parameters()).dtype != dtype]
-        self._units: list[Any] = [*reversed(layers), *self._heads, model]
-        self._names = _names_by_unit(model, self._units)
+        self._units: list[Any] = units_of(model, self._heads)
+        self._names = names_by_unit(model, self._units)
         forget(model, rows)
         for unit in self._units:
             fully_shard(unit, mesh=mesh, mp_policy=policy)
@@ -178,7 +176,15 @@ class Shards:
                         parameter._sharded_param_data = parameter.sharded_param._local_tensor.new_empty(0)
 
 
-def _names_by_unit(model: Model, units: Sequence[Any]) -> list[frozenset[str]]:
+def units_of(model: Model, heads: Sequence[Any] = ()) -> list[Any]:
+    """The modules that are gathered, one at a time: layers, last one first, heads, and the model with what remains."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    return [*reversed(layers), *heads, model]
+
+
+def names_by_unit(model: Model, units: Sequence[Any]) -> list[frozenset[str]]:
     """The names of the parameters that each unit gathers: those within it and not within an earlier unit."""
     paths = {module: name for name, module in model.named_modules()}
     left = {name for name, _ in model.named_parameters(remove_duplicate=False)}
