@@ -134,7 +134,7 @@ def test_each_rank_offers_a_share_and_the_replica_receives_every_weight_once(
 
 
 def test_a_rank_without_memory_for_its_share_ends_the_hand_over_in_a_line(directory: Path) -> None:
-    line = r"^actor\[0\]\.weights\(\): weights: .* MiB of shared memory cannot be had for model\.embed"
+    line = r"^actor\[0\]\.weights\(\): weights: .* MiB of shared memory cannot be had for model\."
     with pytest.raises(WorkerError, match=line):
         received(directory, "poor", "actor.backend=poor")
     assert (directory / "poor" / "read 1.json").exists()
