@@ -120,19 +120,17 @@ def test_a_stopped_rank_is_named_and_the_run_completes_when_it_continues(tmp_pat
             whose = [directory / f"rank_{rank}.json" for rank in (0, 1)]
             wait_for("two ranks", lambda: runs_still() and all(path.exists() and path.read_text() for path in whose))
             ranks = [json.loads(path.read_text()) for path in whose]
-            for pid in (ranks[1], ranks[0]):
-                wait_for("the stop", lambda pid=pid: runs_still() and is_stopped(pid))
-                before = len(reports(log))
-                wait_for("a report", lambda before=before: runs_still() and len(reports(log)) > before)
-                os.kill(pid, signal.SIGCONT)
+            for rank in (1, 0):
+                wait_for("the stop", lambda rank=rank: runs_still() and is_stopped(ranks[rank]))
+                who = rf"rank {rank} of 2 \(pid {ranks[rank]} on 127\.0\.0\.1\) does not answer"
+                line = re.compile(rf"{who}; the other ranks are in all_reduce at \S+\.py:\d+")
+                # On a busy machine an earlier update may have been reported, too.
+                wait_for("a report", lambda line=line: runs_still() and any(map(line.fullmatch, reports(log))))
+                os.kill(ranks[rank], signal.SIGCONT)
             _, errors = run.communicate(timeout=60)
         finally:
             run.kill()
     assert run.returncode == 0, errors
-    found = reports(log)
-    for line, rank in ((found[0], 1), (found[-1], 0)):
-        who = rf"rank {rank} of 2 \(pid {ranks[rank]} on 127\.0\.0\.1\) does not answer"
-        assert re.fullmatch(rf"{who}; the other ranks are in all_reduce at \S+\.py:\d+", line), line
 
 
 def reports(log: Path) -> list[str]:
