@@ -124,8 +124,9 @@ def test_a_stopped_rank_is_named_and_the_run_completes_when_it_continues(tmp_pat
                 wait_for("the stop", lambda rank=rank: runs_still() and is_stopped(ranks[rank]))
                 who = rf"rank {rank} of 2 \(pid {ranks[rank]} on 127\.0\.0\.1\) does not answer"
                 line = re.compile(rf"{who}; the other ranks are in all_reduce at \S+\.py:\d+")
-                # On a busy machine an earlier update may have been reported, too.
+                before = len(reports(log))  # on a busy machine an earlier update may have been reported, too
                 wait_for("a report", lambda line=line: runs_still() and any(map(line.fullmatch, reports(log))))
+                assert [other for other in reports(log)[before:] if f"rank {rank} of 2" not in other] == []
                 os.kill(ranks[rank], signal.SIGCONT)
             _, errors = run.communicate(timeout=60)
         finally:
