@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rlcore.contracts.model_experts import dense_size, experts_of
 from rlcore.contracts.requests import ModelShape
 from rlcore.errors import ConfigError, boundary
 
@@ -103,7 +104,7 @@ def model_shape(directory: Path) -> ModelShape | None:
             model_type=str(config["model_type"]),
             layers=_checked(config["num_hidden_layers"]),
             hidden_size=_checked(hidden),
-            inner_size=_checked(config.get("intermediate_size") or 4 * hidden),
+            inner_size=_checked(dense_size(config) or 4 * hidden),
             kv_size=_checked(head * (config.get("num_key_value_heads") or heads)),
             vocabulary=_checked(config["vocab_size"]),
             full_attention=kinds <= {"full_attention", "global"} and not windowed and not capped,
@@ -112,6 +113,7 @@ def model_shape(directory: Path) -> ModelShape | None:
             window=_checked(chunk or config["sliding_window"]) if windowed else 0,
             windowed_layers=_windowed_layers(config) if windowed else 0,
             full_in_window=bool(windowed) and only_windows and not capped and not chunk,
+            experts=experts_of(config),
         )
     except ODD:
         return None
@@ -255,15 +257,20 @@ def _header(path: Path) -> dict[str, Any]:
 def _estimate(config: dict[str, Any]) -> int:
     """Parameters of a decoder's matrices; norms and biases, under 0.1 %, are left out.
 
-    Feed-forward layers have three matrices (gated); those of models that still use `n_embd` have two.
+    Feed-forward layers have three matrices (gated); those of models that still use `n_embd` have two. The experts of a
+    layer and their router count.
     """
     hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or hidden // heads
     attention = 2 * hidden * head * (heads + config.get("num_key_value_heads", heads))
     embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    matrices, inner = 2 if "n_embd" in config else 3, config.get("intermediate_size") or 4 * hidden
-    return int(embeddings + layers * (attention + matrices * hidden * inner))
+    matrices, inner = 2 if "n_embd" in config else 3, dense_size(config) or 4 * hidden
+    feed_forward = layers * matrices * inner
+    if experts := experts_of(config):
+        each = matrices * (experts.number * experts.inner_size + experts.shared_size) + experts.number
+        feed_forward = (layers - experts.layers) * matrices * inner + experts.layers * each
+    return int(embeddings + layers * attention + hidden * feed_forward)
 
 
 def readable_as(like: Path, directory: Path) -> None:

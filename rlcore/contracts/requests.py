@@ -109,6 +109,24 @@ class WorkerRequest:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The feed-forward layers of a decoder that are mixtures of experts."""
+
+    number: int
+    """Number of experts of a layer."""
+    per_token: int
+    """Number of experts that a router chooses per token."""
+    inner_size: int
+    """Inner size of an expert."""
+    layers: int
+    """Number of layers with experts."""
+    shared_size: int = 0
+    """Inner size of the experts of a layer that every token goes through."""
+    computed: int = 0
+    """Number of experts that transformers computes per token; 0: those that the router chooses."""
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """The architecture of a decoder, from its config.json."""
 
@@ -116,7 +134,7 @@ class ModelShape:
     layers: int
     hidden_size: int
     inner_size: int
-    """Inner size of the feed-forward layers."""
+    """Inner size of the feed-forward layers, other than those with experts."""
     kv_size: int
     """Number of key heads times the size of a head."""
     vocabulary: int
@@ -132,6 +150,8 @@ class ModelShape:
     """Number of layers with a sliding window or chunks."""
     full_in_window: bool = False
     """Nothing but the sliding window limits attention, so every layer attends to all earlier tokens of short rows."""
+    experts: Experts | None = None
+    """The layers with experts; None: a dense model, or one whose experts are unknown."""
 
     def sees_all(self, longest: int) -> bool:
         """True if every layer attends to all earlier tokens in rows of at most this many tokens; 0: of any length."""

@@ -1,13 +1,16 @@
 """Counts the numbers that an update keeps for its backward pass, for each way to share a group's prompt.
 
 The counts are for a decoder with gated feed-forward and RMS norms, as implemented in transformers: Llama, Qwen,
-Mistral. Letters: H hidden size, I inner size, Q and K total size of the query and key heads.
+Mistral, and their mixtures of experts (`rlcore.plan.experts`). Letters: H hidden size, I inner size, Q and K total size
+of the query and key heads.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.contracts.requests import ModelShape
+from rlcore.plan.experts import FeedForward, feed_forwards
 from rlcore.types import SharedPrefix
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -19,7 +22,7 @@ BLOCK_LOGITS = 3 * 2**19
 """Temporary numbers while a CPU processes logits: three blocks of `rlcore.engines.hf.train.head.BLOCK_ELEMENTS`."""
 SCALES = 4
 """Numbers per token and layer: the scale of each norm in float32."""
-HEAD_NORMS = frozenset({"apertus", "exaone4", "hunyuan_v1_dense", "llama4_text", "olmo2", "olmo3", "qwen3"})
+HEAD_NORMS = frozenset({"apertus", "exaone4", "hunyuan_v1_dense", "llama4_text", "olmo2", "olmo3", "olmoe", "qwen3"})
 """Values of `model_type` whose layers also normalize queries and keys."""
 DEVICE_LOGITS = 2**27
 """Logits that an accelerator computes at a time (512 MiB in float32), within the bounds below."""
@@ -126,17 +129,21 @@ def update_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, 
     and a cache that is still whole. With gradient checkpointing a layer keeps its input only, except the one that is
     computed backward. `masked`: the result of `masked_row`.
     """
-    itemsize, layer = BYTES[engine.dtype], _layer_numbers(shape, engine, size)
+    itemsize, layer, kinds = BYTES[engine.dtype], _layer_numbers(shape, engine, size), _kinds(shape, engine, size)
     inputs, mask = shape.hidden_size * size.tokens, _mask_numbers(size, masked)
     masks = mask * (1 if engine.gradient_checkpointing else shape.windowed_layers)
     shared = _shared_mask_numbers(shape, size)
     masks += shared
-    whole = inputs * shape.layers + layer if engine.gradient_checkpointing else layer * shape.layers
-    whole += masks
+    whole = (inputs if engine.gradient_checkpointing else layer) * shape.layers + masks
+    if not engine.gradient_checkpointing:
+        whole += sum(kind.layers * kind.kept for kind in kinds)
     kept = inputs * shape.layers + shared if engine.gradient_checkpointing else whole
     # Embedding, last norm with its input, the states that predict a loss token, and their gradient.
     at_head = kept + inputs * (7 if engine.dtype in HALF else 6)
-    in_layer = whole + _backward_numbers(shape, engine, size)
+    recomputed = layer if engine.gradient_checkpointing else 0
+    in_layer = whole + recomputed + max(
+        (kind.kept if recomputed else 0) + _backward_numbers(shape, engine, size, kind) for kind in kinds
+    )
     # The cache lives until the forward pass ends; with grouped-query attention, heads attend to an expanded copy.
     cached = kept + inputs * 6 + (0 if _is_plain(shape) else 2 * size.rows * size.keys * shape.kv_size * shape.layers)
     head = at_head * itemsize + logit_bytes(shape, engine, size.scored, device)
@@ -150,7 +157,8 @@ def last_layer_bytes(
 
     All gradients exist by then, the first layer's included, and the embedding's unless it is accumulated in place.
     """
-    numbers = _layer_numbers(shape, engine, size) + _backward_numbers(shape, engine, size)
+    numbers = _layer_numbers(shape, engine, size)
+    numbers += max(kind.kept + _backward_numbers(shape, engine, size, kind) for kind in _kinds(shape, engine, size))
     numbers += _mask_numbers(size, masked) + _shared_mask_numbers(shape, size)
     embedding = 0 if adds_gradients(engine, device) else shape.vocabulary * shape.hidden_size
     held = (numbers + shape.hidden_size * size.tokens + embedding) * BYTES[engine.dtype]
@@ -170,7 +178,7 @@ def forward_bytes(config: RunConfig, engine: EngineConfig, way: SharedPrefix, sh
 def layer_states_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> int:
     """Bytes of the states of one layer in a pass without gradients, and of the masks of eager attention."""
     itemsize = BYTES[engine.dtype]
-    feed_forward = size.tokens * 3 * shape.inner_size * itemsize
+    feed_forward = max(kind.forward for kind in _kinds(shape, engine, size)) * itemsize
     states = size.tokens * 8 * shape.hidden_size + _shared_mask_numbers(shape, size)
     return states * itemsize + max(feed_forward, scores_bytes(shape, engine, size))
 
@@ -212,16 +220,21 @@ def _common_mask_bytes(masked: int) -> int:
     return masked**2
 
 
-def _backward_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> int:
+def _kinds(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> Sequence[FeedForward]:
+    """The kinds of feed-forward layers for the tokens of a micro-batch."""
+    return feed_forwards(shape, size.tokens, BYTES[engine.dtype], trained=not engine.lora.enabled)
+
+
+def _backward_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, kind: FeedForward) -> int:
     """Temporary numbers in the backward pass of a layer: two gradients of the feed-forward, those of the residual
     stream and of a norm; with `cache` also gradients of the copies.
 
     With eager attention also the gradients before and after the softmax. With its result these are three wide numbers
     per score, when what the feed-forward keeps is freed.
     """
-    feed_forward = size.tokens * (2 * shape.inner_size + 4 * shape.hidden_size)
+    feed_forward = kind.backward + 4 * size.tokens * shape.hidden_size
     wide = 3 * _wide(engine) // BYTES[engine.dtype] * shape.heads * size.pairs
-    scores = wide - _score_numbers(shape, engine, size) - 4 * size.tokens * shape.inner_size
+    scores = wide - _score_numbers(shape, engine, size) - kind.kept
     scores += size.tokens * (4 * shape.hidden_size + 2 * _query_size(shape))
     return max(feed_forward, 2 * size.rows * size.keys * (_query_size(shape) + shape.kv_size), scores)
 
@@ -233,17 +246,17 @@ def _score_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize
 
 
 def _layer_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> int:
-    """Numbers in the engine's format that a layer keeps.
+    """Numbers in the engine's format that a layer keeps, without its feed-forward.
 
-    Per token: gate, its activation, up and their product; rotated queries and attention output; rotated keys, and
+    Per token: rotated queries and attention output; rotated keys, and
     values; input, scaled input and output of each of two norms, where half precision keeps a float32 copy instead of
     the input. With `cache` also, per row, a mask and the keys and values that it attends to. With eager attention also
     scores, and keys and values once more for each head of queries.
     """
     half = engine.dtype in HALF
     heads = _query_size(shape) + shape.kv_size
-    token = 4 * shape.inner_size + (8 if half else 6) * shape.hidden_size + 2 * heads + SCALES
-    if shape.model_type in HEAD_NORMS:
+    token = (8 if half else 6) * shape.hidden_size + 2 * heads + SCALES
+    if shape.model_type.removesuffix("_moe") in HEAD_NORMS:
         token += (3 if half else 2) * heads
     seen = size.rows * size.keys * (2 * _query_size(shape) + size.queries)
     copied = 2 * size.tokens * _query_size(shape) if size.pairs and not _is_plain(shape) and not size.rows else 0

@@ -31,6 +31,7 @@ from rlcore.plan.activations import (
     sized,
     update_bytes,
 )
+from rlcore.plan.experts import expert_parameters, feed_forwards
 from rlcore.plan.gathered import gathered_bytes
 from rlcore.plan.machine_facts import Facts
 from rlcore.types import SharedPrefix
@@ -221,8 +222,9 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
         return 0
     logits = SAMPLED_LOGITS * config.rollout.max_rows * shape.vocabulary * BYTES["float32"]
     # A layer's feed-forward, the peak of a pass; rows whose weights have changed are computed again like prompts.
-    prefill = 4 * shape.hidden_size + 3 * shape.inner_size
-    prefilled = min(cached, PREFILL_TOKENS) * prefill * BYTES[config.actor.dtype]
+    tokens, itemsize = min(cached, PREFILL_TOKENS), BYTES[config.actor.dtype]
+    feed_forward = max(kind.forward for kind in feed_forwards(shape, tokens, itemsize, trained=False))
+    prefilled = (4 * shape.hidden_size * tokens + feed_forward) * itemsize
     sampling = _cache_bytes(config, plan, model) + prefilled + _prompt_mask_bytes(config, shape) + logits
     scoring = forward_bytes(config, config.actor, plan.shared_prefix, shape) if whole else 0
     return int(copied * (model.parameters or 0)) + max(sampling, scoring)
@@ -260,8 +262,8 @@ def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, mod
     """Bytes that the update of a known architecture needs, excluding weights, optimizer state and all gradients.
 
     Negative if the gradients do not all exist at the same time: half-precision gradients are moved to the masters'
-    after each micro-batch, unless they are added there directly, and a step's only micro-batch begins its backward pass
-    without any. Then the output layer's gradient comes first, and each layer's while that layer is computed. A sharded
+    after each micro-batch, unless they are added there directly as those of linear layers are on a CPU, and a step's
+    only micro-batch begins its backward pass without any. Then the output layer's gradient comes first, and each layer's while that layer is computed. A sharded
     rank has its shard of them, and gathered layers on top of all activations.
     """
     shape, device, parameters = model.shape, config.cluster.device, model.parameters or 0
@@ -270,8 +272,9 @@ def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, mod
     size = largest_micro_batch(config, engine, plan.shared_prefix)
     half = engine.dtype in HALF and not engine.lora.enabled
     own = BYTES[engine.dtype] / engine.shard_ranks if half else 0.0  # of a gradient in the weight's format
-    never = own if adds_gradients(engine, device) else 0.0
-    moved = own - never
+    moving = expert_parameters(parameters, shape.hidden_size, shape.experts)
+    collected = moving / max(1, parameters) if adds_gradients(engine, device) else 1.0
+    moved, never = own * collected, own * (1 - collected)
     absent = _gradient_bytes_per_parameter(engine) - never if size.alone else moved
     later = max(0, parameters - shape.vocabulary * shape.hidden_size) * (1 - 1 / shape.layers)
     gathered = gathered_for_update(engine, model)
@@ -279,7 +282,8 @@ def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, mod
     begin = gathered + update_bytes(shape, engine, size, device, masked) - int(absent * later)
     end = gathered + last_layer_bytes(shape, engine, size, device, masked)
     if moved and size.alone:
-        end = max(end - int((absent - moved) * parameters), -int(moved * parameters))
+        sums = _gradient_bytes_per_parameter(engine) - own
+        end = max(end - int(sums * collected * parameters), -int(moved * parameters))
     return max(begin, end) - int(never * parameters)
 
 

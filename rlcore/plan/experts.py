@@ -1,0 +1,89 @@
+"""Counts the weights that a token uses, and the numbers that feed-forward layers keep, with and without experts.
+
+The counts are for experts as transformers computes them by default (`grouped_mm`). Letters: H hidden size, E inner size
+of an expert, k experts per token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlcore.contracts.requests import Experts, ModelShape
+
+MATRICES = 3
+"""Matrices of a gated feed-forward layer."""
+ROUTED = 12
+"""Numbers in float32 per token and expert that it is routed to: indices and permutations, of eight bytes, and
+scores."""
+HIDDEN_STATES = {"deepseek_v2": 1, "deepseek_v3": 1, "dots1": 1, "glm4_moe": 1}
+"""Float32 copies of a router's input by `model_type`, in half precision."""
+GATED = {"gpt_oss": 7}
+"""Numbers that the gate of an expert keeps per inner unit, by `model_type`; 4 with other models: gate, its activation,
+up and their product."""
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """The feed-forward of one kind of layer, in numbers of the engine's format."""
+
+    layers: int
+    kept: int
+    """Numbers that a layer keeps for its backward pass."""
+    backward: int
+    """Temporary numbers in its backward pass, in addition to what it keeps."""
+    forward: int
+    """Numbers of its pass without gradients."""
+
+
+def feed_forwards(shape: ModelShape, tokens: int, itemsize: int, *, trained: bool) -> Sequence[FeedForward]:
+    """The kinds of feed-forward layers for that many tokens.
+
+    `trained`: the experts' weights have gradients, each of them a temporary before it is added to their sum.
+    """
+    experts = shape.experts
+    dense, inner = shape.layers - (experts.layers if experts else 0), tokens * shape.inner_size
+    kinds = [FeedForward(dense, 4 * inner, 2 * inner, 3 * inner)] if dense else []
+    if experts is not None:
+        kinds.append(_mixture(shape, experts, tokens, itemsize, trained))
+    return kinds
+
+
+def _mixture(shape: ModelShape, experts: Experts, tokens: int, itemsize: int, trained: bool) -> FeedForward:
+    """A layer with experts."""
+    chosen, wide = experts.computed or experts.per_token, max(4, itemsize) // itemsize
+    inputs, inner = tokens * chosen * shape.hidden_size, tokens * chosen * experts.inner_size
+    shared, gated = tokens * experts.shared_size, GATED.get(shape.model_type, 4) * inner
+    router = wide * tokens * (experts.number + ROUTED * chosen)
+    router += tokens * shape.hidden_size * (HIDDEN_STATES.get(shape.model_type, 0) * wide if wide > 1 else 0)
+    # The inputs of each expert, and its outputs before they are scaled; of shared experts the output is kept, too.
+    outputs = tokens * shape.hidden_size if shared else 0
+    kept = gated + 2 * inputs + 4 * shared + outputs + router
+    matrix = experts.number * shape.hidden_size * experts.inner_size if trained else 0
+    # Gradients of the scaled outputs; of the last matrix; of gate and up; of their matrix.
+    backward = max(3 * inputs, inner + matrix, gated - inputs, 2 * matrix - (gated - 2 * inner), 2 * shared)
+    return FeedForward(experts.layers, kept, backward, inputs + max(gated, 3 * inputs) + shared)
+
+
+def used_parameters(parameters: int, hidden_size: int, experts: Experts | None, tokens: float = 1.0) -> float:
+    """Parameters that `tokens` tokens use on average if their experts are drawn at random: all of a dense model, and
+    of a mixture of experts all but the experts that none of them is routed to."""
+    if experts is None:
+        return float(parameters)
+    routed = expert_parameters(parameters, hidden_size, experts)
+    return parameters - routed * (1 - experts.per_token / experts.number) ** tokens
+
+
+def expert_parameters(parameters: int, hidden_size: int, experts: Experts | None) -> int:
+    """Parameters of the experts that routers choose from; 0 if files have fewer numbers because they pack weights."""
+    if experts is None:
+        return 0
+    routed = experts.layers * experts.number * MATRICES * hidden_size * experts.inner_size
+    return routed if routed < parameters else 0
+
+
+def computed_size(shape: ModelShape) -> float:
+    """Inner units per token that a layer computes, as a mean over layers."""
+    experts = shape.experts
+    if experts is None:
+        return float(shape.inner_size)
+    each = (experts.computed or experts.per_token) * experts.inner_size + experts.shared_size
+    return ((shape.layers - experts.layers) * shape.inner_size + experts.layers * each) / shape.layers
