@@ -141,8 +141,10 @@ def update_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, 
     # Embedding, last norm with its input, the states that predict a loss token, and their gradient.
     at_head = kept + inputs * (7 if engine.dtype in HALF else 6)
     recomputed = layer if engine.gradient_checkpointing else 0
-    in_layer = whole + recomputed + max(
-        (kind.kept if recomputed else 0) + _backward_numbers(shape, engine, size, kind) for kind in kinds
+    in_layer = (
+        whole
+        + recomputed
+        + max((kind.kept if recomputed else 0) + _backward_numbers(shape, engine, size, kind) for kind in kinds)
     )
     # The cache lives until the forward pass ends; with grouped-query attention, heads attend to an expanded copy.
     cached = kept + inputs * 6 + (0 if _is_plain(shape) else 2 * size.rows * size.keys * shape.kv_size * shape.layers)

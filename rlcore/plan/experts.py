@@ -69,7 +69,8 @@ def used_parameters(parameters: int, hidden_size: int, experts: Experts | None, 
     if experts is None:
         return float(parameters)
     routed = expert_parameters(parameters, hidden_size, experts)
-    return parameters - routed * (1 - experts.per_token / experts.number) ** tokens
+    missed: float = (1 - experts.per_token / experts.number) ** tokens
+    return parameters - routed * missed
 
 
 def expert_parameters(parameters: int, hidden_size: int, experts: Experts | None) -> int:
@@ -80,10 +81,13 @@ def expert_parameters(parameters: int, hidden_size: int, experts: Experts | None
     return routed if routed < parameters else 0
 
 
-def computed_size(shape: ModelShape) -> float:
-    """Inner units per token that a layer computes, as a mean over layers."""
-    experts = shape.experts
+def layer_values(layers: int, hidden_size: int, inner_size: int, experts: Experts | None) -> float:
+    """Numbers per token that the feed-forward of a layer writes, as a mean over all layers.
+
+    These are gate, its activation, up and their product; for each expert that computes the token also its inputs and
+    its outputs.
+    """
     if experts is None:
-        return float(shape.inner_size)
-    each = (experts.computed or experts.per_token) * experts.inner_size + experts.shared_size
-    return ((shape.layers - experts.layers) * shape.inner_size + experts.layers * each) / shape.layers
+        return 4.0 * inner_size
+    each = (experts.computed or experts.per_token) * (4 * experts.inner_size + 2 * hidden_size)
+    return (experts.layers * (each + 4 * experts.shared_size) + (layers - experts.layers) * 4 * inner_size) / layers

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rlcore.config import RunConfig
 from rlcore.contracts.clusters import WorkerPlan
@@ -122,7 +123,7 @@ def size_of(config: RunConfig, facts: Facts, lengths: Lengths, *, shares_prompts
     )
 
 
-def _figures(parameters: int, shape: ModelShape) -> dict[str, int]:
+def _figures(parameters: int, shape: ModelShape) -> dict[str, Any]:
     """The figures of a model in a `StepSize`."""
     return {
         "parameters": parameters,
@@ -132,6 +133,7 @@ def _figures(parameters: int, shape: ModelShape) -> dict[str, int]:
         "kv_size": shape.kv_size,
         "inner_size": shape.inner_size,
         "vocabulary": shape.vocabulary,
+        "experts": shape.experts,
     }
 
 

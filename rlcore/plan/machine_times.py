@@ -1,5 +1,8 @@
 """Estimates the seconds of a step from a card's data sheet. Every assumption is a constant here, and printed.
 
+Of a mixture of experts operations count the weights that a token uses, and decoding reads those that its rows use.
+Optimizer, gradients and weight sync count all weights.
+
 The time of a phase is set by its bottleneck: operations over the card's peak, or bytes over the bandwidth of its memory
 or links, each times the share of it that is reached. Reward functions, judges, tools and the controller are left out,
 because they depend on the user's code.
@@ -7,7 +10,10 @@ because they depend on the user's code.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
+from rlcore.contracts.requests import Experts
+from rlcore.plan.experts import expert_parameters, layer_values, used_parameters
 from rlcore.plan.machine_cards import Machine
 
 TRAIN_SHARE, FORWARD_SHARE = 0.4, 0.5
@@ -59,10 +65,21 @@ class StepSize:
     longest: int
     """Length of a sampled response, in tokens."""
     inner_size: int
+    """Inner size of a feed-forward layer without experts."""
     vocabulary: int
     bytes_per_weight: int = 2
     shares_prompts: bool = True
     """True if an update computes the prompt of a group once."""
+    experts: Experts | None = None
+
+    @property
+    def shared_size(self) -> int:
+        """Inner size of a layer's experts that every token goes through."""
+        return self.experts.shared_size if self.experts else 0
+
+    def used(self, tokens: float = 1.0) -> float:
+        """Parameters that so many tokens use together."""
+        return used_parameters(self.parameters, self.hidden_size, self.experts, tokens)
 
 
 @dataclass(frozen=True)
@@ -199,13 +216,14 @@ def _forward_operations(size: StepSize) -> float:
     rows, response = size.groups * size.samples, size.response
     context = size.prompt + response / 2
     attention = 4 * size.layers * size.query_size * rows * response * context
-    return 2.0 * size.parameters * update_tokens(size) + attention
+    return 2.0 * size.used() * update_tokens(size) + attention
 
 
 def _forward_bytes(size: StepSize) -> float:
     """Bytes that the elementwise operations of one forward pass over the step write and read: layer values and
     logits."""
-    values = 4 * size.inner_size + 8 * size.hidden_size + 2 * (size.query_size + size.kv_size)
+    values = layer_values(size.layers, size.hidden_size, size.inner_size, size.experts)
+    values += 8 * size.hidden_size + 2 * (size.query_size + size.kv_size)
     rows = size.groups * size.samples * size.response
     return 2.0 * (size.bytes_per_weight * size.layers * values * update_tokens(size) + 4 * size.vocabulary * rows)
 
@@ -221,7 +239,7 @@ def _sample(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float
     """Prefill of each group's prompt, then decoding steps of all rows, up to the longest response."""
     samples = size.groups * size.samples / layout.engines
     rows = max(1.0, min(samples, layout.max_rows, layout.cached_rows))
-    prefill = 2.0 * size.parameters * size.groups * size.prompt / layout.engines / layout.tensor_parallel
+    prefill = 2.0 * size.used() * size.groups * size.prompt / layout.engines / layout.tensor_parallel
     prefill_s = prefill / (FORWARD_SHARE * machine.card.tflops * 1e12)
     prefill_s += _collectives_s(size, layout, machine, size.groups * size.prompt / layout.engines)
     waves = max(0.0, samples / rows - 1)
@@ -236,9 +254,9 @@ def _decode_s(size: StepSize, layout: StepLayout, machine: Machine, rows: float)
     context = size.prompt + size.response / 2
     kv = size.layers * 2 * size.kv_size * size.bytes_per_weight * context
     logits = 2 * 4 * size.vocabulary  # written, and read by the sampler
-    read = (size.bytes_per_weight * size.parameters + rows * (kv + logits)) / layout.tensor_parallel
+    read = (size.bytes_per_weight * size.used(rows) + rows * (kv + logits)) / layout.tensor_parallel
     memory_s = read / (MEMORY_SHARE * machine.card.memory_gb_s * 1e9)
-    products = 2.0 * size.parameters * rows / layout.tensor_parallel
+    products = 2.0 * size.used() * rows / layout.tensor_parallel
     compute_s = products / (FORWARD_SHARE * machine.card.tflops * 1e12)
     launch_s = EMBEDDED_LAYER_S * size.layers if layout.embedded else DECODE_STEP_S
     if not layout.graphs and not layout.embedded:
@@ -355,14 +373,24 @@ def _hand_over(size: StepSize, layout: StepLayout) -> tuple[float, str]:
 
 def _largest_share(size: StepSize, layout: StepLayout) -> float:
     """The share of the weights that the slowest rank copies into shared memory. Ranks deal out the tensors of the whole
-    model; if they shard it, those of a layer at a time, and then the embedding and the head."""
+    model; if they shard it, those of a layer at a time, and then the embedding and the head. The routed experts of a
+    layer are so many tensors that each rank gets an equal share of them."""
     if layout.merges:
         return 1.0
-    inner, query, kv = (size.hidden_size * width for width in (size.inner_size, size.query_size, size.kv_size))
-    layer, table = [inner] * 3 + [query, kv] * 2, size.hidden_size * size.vocabulary
-    tables = [table] * max(1, round((size.parameters - size.layers * sum(layer)) / table))
-    parts = [*[layer] * size.layers, tables] if layout.sharded else [layer * size.layers + tables]
-    return sum(_largest_load(part, layout.trainers) for part in parts) / sum(map(sum, parts))
+    dense, mixture = _layer_tensors(size, size.inner_size), _layer_tensors(size, size.shared_size)
+    mixed = size.experts.layers if size.experts else 0
+    routed = expert_parameters(size.parameters, size.hidden_size, size.experts)
+    layers, table = [*[dense] * (size.layers - mixed), *[mixture] * mixed], size.hidden_size * size.vocabulary
+    tables = [table] * max(1, round((size.parameters - routed - sum(map(sum, layers))) / table))
+    parts = [*layers, tables] if layout.sharded else [[*chain.from_iterable(layers), *tables]]
+    slowest = sum(_largest_load(part, layout.trainers) for part in parts) + routed / layout.trainers
+    return slowest / (sum(map(sum, parts)) + routed)
+
+
+def _layer_tensors(size: StepSize, inner_size: int) -> list[int]:
+    """Numbers of each matrix of a layer whose feed-forward has that inner size."""
+    query, kv, inner = (size.hidden_size * width for width in (size.query_size, size.kv_size, inner_size))
+    return [query, query, kv, kv, inner, inner, inner]
 
 
 def _largest_load(tensors: Iterable[int], ranks: int) -> int:

@@ -263,8 +263,9 @@ def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, mod
 
     Negative if the gradients do not all exist at the same time: half-precision gradients are moved to the masters'
     after each micro-batch, unless they are added there directly as those of linear layers are on a CPU, and a step's
-    only micro-batch begins its backward pass without any. Then the output layer's gradient comes first, and each layer's while that layer is computed. A sharded
-    rank has its shard of them, and gathered layers on top of all activations.
+    only micro-batch begins its backward pass without any. Then the output layer's gradient comes first, and each
+    layer's while that layer is computed. A sharded rank has its shard of them, and gathered layers on top of all
+    activations.
     """
     shape, device, parameters = model.shape, config.cluster.device, model.parameters or 0
     if shape is None:

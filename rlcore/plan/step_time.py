@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rlcore.plan.experts import used_parameters
 from rlcore.plan.run_plan import RunPlan
 
 CPU_GFLOPS = 40.0
@@ -37,9 +38,9 @@ class StepTime:
 def expected_step_time(plan: RunPlan, prompt_tokens: int | None) -> StepTime | None:
     """The time of a step whose responses all have `rollout.max_tokens` tokens; None if the model is unknown.
 
-    Per weight and token, 2 operations are counted for sampling and for a forward pass, 6 for an update (4 with LoRA,
-    whose frozen weights have no gradient). A prompt counts once per group. `prompt_tokens`: length of the longest
-    prompt.
+    Per token and weight that it uses, 2 operations are counted for sampling and for a forward pass, 6 for an update (4
+    with LoRA, whose frozen weights have no gradient). A prompt counts once per group. `prompt_tokens`: length of the
+    longest prompt.
     """
     config, facts = plan.config, plan.facts
     if facts.parameters is None or config.actor.backend not in BACKENDS or config.rollout.backend not in BACKENDS:
@@ -49,10 +50,14 @@ def expected_step_time(plan: RunPlan, prompt_tokens: int | None) -> StepTime | N
     tokens = sampled + plan.batch_sizes["prompts"] * prompt
     passes = (4 if config.actor.lora.enabled else 6) * config.actor.epochs + 2 * len(plan.schedule.passes)
     rate, rate_text = _rate(plan)
-    sampling_s = 2 * facts.parameters * sampled / rate
-    updates_s = passes * facts.parameters * tokens / rate
+    shape, used = facts.shape, float(facts.parameters)
+    if shape is not None:
+        used = used_parameters(facts.parameters, shape.hidden_size, shape.experts)
+    sampling_s = 2 * used * sampled / rate
+    updates_s = passes * used * tokens / rate
+    per_token = " per token" if shape is not None and shape.experts else ""
     assumed = (
-        f"{facts.parameters / 1e6:.0f} M parameters, {plan.batch_sizes['samples']} samples of rollout.max_tokens="
+        f"{used / 1e6:.0f} M parameters{per_token}, {plan.batch_sizes['samples']} samples of rollout.max_tokens="
         f"{config.rollout.max_tokens} tokens, prompts of {prompt}, {rate_text}"
     )
     return StepTime(sampling_s, updates_s, assumed)

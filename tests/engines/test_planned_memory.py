@@ -244,3 +244,62 @@ def test_the_scores_of_eager_attention_are_counted(
         gradient_checkpointing=checkpointing,
     )
     assert 1.0 <= found <= 1.15
+
+
+QWEN3 = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 192, "head_dim": 32}
+FINE = {"num_experts": 32, "num_experts_per_tok": 8, "moe_intermediate_size": 64}
+LLAMA4 = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 192, "interleave_moe_layer_step": 2}
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3Moe", QWEN3),
+    "fine": ("Qwen3Moe", QWEN3 | FINE),
+    "mixed": ("Qwen3Moe", QWEN3 | {"mlp_only_layers": [0, 2], "intermediate_size": 768}),
+    "qwen2": ("Qwen2Moe", QWEN3 | {"shared_expert_intermediate_size": 256}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 192}),
+    "llama4": ("Llama4Text", LLAMA4 | {"intermediate_size_mlp": 384, "head_dim": 32, "attention_chunk_size": 512}),
+    "gpt_oss": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * 6}),
+}
+"""Mixtures of experts with six layers, by name."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "way", "dtype", "checkpointing"),
+    [
+        ("fine", "tree", "float32", False),
+        ("mixtral", "none", "bfloat16", True),
+        *(
+            pytest.param(*case, marks=pytest.mark.fault)
+            for case in (
+                ("fine", "none", "bfloat16", True),
+                ("fine", "none", "bfloat16", False),
+                ("qwen3", "tree", "bfloat16", True),
+                ("qwen3", "none", "float32", True),
+                ("mixed", "none", "float32", False),
+                ("qwen2", "none", "float32", False),
+                ("mixtral", "none", "float32", False),
+                ("olmoe", "none", "bfloat16", False),
+                ("llama4", "none", "float32", False),
+                ("llama4", "none", "bfloat16", True),
+                ("gpt_oss", "none", "float32", False),
+            )
+        ),
+    ],
+)
+def test_what_experts_keep_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, way: str, dtype: str, checkpointing: bool
+) -> None:
+    """On a CPU a half-precision gradient of experts exists until the end of its micro-batch."""
+    monkeypatch.setattr("transformers.Llama4ForCausalLM.base_model_prefix", "model")
+    architecture, model = EXPERTS[name]
+    found = ratio(
+        tmp_path,
+        SMALL | model,
+        Sizes(128, 4, 16),
+        SharedPrefix(way),
+        architecture=architecture,
+        attention="eager" if name == "gpt_oss" else "sdpa",
+        dtype=dtype,
+        gradient_checkpointing=checkpointing,
+    )
+    assert 1.0 <= found <= 1.15

@@ -14,9 +14,10 @@ def update_flops(model: Model, batch: Batch, shared_prefix: SharedPrefix) -> flo
     """Operations that one update on the batch requires, forward and backward, whatever the implementation adds.
 
     A matrix of n weights costs 2 n per token forward, 2 n for the gradient of its inputs and 2 n for the weights'
-    gradient if it is trained; the head counts at loss tokens only. Not counted: padding, recomputation by gradient
-    checkpointing, repeats of shared tokens, attention scores and everything elementwise. It is a lower bound, and close
-    for responses that are short compared with the hidden size.
+    gradient if it is trained; the head counts at loss tokens only. Of a layer's experts those count that a token is
+    routed to. Not counted: padding, recomputation by gradient checkpointing, repeats of shared tokens, attention scores
+    and everything elementwise. It is a lower bound, and close for responses that are short compared with the hidden
+    size.
     """
     head, embedding = _head(model), model.transformer.get_input_embeddings()
     outputs = model.transformer.get_output_embeddings()
@@ -25,12 +26,31 @@ def update_flops(model: Model, batch: Batch, shared_prefix: SharedPrefix) -> flo
     matrices = {
         id(parameter): parameter for parameter in everything if parameter.ndim >= 2 and id(parameter) not in apart
     }
-    size = sum(matrix.numel() for matrix in matrices.values())
-    trained = sum(matrix.numel() for matrix in matrices.values() if matrix.requires_grad)
+    shares = _expert_shares(model)
+    used = {key: shares.get(key, 1.0) * matrix.numel() for key, matrix in matrices.items()}
+    size = sum(used.values())
+    trained = sum(used[key] for key, matrix in matrices.items() if matrix.requires_grad)
     through = size if trained else 0
     needed = 2.0 * _num_tokens(batch, shared_prefix) * (size + through + trained)
     passes = 1 + (1 if trained else 0) + (1 if head.weight.requires_grad else 0)
     return float(needed + 2.0 * int(batch.num_sampled_B.sum()) * passes * head.weight.numel())
+
+
+def _expert_shares(model: Model) -> dict[int, float]:
+    """The share of an expert module's parameters that a token uses, by id: 0 for biases, which multiply nothing.
+
+    Known are modules that hold the matrices of all experts in tensors of three dimensions, as in transformers 5.
+    """
+    config = model.transformer.config.get_text_config()
+    per_token = getattr(config, "num_experts_per_tok", None)
+    shares: dict[int, float] = {}
+    for module in model.transformer.modules():
+        number, own = getattr(module, "num_experts", None), list(module.parameters(recurse=False))
+        if not isinstance(per_token, int) or not isinstance(number, int):
+            continue
+        if any(weight.ndim == 3 and len(weight) == number for weight in own):
+            shares |= {id(weight): per_token / number if weight.ndim == 3 else 0.0 for weight in own}
+    return shares
 
 
 def _head(model: Model) -> nn.Linear:
