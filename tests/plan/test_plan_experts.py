@@ -1,4 +1,4 @@
-"""Plans of mixtures of experts: the experts in config.json, the weights that a token uses, and the memory of a layer."""
+"""Plans of mixtures of experts: experts in config.json, the weights that a token uses, and the seconds of a step."""
 
 import json
 from dataclasses import replace

@@ -261,6 +261,8 @@ def open_transformer(
             "trust_remote_code": False,
             "ignore_mismatched_sizes": True,  # checked below, where they are named
         }
+        if dtype == "float64":  # torch's products of grouped matrices do not exist in it
+            arguments["experts_implementation"] = "eager"
         if mesh is None:
             model, loaded = openers[kind].from_pretrained(path, output_loading_info=True, **arguments)
         else:
