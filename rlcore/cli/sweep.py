@@ -88,7 +88,7 @@ def _jobs(text: str) -> int:
 
 def _plan(settings: Settings, overrides: Sequence[str], shares: "Sequence[MachineShare]") -> "RunPlan":
     """The plan of a run on the first share; ConfigError if that many runs do not fit on the machine."""
-    from rlcore.plan.memory import check_memory
+    from rlcore.plan.memory_limits import check_memory
     from rlcore.plugins.planning import plan_run
 
     with shares[0].confined():

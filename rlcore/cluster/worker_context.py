@@ -9,7 +9,7 @@ from rlcore.cluster.same_software import code_of
 from rlcore.contracts.clusters import ClusterContext, Deadlines, PoolPlan, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.plan import RunPlan
-from rlcore.plan.memory import memory_plans
+from rlcore.plan.memory_limits import memory_plans
 
 
 def cluster_context(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> ClusterContext:

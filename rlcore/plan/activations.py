@@ -250,10 +250,10 @@ def _score_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize
 def _layer_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> int:
     """Numbers in the engine's format that a layer keeps, without its feed-forward.
 
-    Per token: rotated queries and attention output; rotated keys, and
-    values; input, scaled input and output of each of two norms, where half precision keeps a float32 copy instead of
-    the input. With `cache` also, per row, a mask and the keys and values that it attends to. With eager attention also
-    scores, and keys and values once more for each head of queries.
+    Per token: rotated queries and attention output; rotated keys, and values; input, scaled input and output of each
+    of two norms, where half precision keeps a float32 copy instead of the input. With `cache` also, per row, a mask and
+    the keys and values that it attends to. With eager attention also scores, and keys and values once more for each
+    head of queries.
     """
     half = engine.dtype in HALF
     heads = _query_size(shape) + shape.kv_size

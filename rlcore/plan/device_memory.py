@@ -22,8 +22,6 @@ from rlcore.plan.gathered import gathered_bytes, largest_unit
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
-    SHARDS,
-    DeviceMemoryError,
     at_work_bytes,
     embedded_needs,
     frozen_bytes_per_parameter,
@@ -31,9 +29,9 @@ from rlcore.plan.memory import (
     held_bytes,
     is_whole,
     resting_share,
-    too_large,
     update_needs,
 )
+from rlcore.plan.memory_limits import SHARDS, DeviceMemoryError, too_large
 from rlcore.plan.sharded_memory import sharded_bytes
 
 GIB = 2**30

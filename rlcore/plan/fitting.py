@@ -12,7 +12,7 @@ from rlcore.plan.machine_cards import machine_like
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.machine_plan import Lengths, size_of, step_layout, step_size
 from rlcore.plan.machine_times import StepLayout, estimate_step
-from rlcore.plan.memory import ACTOR_SETTINGS, DeviceMemoryError
+from rlcore.plan.memory_limits import ACTOR_SETTINGS, DeviceMemoryError
 from rlcore.plan.pools import PoolSizeError
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.weight_sync import expected_sync

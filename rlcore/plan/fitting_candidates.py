@@ -7,7 +7,8 @@ from rlcore.config import RunConfig
 from rlcore.plan.catalog import rollout_key, rollout_on_gpus
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.machine_times import StepLayout
-from rlcore.plan.memory import ACTOR_SETTINGS, CONTEXT_BYTES, training_bytes_per_parameter
+from rlcore.plan.memory import CONTEXT_BYTES, training_bytes_per_parameter
+from rlcore.plan.memory_limits import ACTOR_SETTINGS
 from rlcore.plan.shared_device import replica_devices
 
 

@@ -20,7 +20,8 @@ from rlcore.plan.device_notes import check_device, device_notes, share_threads
 from rlcore.plan.layout import check_one_node, lay_out, layout_notes, plan_layout
 from rlcore.plan.learning_notes import learning_notes
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import check_memory, memory_estimate
+from rlcore.plan.memory import memory_estimate
+from rlcore.plan.memory_limits import check_memory
 from rlcore.plan.mesh import check_copies
 from rlcore.plan.ordering import plan_prompt_order
 from rlcore.plan.planner_input import Offers

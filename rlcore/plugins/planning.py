@@ -7,7 +7,7 @@ from typing import Any
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plan.fitting import with_layout_that_fits, with_settings_that_fit
 from rlcore.plan.machine_plan import Lengths
-from rlcore.plan.memory import DeviceMemoryError
+from rlcore.plan.memory_limits import DeviceMemoryError
 from rlcore.plan.pools import PoolSizeError
 from rlcore.plugins import configure
 from rlcore.report.foreign_output import foreign_output

@@ -13,7 +13,7 @@ from rlcore.plan.fitting_candidates import Candidate, scoring_candidates, traini
 from rlcore.plan.machine_cards import facts_of, machine_like, machine_of
 from rlcore.plan.machine_plan import Lengths, step_layout, step_size
 from rlcore.plan.machine_times import estimate_step
-from rlcore.plan.memory import DeviceMemoryError
+from rlcore.plan.memory_limits import DeviceMemoryError
 
 VLLM = ("rollout.backend=vllm", "plugins.vllm={}")
 LONG = ("data.max_prompt_tokens=1024", "rollout.max_tokens=4096", "rollout.samples_per_prompt=16")

@@ -103,26 +103,43 @@ def test_an_update_adds_up_the_layers_of_both_kinds_and_recomputes_the_larger() 
     assert states == 4 * (second.forward - first.forward)
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "olmoe"])
+def test_normalized_queries_and_keys_count_with_experts(model_type: str) -> None:
+    engine, heads = EngineConfig(dtype="float32"), 16 + 16
+    found = [update_bytes(with_experts(kind), engine, SIZE, "cpu") for kind in ("mixtral", model_type)]
+    assert found[1] - found[0] == 4 * 6 * 2 * heads * TOKENS
+
+
+def test_eager_attention_goes_backward_when_what_experts_keep_is_freed() -> None:
+    engine, eager = EngineConfig(dtype="float32"), replace(SIZE, pairs=10**7)
+    last = [last_layer_bytes(shape, engine, eager, "cpu") for shape in (DENSE, MIXTURE)]
+    assert last[0] == last[1]
+
+
 def test_experts_that_an_adapter_freezes_have_no_gradients() -> None:
     engine, few = EngineConfig(dtype="float32", gradient_checkpointing=True), replace(SIZE, tokens=1)
     frozen = replace(engine, lora=LoraConfig(enabled=True, rank=2))
     assert last_layer_bytes(MIXTURE, frozen, few, "cpu") < last_layer_bytes(MIXTURE, engine, few, "cpu")
 
 
-@pytest.mark.parametrize(("prompts", "later"), [(4, 0), (1, 4)])
-def test_half_precision_gradients_of_experts_exist_until_their_micro_batch_ends(prompts: int, later: int) -> None:
-    """Those of linear layers are added to float32 sums. `later`: bytes per parameter of a sum that does not exist by
-    then, as in a step with one micro-batch."""
+@pytest.mark.parametrize(("prompts", "later", "device"), [(4, 0, "cpu"), (1, 4, "cpu"), (4, 0, "cuda")])
+def test_half_precision_gradients_of_experts_exist_until_their_micro_batch_ends(
+    prompts: int, later: int, device: str
+) -> None:
+    """On a CPU those of linear layers are added to float32 sums. `later`: bytes per parameter of a sum that does not
+    exist by then, as in a step with one micro-batch."""
     settings = ("data.max_prompt_tokens=498", "rollout.max_tokens=2", "rollout.samples_per_prompt=2")
     config = configure([], [*SETTINGS, *settings, f"train.prompts_per_step={prompts}"], ["null"])[1].config
+    config = replace(config, cluster=replace(config.cluster, device=device))
     engine = EngineConfig(dtype="bfloat16", micro_batch_tokens=1000, gradient_checkpointing=True)
     worker = WorkerPlan(WorkerRequest(ACTOR, "hf", engine=engine, trains=True), ActorWorker, "", "")
     size = largest_micro_batch(config, engine, worker.shared_prefix)
     assert size.alone == (prompts == 1)
     shape, routed, parameters = with_experts(number=64), 6 * 64 * 3 * 16 * 10, 1_000_000
-    last = last_layer_bytes(shape, engine, size, "cpu")
+    last = last_layer_bytes(shape, engine, size, device)
     found = working_bytes(config, worker, ModelFacts(parameters, shape))
-    assert found == last - 2 * (parameters - routed) - later * routed
+    added = 0 if device == "cuda" else 2 * (parameters - routed)
+    assert found == last - added - later * routed
     if size.alone:  # with many experts the most is held after the pass, when all gradients are sums
         many = with_experts(number=10_000)
         assert working_bytes(config, worker, ModelFacts(10**9, many)) == -2 * 10**9

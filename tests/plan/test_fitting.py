@@ -13,7 +13,7 @@ from rlcore.plan import Facts, RunPlan, fitting
 from rlcore.plan.fitting import ALIKE, MAX_PLANS, with_settings_that_fit
 from rlcore.plan.machine_cards import CARDS, facts_of, machine_like, machine_of
 from rlcore.plan.machine_plan import Lengths, step_layout, step_size
-from rlcore.plan.memory import DeviceMemoryError
+from rlcore.plan.memory_limits import DeviceMemoryError
 
 
 @pytest.mark.parametrize(
