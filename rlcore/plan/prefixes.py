@@ -12,37 +12,18 @@ from rlcore.plan.machine_facts import Facts
 from rlcore.types import SharedPrefix
 
 TREE_TYPES = frozenset(
-    [
-        "apertus",
-        "arcee",
-        "cohere",
-        "ernie4_5",
-        "exaone4",
-        "gemma",
-        "glm",
-        "glm4",
-        "gpt2",
-        "gpt_neox",
-        "granite",
-        "helium",
-        "hunyuan_v1_dense",
-        "llama",
-        "mistral",
-        "nemotron",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "opt",
-        "persimmon",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "seed_oss",
-        "smollm3",
-        "stablelm",
-        "starcoder2",
-    ]
+    {
+        *("afmoe", "apertus", "arcee", "cohere", "cohere2", "cohere2_moe", "cwm", "deepseek_v2", "deepseek_v3"),
+        "dots1",
+        *("ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe"),
+        *("flex_olmo", "gemma", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode"),
+        *("gpt_neox", "granite", "granitemoe", "granitemoeshared"),
+        *("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "internlm3", "jais2", "llama"),
+        *("minicpm3", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat"),
+        *("olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe"),
+        *("qwen3", "qwen3_moe"),
+        *("seed_oss", "smollm3", "solar_open", "starcoder2", "youtu"),
+    }
 )
 """Values of `model_type` whose attention uses transformers' AttentionInterface and its keyword arguments."""
 CACHE_TYPES = frozenset({"gptj", "codegen"})

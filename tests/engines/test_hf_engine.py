@@ -277,22 +277,6 @@ def test_a_falling_schedule_needs_the_number_of_updates(llama: Path) -> None:
     assert [engine.update(batch)["actor/lr"] for _ in range(2)] == pytest.approx([1e-3, 0.75e-3])
 
 
-def test_gradient_checkpointing_changes_nothing_but_memory(llama: Path) -> None:
-    batch = random_batch()
-    expected, _ = gradients_of(engine_of(llama), batch)
-    engine = engine_of(llama, gradient_checkpointing=True)
-    gradients, _ = gradients_of(engine, batch)
-    torch.testing.assert_close(gradients, expected, rtol=1e-9, atol=1e-12)
-    assert not any(module.training for module in engine.model.modules())
-
-
-def test_the_models_own_dropout_is_off_in_training_so_the_ratio_is_exact(tmp_path: Path) -> None:
-    path = write_tiny_model(tmp_path, "GPT2", embd_pdrop=0.5, resid_pdrop=0.5, attn_pdrop=0.5)
-    engine, batch = engine_of(path, gradient_checkpointing=True), random_batch()
-    metrics = engine.update(replace(batch, old_logprobs_BT=engine.logprobs(batch)))
-    assert metrics["policy/ratio_max"] == pytest.approx(1.0, abs=1e-5)
-
-
 @pytest.mark.slow
 def test_bfloat16_weights_learn_by_updates_that_are_smaller_than_their_precision(llama: Path) -> None:
     engine, batch = engine_of(llama, dtype="bfloat16", lr=1e-6, micro_batch_tokens=60), random_batch()

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from rlcore.engines.hf.train import tree_attention
 from rlcore.engines.hf.train.tree import PackedBatch, pack
+from rlcore.engines.hf.train.tree import tree_attention as tree_attention_of_layer
 from rlcore.engines.hf.train.tree_attention import (
     HALF_FROM,
     FlashKernel,
@@ -105,6 +106,22 @@ def test_random_ragged_groups_equal_rows_computed_one_by_one_in_output_and_all_g
         (int(rng.integers(0, 9)), rng.integers(0, 7, rng.integers(1, 6)).tolist()) for _ in range(rng.integers(1, 6))
     ]
     check_equal([*groups, (3, [2, 0, 4])], heads, key_heads)
+
+
+@pytest.mark.parametrize("kept", [5, 8, 12])
+@pytest.mark.parametrize("scaling", [None, 0.3])
+def test_values_may_be_smaller_or_larger_than_keys(kept: int, scaling: float | None) -> None:
+    groups: list[Group] = [(3, [2, 1, 4]), (1, [3])]
+    sequence = packed(groups)
+    query, key, _ = inputs_of(sequence, 4, 2, dtype=torch.float64)
+    value = inputs_of(sequence, 4, 2, kept, dtype=torch.float64)[2]
+    output_1NHD, _ = tree_attention_of_layer(None, query, key, value, None, tree=sequence.tree, scaling=scaling)
+    scaled = query if scaling is None else query * scaling * query.shape[-1] ** 0.5
+    plain = row_by_row([scaled, key, value], groups, sequence.token_ids_N)
+    results = [output_1NHD.transpose(1, 2), *torch.autograd.grad(output_1NHD.square().sum(), [query, key, value])]
+    expected = [plain, *torch.autograd.grad(plain.square().sum(), [query, key, value])]
+    for result, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow

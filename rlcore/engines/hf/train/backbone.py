@@ -5,8 +5,9 @@ Letters: B rows, T positions, N chosen (row, position) pairs, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,18 +92,24 @@ class Model(nn.Module):
         """
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        switched = [
+        adapters = [module for name, module in self.named_modules() if "lora_dropout" in name]
+        layers: list[Any] = [
             module
-            for name, module in self.named_modules()
-            if isinstance(module, GradientCheckpointingLayer) or "lora_dropout" in name
+            for module in self.modules()
+            if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
         ]
-        for module in switched:
+        checkpoints = [layer._gradient_checkpointing_func for layer in layers]
+        for layer, checkpoint in zip(layers, checkpoints, strict=True):
+            layer._gradient_checkpointing_func = partial(_checkpoint_in_evaluation, layer, checkpoint)
+        for module in (*adapters, *layers):
             module.training = True
         try:
             yield
         finally:
-            for module in switched:
+            for module in (*adapters, *layers):
                 module.training = False
+            for layer, checkpoint in zip(layers, checkpoints, strict=True):
+                layer._gradient_checkpointing_func = checkpoint
 
     @contextmanager
     def adding_gradients(self, masters: Masters) -> Iterator[None]:
@@ -123,3 +130,19 @@ class Model(nn.Module):
     def without_adapter(self) -> Any:
         """Context with the adapter disabled: the model that training started from."""
         return self.adapter.disable_adapter() if self.adapter is not None else nullcontext()
+
+
+def _checkpoint_in_evaluation(
+    layer: nn.Module, checkpoint: Callable[..., Any], forward: Callable[..., Any], *inputs: Any
+) -> Any:
+    """Compute a layer in a checkpoint as if it were in evaluation mode: in training mode, which transformers requires
+    for checkpoints, layers such as OPT's call dropout themselves."""
+
+    def evaluated(*inputs: Any) -> Any:
+        layer.training = False
+        try:
+            return forward(*inputs)
+        finally:
+            layer.training = True
+
+    return checkpoint(evaluated, *inputs)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlcore.data.token_tree import TokenRun, sorted_rows
 from rlcore.engines.hf.train.context import ContextGroup, Slice, SlicedTree, slice_of
@@ -147,15 +148,20 @@ def tree_attention(
 ) -> tuple[Tensor, None]:
     """Attention over a packed token tree; transformers calls it once per layer.
 
-    `query` is (1, heads, N, size), `key` and `value` have the heads of the keys; the result is (1, N, heads, size).
-    ValueError for capped scores, and for rows longer than a sliding window, which are not supported. Shorter rows see
-    everything through the window.
+    `query` is (1, heads, N, size), `key` and `value` have the heads of the keys; the result is (1, N, heads, size of a
+    value). Flash kernels need keys and values of one size, so zeros are added to the smaller ones: they change neither
+    scores nor outputs. ValueError for capped scores, and for rows longer than a sliding window, which are not
+    supported. Shorter rows see everything through the window.
     """
     if softcap is not None or (sliding_window is not None and not 0 < tree.longest <= sliding_window):
         raise ValueError(
             f"its attention has sliding_window={sliding_window} and softcap={softcap}, and a row {tree.longest} tokens"
         )
-    return tree.attend(query, key, value, scaling).transpose(1, 2), None
+    scale, size, kept = query.shape[-1] ** -0.5 if scaling is None else scaling, key.shape[-1], value.shape[-1]
+    if size != kept:
+        wider = max(size, kept)
+        query, key, value = (pad(tensor, (0, wider - tensor.shape[-1])) for tensor in (query, key, value))
+    return tree.attend(query, key, value, scale)[..., :kept].transpose(1, 2), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
