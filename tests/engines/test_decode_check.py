@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlcore.config import ModelConfig
-from rlcore.engines.hf.sample.decode_check import _worst
+from rlcore.engines.hf.sample.decode_check import _differences, _expected
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.testing.tiny import write_tiny_model
 
@@ -28,6 +28,6 @@ def test_a_wrong_logit_of_either_pass_is_found(row: int, position: int, tmp_path
     with torch.no_grad():
         wholes = [torch.tensor([[*row.request.token_ids, *row.token_ids]]) for row in rows]
         logits_R2V = torch.stack([model.transformer(whole_1T).logits[0, -2:] for whole_1T in wholes])
-    assert _worst(model, logits_R2V, rows) < 1e-12
+    assert float(_differences(_expected(model, rows), logits_R2V).max()) < 1e-12
     logits_R2V[row, position, 4] += logits_R2V[row, position].abs().max() / 2
-    assert _worst(model, logits_R2V, rows) == pytest.approx(0.5)
+    assert float(_differences(_expected(model, rows), logits_R2V).max()) == pytest.approx(0.5)

@@ -27,6 +27,15 @@ LLAMA4 = {
     "num_experts_per_tok": 1,
     "layer_types": ["full_attention", "full_attention"],
 }
+QWEN3_MOE = {
+    "num_key_value_heads": 2, "head_dim": 8,
+    "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+}  # fmt: skip
+DEEPSEEK = {
+    "num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 20,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
 CASES = [
     ("Llama", "sdpa", "float64", {"num_key_value_heads": 2}),
     ("Qwen2", "sdpa", "float64", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
@@ -39,6 +48,9 @@ CASES = [
     ("GPTJ", "eager", "float64", {**OLD_NAMES, "rotary_dim": 8}),
     # Its transformers class names the decoder of a larger model, which it lacks.
     ("Llama4Text", "sdpa", "float64", LLAMA4),
+    ("Qwen3Moe", "sdpa", "float64", QWEN3_MOE),
+    # Its cache has latents, from which it computes keys and values.
+    ("DeepseekV3", "sdpa", "float64", DEEPSEEK),
     # Its layers are not `nn.Linear`.
     pytest.param("GPT2", "sdpa", "float64", OLD_NAMES, marks=pytest.mark.real),
 ]

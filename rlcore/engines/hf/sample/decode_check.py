@@ -13,6 +13,7 @@ from rlcore.engines.hf.sample.packed_linear import siblings_of, watching
 from rlcore.engines.hf.sample.row_attention import UnsupportedAttention
 from rlcore.engines.hf.train.model import PolicyModel
 from rlcore.engines.hf.train.rounding import HALF
+from rlcore.engines.hf.train.trial_noise import difference_and_bound
 from rlcore.errors import ConfigError, boundary
 from rlcore.types import GenerateRequest, Sampling
 
@@ -33,19 +34,19 @@ def check_decoding(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None
     difference = 0.0
     if decoder.shortens and not decoder.joins:
         with suppress(ConfigError), boundary(f"rollout.backend=hf: short decoding with {name}", ConfigError):
-            if not _difference(model, decoder, tokens) > _allowed_of_short(model, decoder, tokens):
+            if not float(_trial(model, decoder, tokens)[0].max()) > _allowed_of_short(model, decoder, tokens):
                 return
         decoder.shortens = False  # the model's own modules may still work
     for joins in (False, True) if not decoder.joins else (True,):
         decoder.joins = joins
         try:
             with boundary(f"rollout.backend=hf: decoding with {name}", ConfigError):
-                difference = _difference(model, decoder, tokens)
+                difference, bound = _difference_and_bound(model, decoder, tokens)
         except ConfigError as error:
             if not joins and isinstance(error.__cause__, UnsupportedAttention):
                 continue
             raise
-        if not difference > _allowed(model):
+        if not difference > bound:
             return
     raise ConfigError(
         f"rollout.backend=hf: tokens that {name} decodes one at a time have logits that differ by {difference:.3g} of "
@@ -64,13 +65,23 @@ def _allowed_of_short(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> f
         return 1e-4 if dtype == torch.float32 else 1e-6
     decoder.shortens = False
     try:
-        return 2.0 * _difference(model, decoder, tokens)
+        return 2.0 * float(_trial(model, decoder, tokens)[0].max())
     finally:
         decoder.shortens = True
 
 
-def _difference(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> float:
-    """The largest difference of a logit, relative to the largest logit, over three short rows and two passes."""
+def _difference_and_bound(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> tuple[float, float]:
+    difference_P, rows = _trial(model, decoder, tokens)
+    expected_R2V = _expected(model, rows)
+
+    def noise() -> Tensor:
+        return _differences(expected_R2V, _expected(model, rows))
+
+    return difference_and_bound(model.transformer, difference_P, _allowed(model), noise)
+
+
+def _trial(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> tuple[Tensor, list[DecodeRow]]:
+    """(the differences of three short rows over two passes, the rows)."""
     vocabulary = len(model.head.linear.weight)
     ids = [index * 7919 % vocabulary for index in range(12)]
     probe = GenerateRequest("probe", tuple(ids[:8]), Sampling(max_tokens=2 * PACK_TOKENS), 2, 0)
@@ -87,19 +98,23 @@ def _difference(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> float:
         for row in rows:
             row.token_ids.append(ids[11])
         decoder.advance()  # one more of each
-        return _worst(model, torch.stack((first_RV, decoder.logits()), 1), rows)
+        return _differences(_expected(model, rows), torch.stack((first_RV, decoder.logits()), 1)), rows
     finally:
         decoder.release()
 
 
 @torch.no_grad()
-def _worst(model: PolicyModel, logits_R2V: Tensor, rows: list[DecodeRow]) -> float:
-    """The difference of the logits at the last two positions of each row, which is one forward pass."""
-    worst = 0.0
-    for row, logits_2V in zip(rows, logits_R2V, strict=True):
-        whole_1T = torch.tensor([[*row.request.token_ids, *row.token_ids]], device=logits_2V.device)
+def _expected(model: PolicyModel, rows: list[DecodeRow]) -> Tensor:
+    """(R, 2, V) logits at the last two positions of each row, from one forward pass of the row."""
+    found = []
+    for row in rows:
+        whole_1T = torch.tensor([[*row.request.token_ids, *row.token_ids]], device=model.head.linear.weight.device)
         hidden_2H = model.transformer.base_model(input_ids=whole_1T, use_cache=False).last_hidden_state[0, -2:]
-        expected_2V = model.head.logits(hidden_2H)
-        size_2 = expected_2V.abs().amax(-1).clamp_min(1e-3)
-        worst = max(worst, float(((logits_2V - expected_2V).abs().amax(-1) / size_2).max()))
-    return worst
+        found.append(model.head.logits(hidden_2H))
+    return torch.stack(found)
+
+
+def _differences(expected_R2V: Tensor, logits_R2V: Tensor) -> Tensor:
+    """(R * 2,) largest difference of a logit, relative to the largest logit of its position."""
+    size_R2 = expected_R2V.abs().amax(-1).clamp_min(1e-3)
+    return ((logits_R2V - expected_R2V).abs().amax(-1) / size_R2).flatten()

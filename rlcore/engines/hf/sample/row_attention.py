@@ -56,14 +56,17 @@ def attend(
     """(R, T, heads, D) attention of (R, heads, T, D) queries over the current pass of the cache.
 
     `key`, `value` and the mask are not read, because the cache has them. `s_aux` are the logits of attention sinks, one
-    per head.
+    per head. UnsupportedAttention if the cache has something else, such as the latents of DeepSeek's attention.
     """
     cache = _CACHE.get()
     current, layer = cache.row_pass, cache.current
     if layer is None or position_bias is not None:
         raise UnsupportedAttention("a position bias, or an attention that does not write to the cache")
     num_rows, heads, tokens, size = query.shape
-    kv_heads = layer.row_part(0).shape[1]
+    cached = layer.row_part(0)
+    kv_heads = cached.shape[1]
+    if (kv_heads, cached.shape[3]) != (key.shape[1], key.shape[3]):
+        raise UnsupportedAttention("a cache of something else than keys and values")
     query_RhMD = query.reshape(num_rows, kv_heads, -1, size)
     scale = size**-0.5 if scaling is None else scaling
     if tokens == 1 and softcap is None and s_aux is None and can_attend_together(query):

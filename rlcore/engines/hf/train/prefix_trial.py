@@ -10,6 +10,7 @@ from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.microbatch import MicroBatch
 from rlcore.engines.hf.train.model import PolicyModel
+from rlcore.engines.hf.train.trial_noise import difference_and_bound
 from rlcore.errors import ConfigError
 from rlcore.types import Batch, Int64s, SharedPrefix, TokenArrays
 
@@ -27,14 +28,20 @@ def check_shared_prefix(model: Model, shared_prefix: SharedPrefix, who: str) -> 
         raise ConfigError(f"{who}.shared_prefix=cache: {found}; choose tree or none")
     weight = next(model.transformer.parameters())  # a value head may have another number format
     batch = two_groups(model.transformer.config.get_text_config().vocab_size)
-    plain_NH = model.hidden_at(MicroBatch(batch, weight.device))
+    rows = MicroBatch(batch, weight.device)
+    plain_NH = model.hidden_at(rows)
     try:
         with model.attending(shared_prefix):
             shared_NH = model.hidden_at(MicroBatch(batch, weight.device, shared_prefix))
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as cause:
         raise ConfigError(_cannot(model, shared_prefix, who, str(cause).partition("\n")[0])) from cause
-    difference = float((plain_NH - shared_NH).abs().max() / plain_NH.abs().max().clamp_min(1e-3))
-    if not difference <= TOLERANCES[weight.dtype]:
+    difference, bound = difference_and_bound(
+        model.transformer,
+        _relative(plain_NH, shared_NH),
+        TOLERANCES[weight.dtype],
+        lambda: _relative(plain_NH, model.hidden_at(rows)),
+    )
+    if not difference <= bound:
         found = f"its hidden states differ by {difference:.2g} of the largest"
         raise ConfigError(_cannot(model, shared_prefix, who, found))
 
@@ -76,14 +83,26 @@ def check_context(model: Model, shared_prefix: SharedPrefix, context: ContextGro
     weight = next(model.transformer.parameters())
     batch = two_groups(config.vocab_size)
     with model.attending(shared_prefix):
-        whole_N = _trial_scores(model, MicroBatch(batch, weight.device, shared_prefix))
+        packed = MicroBatch(batch, weight.device, shared_prefix)
+        whole_N = _trial_scores(model, packed)
         sliced_N = _trial_scores(model, MicroBatch(batch, weight.device, shared_prefix, context))
-    difference = float((whole_N - sliced_N).abs().max() / whole_N.abs().max().clamp_min(1e-3))
-    if not difference <= TOLERANCES[weight.dtype]:
+        difference, bound = difference_and_bound(
+            model.transformer,
+            _relative(whole_N, sliced_N),
+            TOLERANCES[weight.dtype],
+            lambda: _relative(whole_N, _trial_scores(model, packed)),
+        )
+    if not difference <= bound:
         raise ConfigError(
             f"{name}: {type(model.transformer).__name__} cannot be computed in slices (its scores differ by "
             f"{difference:.2g} of the largest); choose {who}.context_parallel=1"
         )
+
+
+def _relative(first: Tensor, second: Tensor) -> Tensor:
+    """(N,) largest difference of each of (N,) or (N, H) states, relative to the largest number of the first."""
+    difference_N = (first - second).abs().reshape(len(first), -1).amax(1)
+    return difference_N / first.abs().max().clamp_min(1e-3)
 
 
 def _trial_scores(model: Model, micro: MicroBatch) -> Tensor:
