@@ -6,8 +6,8 @@ from rlcore.contracts.requests import Experts
 
 KNOWN = frozenset(
     {
-        *("deepseek_v2", "deepseek_v3", "dots1", "flex_olmo", "glm4_moe", "gpt_oss", "llama4_text", "mixtral"),
-        *("olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"),
+        *("deepseek_v2", "deepseek_v3", "dots1", "flex_olmo", "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama4_text"),
+        *("mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"),
     }
 )
 """Values of `model_type` whose experts are gated feed-forwards, in the layers that `_expert_layers` counts."""
@@ -61,6 +61,8 @@ def _expert_layers(config: dict[str, Any]) -> int:
         step = int(config.get("interleave_moe_layer_step") or 1)
         named = config.get("moe_layers")
         return len(set(layers[step - 1 :: step] if named is None else named) & set(layers))
+    if kinds := config.get("mlp_layer_types"):
+        return sum(kind == "sparse" for kind in kinds[: len(layers)])
     step, dense = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or ()
     first = int(config.get("first_k_dense_replace") or 0)
     return sum(layer >= first and layer not in dense and (layer + 1) % step == 0 for layer in layers)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.contracts.model_experts import dense_size, experts_of
+from rlcore.contracts.model_latents import attention_parameters, latents_of
 from rlcore.contracts.requests import ModelShape
 from rlcore.errors import ConfigError, boundary
 
@@ -95,7 +96,9 @@ def model_shape(directory: Path) -> ModelShape | None:
     try:
         config = _decoder(directory)
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        head = config.get("head_dim") or hidden // heads
+        latents = latents_of(config)
+        head = latents.head_size if latents else config.get("head_dim") or hidden // heads
+        key_heads = heads if latents else config.get("num_key_value_heads") or heads
         kinds = set(config.get("layer_types") or config.get("attention_layers") or ())
         chunk = config.get("attention_chunk_size") if not kinds or CHUNKED in kinds else 0
         windowed = chunk or (config.get("sliding_window") and config.get("use_sliding_window", True))
@@ -105,7 +108,7 @@ def model_shape(directory: Path) -> ModelShape | None:
             layers=_checked(config["num_hidden_layers"]),
             hidden_size=_checked(hidden),
             inner_size=_checked(dense_size(config) or 4 * hidden),
-            kv_size=_checked(head * (config.get("num_key_value_heads") or heads)),
+            kv_size=_checked(head * key_heads),
             vocabulary=_checked(config["vocab_size"]),
             full_attention=kinds <= {"full_attention", "global"} and not windowed and not capped,
             query_size=_checked(head * heads),
@@ -114,6 +117,7 @@ def model_shape(directory: Path) -> ModelShape | None:
             windowed_layers=_windowed_layers(config) if windowed else 0,
             full_in_window=bool(windowed) and only_windows and not capped and not chunk,
             experts=experts_of(config),
+            latents=latents,
         )
     except ODD:
         return None
@@ -264,6 +268,8 @@ def _estimate(config: dict[str, Any]) -> int:
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or hidden // heads
     attention = 2 * hidden * head * (heads + config.get("num_key_value_heads", heads))
+    if latents := latents_of(config):
+        attention = attention_parameters(latents, hidden, heads)
     embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
     matrices, inner = 2 if "n_embd" in config else 3, dense_size(config) or 4 * hidden
     feed_forward = layers * matrices * inner

@@ -127,6 +127,27 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Latents:
+    """Sizes of an attention that computes keys and values from latents, which it caches (arXiv:2405.04434)."""
+
+    query_rank: int
+    """Size of the latent that queries are computed from; 0: they have none."""
+    key_rank: int
+    """Size of the latent that keys and values are computed from."""
+    rotated: int
+    """Size of the part of a key that has a position, which all heads share."""
+    head_size: int
+    """Size of a query and of a key."""
+    value_size: int
+    """Size of a value."""
+
+    @property
+    def cached_size(self) -> int:
+        """Numbers per token and layer in a cache."""
+        return self.key_rank + self.rotated
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """The architecture of a decoder, from its config.json."""
 
@@ -152,6 +173,13 @@ class ModelShape:
     """Nothing but the sliding window limits attention, so every layer attends to all earlier tokens of short rows."""
     experts: Experts | None = None
     """The layers with experts; None: a dense model, or one whose experts are unknown."""
+    latents: Latents | None = None
+    """The latents of its attention; None: attention without latents."""
+
+    @property
+    def cached_size(self) -> int:
+        """Numbers per token and layer in a cache: keys and values, or latents."""
+        return self.latents.cached_size if self.latents else 2 * self.kv_size
 
     def sees_all(self, longest: int) -> bool:
         """True if every layer attends to all earlier tokens in rows of at most this many tokens; 0: of any length."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlcore.config import EngineConfig, RunConfig
-from rlcore.contracts.requests import ModelShape
+from rlcore.contracts.requests import Latents, ModelShape
 from rlcore.plan.experts import FeedForward, feed_forwards
 from rlcore.types import SharedPrefix
 
@@ -260,9 +260,18 @@ def _layer_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize
     token = (8 if half else 6) * shape.hidden_size + 2 * heads + SCALES
     if shape.model_type.removesuffix("_moe") in HEAD_NORMS:
         token += (3 if half else 2) * heads
+    if shape.latents is not None:
+        token += _latent_numbers(shape.latents, shape.heads, half=half)
     seen = size.rows * size.keys * (2 * _query_size(shape) + size.queries)
     copied = 2 * size.tokens * _query_size(shape) if size.pairs and not _is_plain(shape) and not size.rows else 0
     return size.tokens * token + seen + copied + _score_numbers(shape, engine, size)
+
+
+def _latent_numbers(latents: Latents, heads: int, *, half: bool) -> int:
+    """Numbers that attention with latents keeps per token in addition: their norms, and the output without the zeros
+    that values are padded with."""
+    norms = (4 if half else 3) * (latents.query_rank + latents.key_rank) + SCALES
+    return norms + heads * latents.value_size
 
 
 def _query_size(shape: ModelShape) -> int:

@@ -17,6 +17,7 @@ from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
     SAMPLED_LOGITS,
+    cached_bytes_per_token,
     gathered_for_update,
     is_whole,
     training_bytes_per_parameter,
@@ -364,5 +365,5 @@ def _sampled_bytes(config: RunConfig, shape: ModelShape, rows: int) -> int:
     """Bytes of keys, values and logits of these rows; a group stores its prompt once."""
     prompts = rows // config.rollout.samples_per_prompt + 2
     tokens = rows * config.rollout.max_tokens + prompts * config.data.max_prompt_tokens
-    cached = tokens * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype]
+    cached = tokens * cached_bytes_per_token(shape, config.actor.dtype)
     return cached + SAMPLED_LOGITS * rows * shape.vocabulary * BYTES["float32"]

@@ -14,7 +14,7 @@ MATRICES = 3
 ROUTED = 12
 """Numbers in float32 per token and expert that it is routed to: indices and permutations, of eight bytes, and
 scores."""
-HIDDEN_STATES = {"deepseek_v2": 1, "deepseek_v3": 1, "dots1": 1, "glm4_moe": 1}
+HIDDEN_STATES = {"deepseek_v2": 1, "deepseek_v3": 1, "dots1": 1, "glm4_moe": 1, "glm4_moe_lite": 1}
 """Float32 copies of a router's input by `model_type`, in half precision."""
 GATED = {"gpt_oss": 7}
 """Numbers that the gate of an expert keeps per inner unit, by `model_type`; 4 with other models: gate, its activation,

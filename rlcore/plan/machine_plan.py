@@ -23,13 +23,12 @@ from rlcore.plan.machine_times import (
     StepSize,
     estimate_step,
 )
-from rlcore.plan.memory import REFERENCE
+from rlcore.plan.memory import REFERENCE, cached_bytes_per_token
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.sharded_memory import host_bytes
 from rlcore.plan.shared_device import (
     PROFILE_BYTES,
     WEIGHTS_FACTOR,
-    cached_bytes_per_token,
     without_graphs,
 )
 
@@ -131,6 +130,7 @@ def _figures(parameters: int, shape: ModelShape) -> dict[str, Any]:
         "hidden_size": shape.hidden_size,
         "query_size": shape.query_size or shape.hidden_size,
         "kv_size": shape.kv_size,
+        "cached_size": shape.cached_size,
         "inner_size": shape.inner_size,
         "vocabulary": shape.vocabulary,
         "experts": shape.experts,

@@ -71,6 +71,8 @@ class StepSize:
     shares_prompts: bool = True
     """True if an update computes the prompt of a group once."""
     experts: Experts | None = None
+    cached_size: int = 0
+    """Numbers per token and layer in a cache; 0: keys and values."""
 
     @property
     def shared_size(self) -> int:
@@ -252,7 +254,7 @@ def _sample(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float
 def _decode_s(size: StepSize, layout: StepLayout, machine: Machine, rows: float) -> tuple[float, str]:
     """Seconds of one decoding step of `rows` rows, and its bottleneck."""
     context = size.prompt + size.response / 2
-    kv = size.layers * 2 * size.kv_size * size.bytes_per_weight * context
+    kv = size.layers * (size.cached_size or 2 * size.kv_size) * size.bytes_per_weight * context
     logits = 2 * 4 * size.vocabulary  # written, and read by the sampler
     read = (size.bytes_per_weight * size.used(rows) + rows * (kv + logits)) / layout.tensor_parallel
     memory_s = read / (MEMORY_SHARE * machine.card.memory_gb_s * 1e9)

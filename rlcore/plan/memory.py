@@ -237,7 +237,12 @@ def _cache_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
     """Bytes of keys and values of a role that generates; 0 if they are unknown."""
     if model.shape is None:
         return 0
-    return plan.request.cached_tokens * model.shape.layers * 2 * model.shape.kv_size * BYTES[config.actor.dtype]
+    return plan.request.cached_tokens * cached_bytes_per_token(model.shape, config.actor.dtype)
+
+
+def cached_bytes_per_token(shape: ModelShape, dtype: str) -> int:
+    """Keys and values of one token in all layers."""
+    return shape.layers * shape.cached_size * BYTES[dtype]
 
 
 def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, model: ModelFacts) -> int:

@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 from rlcore.config import RunConfig
 from rlcore.config.checks import lookup
-from rlcore.contracts.requests import ModelFacts, ModelShape
+from rlcore.contracts.requests import ModelFacts
 from rlcore.plan.activations import BYTES, longest_row, masked_row, sized, update_bytes
 from rlcore.plan.catalog import rollout_key
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
     at_work_bytes_per_parameter,
+    cached_bytes_per_token,
     frozen_bytes_per_parameter,
     gathered_for_update,
     is_whole,
@@ -179,11 +180,6 @@ def needed_share(config: RunConfig, facts: Facts, *, is_chosen: bool = False) ->
     tokens = longest_row(config) if is_chosen else rows * row
     cached = tokens * cached_bytes_per_token(shape, dtype)
     return ((weights + cached) / devices + PROFILE_BYTES) / facts.gpu_memory_bytes
-
-
-def cached_bytes_per_token(shape: ModelShape, dtype: str) -> int:
-    """Keys and values of one token in all layers."""
-    return shape.layers * 2 * shape.kv_size * BYTES[dtype]
 
 
 def trained_bytes(config: RunConfig, facts: Facts) -> int:

@@ -60,8 +60,9 @@ def test_an_expert_keeps_its_inputs_its_outputs_and_four_numbers_per_inner_unit(
     assert mixture(with_experts("gpt_oss")).kept - mixture().kept == 3 * INNER
 
 
-def test_routers_of_deepseek_keep_their_input_in_float32_in_half_precision_only() -> None:
-    other = with_experts("deepseek_v3")
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite"])
+def test_routers_of_deepseek_keep_their_input_in_float32_in_half_precision_only(model_type: str) -> None:
+    other = with_experts(model_type)
     assert mixture(other).kept == mixture().kept
     assert mixture(other, 2).kept - mixture(itemsize=2).kept == 2 * TOKENS * 16
 

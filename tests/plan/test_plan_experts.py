@@ -45,6 +45,11 @@ def shape_of(directory: Path, kind: str, **settings: Any) -> ModelShape:
             Experts(8, 2, 32, 2, 64),
         ),
         (
+            "glm4_moe_lite",
+            {**FINE, "n_routed_experts": 8, "mlp_layer_types": ["dense", *["sparse"] * 5]},
+            Experts(8, 2, 32, 5),
+        ),
+        (
             "llama4_text",
             {"num_local_experts": 8, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2},
             Experts(8, 1, 96, 3, 96, 8),
