@@ -31,6 +31,13 @@ DEVICE_ROWS = (1024, 4096)
 so few rows are slow; more than a few thousand are not faster."""
 EAGER = "eager"
 """The value of `model.attention` that computes the scores of all pairs of a row's tokens, in each head."""
+EAGER_TYPES = frozenset(
+    {
+        *("bloom", "codegen", "gemma2", "gpt_oss", "gptj", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "mpt"),
+        "vaultgemma",
+    }
+)
+"""Values of `model_type` that transformers has no sdpa for: capped scores, attention sinks, biases, or old code."""
 DEVICE_CHUNKS = 4
 """Arrays the size of a chunk of logits that exist at a time on an accelerator, which computes a chunk in one go."""
 

@@ -11,7 +11,7 @@ from rlcore.config import RunConfig
 from rlcore.config.checks import has_effect, lookup, walk
 from rlcore.config.choices import AUTO, DEVICE, Choice
 from rlcore.contracts.requests import ModelFacts, ModelShape
-from rlcore.plan.activations import BYTES, longest_row, masked_row, sized, update_bytes
+from rlcore.plan.activations import BYTES, EAGER, EAGER_TYPES, longest_row, masked_row, sized, update_bytes
 from rlcore.plan.catalog import remedy, rollout_key
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
@@ -80,7 +80,16 @@ def _always(found: Situation) -> bool:
 SHARE = rollout_key("device_share")
 """The key of the share of a device that replicas reserve."""
 
+EAGER_ATTENTION = DeviceDefault(
+    key="model.attention",
+    when=lambda found: _model_type(found) in EAGER_TYPES,
+    value=lambda found: EAGER,
+    reason=lambda found: f"transformers has no sdpa for '{_model_type(found)}'",
+)
+"""The attention of models that have only one, on every device."""
+
 ON_CUDA = (
+    EAGER_ATTENTION,
     DeviceDefault(
         key="actor.dtype",
         when=_always,
@@ -160,6 +169,7 @@ ON_CUDA = (
 )
 """Defaults where `cluster.device` is cuda. Each row sees the values of those above it."""
 ON_CPU = (
+    EAGER_ATTENTION,
     DeviceDefault(
         key="actor.dtype",
         when=lambda found: bool(found.facts.cpu_bfloat16) and _trains_and_samples(found.config),
@@ -225,6 +235,10 @@ def _with(section: Any, key: str, value: Any) -> Any:
     if isinstance(section, Mapping):
         return FrozenDict({**section, name: _with(section[name], rest, value) if rest else value})
     return replace(section, **{name: _with(getattr(section, name), rest, value) if rest else value})
+
+
+def _model_type(found: Situation) -> str:
+    return found.facts.shape.model_type if found.facts.shape else ""
 
 
 def _trains_and_samples(config: RunConfig) -> bool:

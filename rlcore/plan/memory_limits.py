@@ -8,7 +8,7 @@ from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.workers import MemoryPlan
 from rlcore.errors import PlanError
-from rlcore.plan.activations import EAGER, masked_row
+from rlcore.plan.activations import EAGER, EAGER_TYPES, masked_row
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
@@ -111,8 +111,12 @@ def _ways_to_fit(
     generation, offload = max(needs) > needs[0], _fits_offloaded(config, plan, workers, facts)
     usable = facts.usable_gpu_bytes if request.gpus else None
     shorter = usable is None or CONTEXT_BYTES + held_bytes(plan, facts) <= usable
-    masked = not generation and masked_row(config, facts.model_of(request).shape, plan.shared_prefix) > 0
-    return _ways_to_lower(config, plan, generation, sharding, offload=offload, shorter=shorter, masked=masked)
+    shape = facts.model_of(request).shape
+    masked = not generation and masked_row(config, shape, plan.shared_prefix) > 0
+    sdpa = shape is None or shape.model_type not in EAGER_TYPES
+    return _ways_to_lower(
+        config, plan, generation, sharding, offload=offload, shorter=shorter, masked=masked, sdpa=sdpa
+    )
 
 
 def _fits_offloaded(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> bool:
@@ -142,11 +146,13 @@ def _ways_to_lower(
     offload: bool = False,
     shorter: bool = True,
     masked: bool = False,
+    sdpa: bool = True,
 ) -> str:
     """The settings that lower the memory of generation or of an update, without those that are already set.
 
     `sharding`: those with which the role would fit in shards. `offload`: it would fit with offload. `shorter`: weights
-    and optimizer state leave room for shorter sequences. `masked`: layers with a sliding window make masks.
+    and optimizer state leave room for shorter sequences. `masked`: layers with a sliding window make masks. `sdpa`: the
+    model is not known to need eager attention.
     """
     request = plan.request
     engine, where = request.engine, request.settings or request.role.name
@@ -172,7 +178,7 @@ def _ways_to_lower(
         }
         settings = [f"{where}.{remedy}" for remedy, does in helps.items() if does]
         ways += [f"set {' or '.join(settings)}"] if settings else []
-        if config.model.attention == EAGER and not generation and shorter:
+        if config.model.attention == EAGER and not generation and shorter and sdpa:
             ways += ["set model.attention=sdpa, which keeps no scores, unless the model needs eager"]
         if masked and request.gpus and engine.is_half:
             ways += ["set model.attention=flash_attention_2, which makes no masks for windows (it takes flash-attn)"]

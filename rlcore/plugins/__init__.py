@@ -15,7 +15,7 @@ from rlcore.errors import ConfigError, PluginError
 from rlcore.errors.redaction import remember_environment
 from rlcore.plan import Facts
 from rlcore.plan.catalog import moved_keys, rollout_on_gpus
-from rlcore.plan.device_defaults import choose_defaults, device_choice
+from rlcore.plan.device_defaults import choose_defaults
 from rlcore.plugins.discover import InstalledPlugin, canonical, installed
 from rlcore.plugins.enabled import is_path, load_plugin, name_of
 from rlcore.plugins.hook_calls import Hooks
@@ -56,7 +56,7 @@ def configure(
 
     def choose(config: RunConfig, origins: Mapping[str, str]) -> tuple[Choice, ...]:
         facts = machine_facts() if machine is None else machine
-        if facts.parameters is None and device_choice(config, facts, origins).value == "cuda":
+        if facts.parameters is None and facts.shape is None:
             facts = gather_facts(config, facts)
         return choose_defaults(config, origins, facts, next(iter(on_gpus), ""))
 

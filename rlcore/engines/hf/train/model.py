@@ -6,6 +6,8 @@ Letters: B rows, T positions, N chosen (row, position) pairs, H hidden size.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -263,15 +265,32 @@ def open_transformer(
         }
         if dtype == "float64":  # torch's products of grouped matrices do not exist in it
             arguments["experts_implementation"] = "eager"
-        if mesh is None:
-            model, loaded = openers[kind].from_pretrained(path, output_loading_info=True, **arguments)
-        else:
-            model, loaded = open_rows(openers[kind], path, mesh, **arguments)
+        with _naming_attention(attention):
+            if mesh is None:
+                model, loaded = openers[kind].from_pretrained(path, output_loading_info=True, **arguments)
+            else:
+                model, loaded = open_rows(openers[kind], path, mesh, **arguments)
     check_not_quantised(path_key, path, getattr(model.config, "quantization_config", None))
     check_tensors(f"{path_key}='{path}'", type(model).__name__, loaded, new_head=kind != ModelKind.CAUSAL_LM)
     if model.base_model is model and isinstance(getattr(model, "model", None), nn.Module):
         model.base_model_prefix = "model"  # of a causal model within a larger one, transformers says the latter's
     return model
+
+
+@contextmanager
+def _naming_attention(attention: str) -> Iterator[None]:
+    """ConfigError in terms of our settings if transformers lacks this attention for the model."""
+    try:
+        yield
+    except ValueError as error:
+        architecture, lacks, what = str(error).partition(" does not support ")
+        if not lacks or "ttention" not in what:
+            raise
+        other = "sdpa or eager" if attention == "flash_attention_2" else "eager"
+        raise ConfigError(
+            f"model.attention={attention}: transformers does not have it for {architecture}; choose "
+            f"model.attention={other}"
+        ) from error
 
 
 def value_head_file(model: ValueModel) -> StateFile:
