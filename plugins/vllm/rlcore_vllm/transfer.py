@@ -90,7 +90,9 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
     def finish_weight_update(self) -> None:
         """Finish the update of every layer."""
         finalize_layerwise_reload(self.model, self.model_config)
-        refresh_tied_layers(self.model)
+        if self.device.type == "cpu":
+            refresh_tied_layers(self.model)
+            pack_experts(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Replaces vLLM's method, which requires an accelerator."""
@@ -117,3 +119,12 @@ def refresh_tied_layers(model: torch.nn.Module) -> None:
     for modules in by_place.values():
         for module in modules if len(modules) > 1 else ():
             module.quant_method.process_weights_after_loading(module)
+
+
+def pack_experts(model: torch.nn.Module) -> None:
+    """Pack the weights of experts for the CPU's matrix products, which vLLM does when it loads a model, and not when
+    weights are reloaded."""
+    for module in model.modules():
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(module)
