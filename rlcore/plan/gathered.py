@@ -7,6 +7,7 @@ pass and count twice, because torch copies them. Compared with measurements in d
 from rlcore.config import EngineConfig
 from rlcore.contracts.requests import ModelFacts
 from rlcore.plan.activations import BYTES
+from rlcore.plan.experts import MATRICES, expert_parameters
 
 FORWARD_LAYERS, BACKWARD_LAYERS = 2, 4
 """Layers that are gathered at a time: one computes while the next is fetched; backward includes their gradients."""
@@ -26,9 +27,17 @@ def largest_unit(engine: EngineConfig, model: ModelFacts) -> int:
 
 
 def _portions(model: ModelFacts) -> tuple[int, int]:
-    """(parameters outside the layers, parameters of one layer)."""
+    """(parameters outside the layers, parameters of the largest layer)."""
     shape, parameters = model.shape, model.parameters or 0
     if shape is None:
         return 0, parameters
     outside = min(parameters, 2 * shape.vocabulary * shape.hidden_size)
-    return outside, (parameters - outside) // max(1, shape.layers)
+    layers, experts = max(1, shape.layers), shape.experts
+    if experts is None:
+        return outside, (parameters - outside) // layers
+    routed = expert_parameters(parameters, shape.hidden_size, experts)
+    dense, shared = (MATRICES * shape.hidden_size * size for size in (shape.inner_size, experts.shared_size))
+    others = parameters - outside - routed - (layers - experts.layers) * dense - experts.layers * shared
+    if not routed or others < 0:  # numbers are packed, or files lack some
+        return outside, (parameters - outside) // layers
+    return outside, others // layers + max(dense if experts.layers < layers else 0, shared + routed // experts.layers)
