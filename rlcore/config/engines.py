@@ -85,7 +85,8 @@ class LoraConfig:
     dropout: float = option(0.0, used_when="enabled == True", at_least=0, below=1)
     """Dropout before an adapter, in training."""
     target_modules: tuple[str, ...] = option(("all-linear",), used_when="enabled == True")
-    """Modules that get an adapter, by the end of their names; all-linear: every linear layer but the head."""
+    """Modules that get an adapter, by the end of their names; all-linear: every linear layer but the head, and in
+    models with experts those of the attention."""
 
 
 @dataclass(frozen=True)

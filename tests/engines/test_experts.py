@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
@@ -15,6 +16,7 @@ from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
 from rlcore.engines.hf import TrainEngine
 from rlcore.engines.hf.train.flops import update_flops
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
+from rlcore.errors import ConfigError
 from rlcore.testing.tiny import VOCABULARY, random_batch, write_tiny_model
 from rlcore.types import Batch, SharedPrefix
 
@@ -25,6 +27,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mlp_only_layers": [0], "num_key_value_heads": 2, "num_hidden_layers": 3},
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}),
+    "deepseek": (
+        "DeepseekV3",
+        {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+        | {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
+        | {"n_group": 1, "topk_group": 1, "num_key_value_heads": 4},
+    ),
     "gpt_oss": (
         "GptOss",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2, "head_dim": 16}
@@ -47,11 +55,13 @@ def engine_of(
     return TrainEngine("causal_lm", model, config, PolicyLoss(clip, AlgoConfig()), shared_prefix=way)
 
 
-def reference_logprobs(path: Path, batch: Batch) -> Tensor:
-    """The log-probs of each row by transformers alone, with its loop over experts."""
+def reference_logprobs(path: Path, batch: Batch, adapter: Path | None = None) -> Tensor:
+    """The log-probs of each row by transformers alone, with its loop over experts, and by peft with an adapter."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float64, experts_implementation="eager", attn_implementation="eager"
     )
+    if adapter is not None:
+        model = peft.PeftModel.from_pretrained(model, str(adapter))
     found = torch.zeros(batch.tokens.token_ids_BT.shape, dtype=torch.float64)
     for row, length in enumerate(batch.lengths_B):
         ids_T = torch.tensor(batch.tokens.token_ids_BT[row, :length], dtype=torch.int64)
@@ -142,3 +152,30 @@ def test_the_count_is_that_of_the_products_that_torch_sees(tmp_path: Path, name:
     }
     head = 6 * HIDDEN * VOCABULARY * (length - sampled)
     assert sum(products.values()) - head == update_flops(engine.model, batch, SharedPrefix.NONE)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek"])
+def test_adapters_on_every_linear_layer_leave_experts_out_and_merge_into_what_is_saved(
+    tmp_path: Path, name: str
+) -> None:
+    path, batch = model_of(tmp_path, name), random_batch(num_groups=2, samples=3)
+    engine = engine_of(path, lora=LoraConfig(enabled=True, rank=2))
+    trained = [key for key, weight in engine.model.named_parameters() if weight.requires_grad]
+    assert trained
+    assert all(".self_attn." in key for key in trained)
+    for _ in range(2):
+        engine.update(batch)
+    engine.save_whole(tmp_path / "saved")
+    saved = reference_logprobs(tmp_path / "saved", batch)
+    np.testing.assert_allclose(engine.logprobs(batch), saved, rtol=0, atol=2e-6)
+    assert float((saved - reference_logprobs(path, batch)).abs().max()) > 1e-4
+    engine.save_adapter(tmp_path / "adapter")
+    loaded = reference_logprobs(path, batch, tmp_path / "adapter")
+    np.testing.assert_allclose(loaded, saved, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("target", ["gate_proj", "mlp.experts.down_proj"])
+def test_adapters_on_experts_are_refused_with_the_layers_that_can_carry_them(tmp_path: Path, target: str) -> None:
+    lora = LoraConfig(enabled=True, rank=2, target_modules=("q_proj", target))
+    with pytest.raises(ConfigError, match=f"'{target}' would be among their weights.*: k_proj, o_proj, q_proj, v_proj"):
+        engine_of(model_of(tmp_path, "qwen3"), lora=lora)

@@ -4,8 +4,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from rlcore.config import LoraConfig
+from rlcore.engines.hf.train.trial_noise import has_routers
 from rlcore.errors import ConfigError, boundary
+
+EXPERT_NAMES = frozenset({"gate", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "w1", "w2", "w3"})
+"""Names that peft takes for routers and weights of experts, also in dense layers and shared experts of such models."""
 
 
 def checkpoint_gradients(transformer: Any) -> None:
@@ -18,7 +24,10 @@ def checkpoint_gradients(transformer: Any) -> None:
 
 
 def add_adapter(transformer: Any, lora: LoraConfig, path: str, section: str, *, causal: bool) -> Any:
-    """The peft model around `transformer`, whose linear layers now carry trainable adapters; the rest is frozen."""
+    """The peft model around `transformer`, whose linear layers now carry trainable adapters; the rest is frozen.
+
+    ConfigError for an output layer, and for experts, whose weights are not linear layers.
+    """
     try:
         import peft
     except ImportError as missing:
@@ -32,7 +41,7 @@ def add_adapter(transformer: Any, lora: LoraConfig, path: str, section: str, *, 
             "an adapter; leave it out"
         )
     alpha: Any = lora.alpha  # peft's annotation says int; it divides, and takes any number
-    targets: Any = lora.target_modules[0] if lora.target_modules == ("all-linear",) else list(lora.target_modules)
+    targets = _targets(transformer, lora, section, outputs)
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=alpha,
@@ -48,3 +57,26 @@ def add_adapter(transformer: Any, lora: LoraConfig, path: str, section: str, *, 
     warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed", UserWarning)
     with boundary(f"{section}.lora.target_modules={list(lora.target_modules)}", ConfigError):
         return peft.get_peft_model(transformer, config, autocast_adapter_dtype=False)
+
+
+def _targets(transformer: Any, lora: LoraConfig, section: str, outputs: list[str]) -> Any:
+    """The modules that carry an adapter, in peft's terms."""
+    targets = list(lora.target_modules)
+    if not has_routers(transformer):
+        return targets[0] if targets == ["all-linear"] else targets
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in transformer.named_modules()
+        if isinstance(module, nn.Linear) and name not in outputs
+    }
+    possible = sorted(linear - EXPERT_NAMES)
+    if targets == ["all-linear"]:
+        return possible
+    experts = [target for target in targets if target.rpartition(".")[2] in EXPERT_NAMES]
+    if experts:
+        raise ConfigError(
+            f"{section}.lora.target_modules={targets}: {type(transformer).__name__} has experts, and "
+            f"'{experts[0]}' would be among their weights, which cannot carry an adapter; choose from: "
+            f"{', '.join(possible)}"
+        )
+    return targets
