@@ -40,3 +40,30 @@ def test_the_models_own_dropout_is_off_in_training_so_the_ratio_is_exact(
         assert any(module.training for module in engine.model.modules()) is checkpointing
     metrics = engine.update(replace(batch, old_logprobs_BT=engine.logprobs(batch)))
     assert metrics["policy/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_every_layer_of_every_micro_batch_is_in_a_checkpoint(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path, num_key_value_heads=2)
+    engine = engine_of(path, gradient_checkpointing=True, micro_batch_tokens=30)
+    transformer: Any = engine.model.transformer
+    computed, checkpointed = [0], [0]
+
+    def counting(checkpoint: Any) -> Any:
+        def counted(*inputs: Any) -> Any:
+            checkpointed[0] += 1
+            return checkpoint(*inputs)
+
+        return counted
+
+    def count(*inputs: Any) -> None:
+        computed[0] += 1
+
+    counted = [counting(layer._gradient_checkpointing_func) for layer in transformer.model.layers]
+    for layer, checkpoint in zip(transformer.model.layers, counted, strict=True):
+        layer._gradient_checkpointing_func = checkpoint
+    transformer.model.embed_tokens.register_forward_hook(count)
+    engine.update(random_batch(num_groups=4, samples=3))
+    assert computed[0] > 1
+    assert checkpointed[0] == len(counted) * computed[0]
+    after = [layer._gradient_checkpointing_func for layer in transformer.model.layers]
+    assert all(now is before for now, before in zip(after, counted, strict=True))

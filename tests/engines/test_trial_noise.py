@@ -69,9 +69,10 @@ def test_its_wrong_decoding_is_found_nevertheless(deep: Path, monkeypatch: pytes
 def trial(path: Path, dtype: str, again: float = 0.25) -> tuple[float, float]:
     transformer = engine_of(path, dtype=dtype).model.transformer
     differences_N = torch.tensor([0.1, 0.2, 0.9])
+    medians = iter([again, 0.02, 0.01])
 
     def noise() -> Tensor:
-        return torch.tensor([0.0, again, 0.7])
+        return torch.tensor([0.0, next(medians), 0.7])
 
     return difference_and_bound(transformer, differences_N, 0.05, noise)
 
@@ -79,7 +80,7 @@ def trial(path: Path, dtype: str, again: float = 0.25) -> tuple[float, float]:
 def test_with_routers_in_half_precision_medians_are_compared_with_the_noise(tmp_path: Path) -> None:
     routers = write_tiny_model(tmp_path / "routers", "Mixtral", **{"num_local_experts": 4, "num_key_value_heads": 2})
     assert trial(routers, "bfloat16") == pytest.approx((0.2, 0.5))
-    assert trial(routers, "bfloat16", again=0.01) == pytest.approx((0.2, 0.05))
+    assert trial(routers, "bfloat16", again=0.01) == pytest.approx((0.2, 0.1))
     dense = write_tiny_model(tmp_path / "dense")
     for path, dtype in ((routers, "float32"), (dense, "bfloat16")):
         assert trial(path, dtype) == pytest.approx((0.9, 0.05))
@@ -101,7 +102,9 @@ def test_every_layers_output_is_rounded_once_more_in_the_same_way_each_time(tmp_
     assert bool((rounded[0] != rounded[1]).any()), "the numbers go on within a context"
     with rounding_again(transformer):
         assert torch.equal(compute(), rounded[0])
+    with rounding_again(transformer, seed=1):
+        assert not torch.equal(compute(), rounded[0])
     assert torch.equal(compute(), before)
     changed = ((seen[1] - seen[0]) / seen[0]).abs()
-    assert 0.2 < float((changed > 0).float().mean()) < 0.8
-    assert float(changed.max()) <= torch.finfo(torch.bfloat16).eps < TOLERANCES[torch.bfloat16]
+    assert float((changed > 0).float().mean()) > 0.2
+    assert float(changed.median()) <= 2 * torch.finfo(torch.bfloat16).eps < TOLERANCES[torch.bfloat16]

@@ -15,6 +15,8 @@ from rlcore.engines.hf.train.rounding import HALF
 
 TIMES_NOISE = 2.0
 """Bound of a difference, as a multiple of what roundings alone change."""
+NUM_NOISES = 3
+"""Number of times that this is measured; the largest counts."""
 
 
 def difference_and_bound(
@@ -22,14 +24,17 @@ def difference_and_bound(
 ) -> tuple[float, float]:
     """(difference of two ways to compute, its bound): the largest of all tokens, and `tolerance`.
 
-    With routers in half precision the median, and at least `TIMES_NOISE` times the median that random roundings cause.
+    With routers in half precision the median, and `TIMES_NOISE` times the largest of `tolerance` and of the medians that
+    random roundings cause.
     `difference_N`: of each token. `noise`: its (N,) differences if the same is computed in the same way once more.
     """
     if next(transformer.parameters()).dtype not in HALF or not has_routers(transformer):
         return float(difference_N.max()), tolerance
-    with rounding_again(transformer):
-        noise_N = noise()
-    return float(difference_N.median()), max(tolerance, TIMES_NOISE * float(noise_N.median()))
+    medians = []
+    for seed in range(NUM_NOISES):
+        with rounding_again(transformer, seed):
+            medians.append(float(noise().median()))
+    return float(difference_N.median()), TIMES_NOISE * max(tolerance, *medians)
 
 
 def has_routers(transformer: Any) -> bool:
@@ -38,21 +43,22 @@ def has_routers(transformer: Any) -> bool:
 
 
 @contextmanager
-def rounding_again(transformer: nn.Module) -> Iterator[None]:
-    """Context in which each layer's output is rounded once more: every number changes at random by up to a unit in the
-    last place. Every context has the same random numbers."""
+def rounding_again(transformer: nn.Module, seed: int = 0) -> Iterator[None]:
+    """Context in which the outputs of each layer and of its parts, such as its attention, are rounded once more: every
+    number changes at random by up to a unit in the last place. Contexts of a seed have the same random numbers."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
-    def round_again(layer: nn.Module, inputs: Any, output: Any) -> Any:
+    def round_again(module: nn.Module, inputs: Any, output: Any) -> Any:
         states = output[0] if isinstance(output, tuple) else output
-        parts = torch.rand(states.shape, generator=generator).to(states.device) - 0.5
-        rounded = (states.float() * (1 + parts * torch.finfo(states.dtype).eps)).to(states.dtype)
+        shares = torch.rand(states.shape, generator=generator).to(states.device) - 0.5
+        rounded = (states.float() * (1 + shares * torch.finfo(states.dtype).eps)).to(states.dtype)
         return (rounded, *output[1:]) if isinstance(output, tuple) else rounded
 
     layers = [layer for layer in transformer.modules() if isinstance(layer, GradientCheckpointingLayer)]
-    hooks = [layer.register_forward_hook(round_again) for layer in layers]
+    parts = [part for layer in layers for part in layer.children()]
+    hooks = [module.register_forward_hook(round_again) for module in (*layers, *parts)]
     try:
         yield
     finally:
