@@ -15,8 +15,10 @@ NUMBERS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names in config.json for the number of experts of a layer."""
 LLAMA4 = "llama4_text"
 """A family that computes every expert for each token, and scales the inputs of the chosen ones."""
-MAX = 1 << 24
-"""The largest plausible number of experts or layers, or size of an expert."""
+MAX, MAX_LAYERS = 1 << 24, 10_000
+"""The largest plausible number of experts or size of an expert, and number of layers."""
+DENSE_FIRST = {"deepseek_v3": 3, "glm4_moe": 1, "glm4_moe_lite": 1}
+"""Number of first layers without experts if config.json does not say, by `model_type`; 0 for any other."""
 
 
 def experts_of(config: dict[str, Any]) -> Experts | None:
@@ -56,7 +58,9 @@ def _shared_size(config: dict[str, Any], size: int) -> int:
 
 def _expert_layers(config: dict[str, Any]) -> int:
     """The number of layers with experts, by the rule of the model's family."""
-    layers = range(min(int(config["num_hidden_layers"]), MAX))
+    if (number := int(config["num_hidden_layers"])) > MAX_LAYERS:
+        raise ValueError(f"{number} is not a number of layers")
+    layers = range(number)
     if _kind(config) == LLAMA4:
         step = int(config.get("interleave_moe_layer_step") or 1)
         named = config.get("moe_layers")
@@ -64,5 +68,6 @@ def _expert_layers(config: dict[str, Any]) -> int:
     if kinds := config.get("mlp_layer_types"):
         return sum(kind == "sparse" for kind in kinds[: len(layers)])
     step, dense = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or ()
-    first = int(config.get("first_k_dense_replace") or 0)
+    named = config.get("first_k_dense_replace")
+    first = DENSE_FIRST.get(_kind(config), 0) if named is None else int(named)
     return sum(layer >= first and layer not in dense and (layer + 1) % step == 0 for layer in layers)

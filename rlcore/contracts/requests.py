@@ -128,7 +128,8 @@ class Experts:
 
 @dataclass(frozen=True)
 class Latents:
-    """Sizes of an attention that computes keys and values from latents, which it caches (arXiv:2405.04434)."""
+    """Sizes of an attention that computes keys and values from latents (arXiv:2405.04434), which engines cache:
+    transformers does so in recent releases."""
 
     query_rank: int
     """Size of the latent that queries are computed from; 0: they have none."""

@@ -22,13 +22,22 @@ BLOCK_LOGITS = 3 * 2**19
 """Temporary numbers while a CPU processes logits: three blocks of `rlcore.engines.hf.train.head.BLOCK_ELEMENTS`."""
 SCALES = 4
 """Numbers per token and layer: the scale of each norm in float32."""
-HEAD_NORMS = frozenset({"apertus", "exaone4", "hunyuan_v1_dense", "llama4_text", "olmo2", "olmo3", "olmoe", "qwen3"})
+HEAD_NORMS = frozenset(
+    {
+        *("afmoe", "apertus", "dots1", "exaone4", "exaone_moe", "flex_olmo", "gemma3_text", "glm4_moe"),
+        *("hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "llama4_text", "minimax_m2", "nanochat"),
+        *("olmo2", "olmo3", "olmoe", "qwen3", "qwen3_moe", "qwen3_vl_moe_text"),
+    }
+)
 """Values of `model_type` whose layers also normalize queries and keys."""
 DEVICE_LOGITS = 2**27
 """Logits that an accelerator computes at a time (512 MiB in float32), within the bounds below."""
 DEVICE_ROWS = (1024, 4096)
 """Minimum and maximum rows of a chunk. Each chunk reads the output layer's weight three times and writes its gradient,
 so few rows are slow; more than a few thousand are not faster."""
+FLOAT32_COPIES = 4
+"""Numbers in half precision per number of queries and keys: copies and gradients in float32, and those of values and
+outputs."""
 EAGER = "eager"
 """The value of `model.attention` that computes the scores of all pairs of a row's tokens, in each head."""
 EAGER_TYPES = frozenset(
@@ -37,7 +46,8 @@ EAGER_TYPES = frozenset(
         "vaultgemma",
     }
 )
-"""Values of `model_type` that transformers has no sdpa for: capped scores, attention sinks, biases, or old code."""
+"""Values of `model_type` that transformers (5.23) has no sdpa for: capped scores, attention sinks, biases, or old
+code."""
 DEVICE_CHUNKS = 4
 """Arrays the size of a chunk of logits that exist at a time on an accelerator, which computes a chunk in one go."""
 
@@ -188,7 +198,7 @@ def layer_states_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatch
     """Bytes of the states of one layer in a pass without gradients, and of the masks of eager attention."""
     itemsize = BYTES[engine.dtype]
     feed_forward = max(kind.forward for kind in _kinds(shape, engine, size)) * itemsize
-    states = size.tokens * 8 * shape.hidden_size + _shared_mask_numbers(shape, size)
+    states = size.tokens * max(8 * shape.hidden_size, attention_numbers(shape)) + _shared_mask_numbers(shape, size)
     return states * itemsize + max(feed_forward, scores_bytes(shape, engine, size))
 
 
@@ -245,7 +255,8 @@ def _backward_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchS
     wide = 3 * _wide(engine) // BYTES[engine.dtype] * shape.heads * size.pairs
     scores = wide - _score_numbers(shape, engine, size) - kind.kept
     scores += size.tokens * (4 * shape.hidden_size + 2 * _query_size(shape))
-    return max(feed_forward, 2 * size.rows * size.keys * (_query_size(shape) + shape.kv_size), scores)
+    copies = 2 * size.rows * size.keys * (_query_size(shape) + shape.kv_size)
+    return max(feed_forward, copies, scores, _attention_backward(shape, engine, size) - kind.kept)
 
 
 def _score_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> int:
@@ -265,7 +276,7 @@ def _layer_numbers(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize
     half = engine.dtype in HALF
     heads = _query_size(shape) + shape.kv_size
     token = (8 if half else 6) * shape.hidden_size + 2 * heads + SCALES
-    if shape.model_type.removesuffix("_moe") in HEAD_NORMS:
+    if shape.model_type in HEAD_NORMS:
         token += (3 if half else 2) * heads
     if shape.latents is not None:
         token += _latent_numbers(shape.latents, shape.heads, half=half)
@@ -279,6 +290,31 @@ def _latent_numbers(latents: Latents, heads: int, *, half: bool) -> int:
     that values are padded with."""
     norms = (4 if half else 3) * (latents.query_rank + latents.key_rank) + SCALES
     return norms + heads * latents.value_size
+
+
+def attention_numbers(shape: ModelShape) -> int:
+    """Numbers per token of attention with latents in a pass without gradients; 0 for any other attention.
+
+    Queries before and after they get positions, keys and values together, then apart and padded, and the output.
+    """
+    if shape.latents is None:
+        return 0
+    return 2 * shape.hidden_size + 5 * _query_size(shape) + expanded_size(shape)
+
+
+def expanded_size(shape: ModelShape) -> int:
+    """Keys and values of a token that are computed from its latents, without the part of a key with a position."""
+    latents = shape.latents
+    return shape.heads * (latents.head_size - latents.rotated + latents.value_size) if latents else 0
+
+
+def _attention_backward(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize) -> int:
+    """Temporary numbers in the backward pass of attention, when what the feed-forward keeps is freed: gradients of
+    queries, keys, values and outputs, and of what latents are expanded to. In half precision a CPU computes those of
+    short runs in float32, from copies."""
+    each = 2 + (FLOAT32_COPIES if engine.dtype in HALF else 0)
+    heads = each * (_query_size(shape) + shape.kv_size)
+    return size.tokens * (4 * shape.hidden_size + heads + expanded_size(shape))
 
 
 def _query_size(shape: ModelShape) -> int:

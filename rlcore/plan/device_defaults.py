@@ -86,7 +86,7 @@ EAGER_ATTENTION = DeviceDefault(
     value=lambda found: EAGER,
     reason=lambda found: f"transformers has no sdpa for '{_model_type(found)}'",
 )
-"""The attention of models that have only one, on every device."""
+"""The attention of models that transformers has no sdpa for, on every device."""
 
 ON_CUDA = (
     EAGER_ATTENTION,

@@ -15,6 +15,8 @@ from rlcore.plan.activations import (
     BYTES,
     HALF,
     adds_gradients,
+    attention_numbers,
+    expanded_size,
     forward_bytes,
     largest_micro_batch,
     last_layer_bytes,
@@ -206,10 +208,20 @@ def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int
     # A layer's feed-forward, the peak of a pass; rows whose weights have changed are computed again like prompts.
     tokens, itemsize = min(cached, PREFILL_TOKENS), BYTES[config.actor.dtype]
     feed_forward = max(kind.forward for kind in feed_forwards(shape, tokens, itemsize, trained=False))
-    prefilled = (4 * shape.hidden_size * tokens + feed_forward) * itemsize
-    sampling = _cache_bytes(config, plan, model) + prefilled + _prompt_mask_bytes(config, shape) + logits
+    states = max(4 * shape.hidden_size, attention_numbers(shape))
+    prefilled = (states * tokens + feed_forward) * itemsize + _prompt_mask_bytes(config, shape)
+    sampling = _cache_bytes(config, plan, model) + max(prefilled, _expanded_bytes(config, shape)) + logits
     scoring = forward_bytes(config, config.actor, plan.shared_prefix, shape) if whole else 0
     return int(copied * (model.parameters or 0)) + max(sampling, scoring)
+
+
+def _expanded_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Bytes of a layer's keys and values of all rows, which the embedded rollout computes from copies of their latents
+    for each token; 0 for attention without latents."""
+    if shape.latents is None:
+        return 0
+    numbers = shape.cached_size + expanded_size(shape) + shape.heads * shape.latents.head_size
+    return config.rollout.max_rows * longest_row(config) * numbers * BYTES[config.actor.dtype]
 
 
 def _prompt_mask_bytes(config: RunConfig, shape: ModelShape) -> int:
@@ -241,7 +253,7 @@ def _cache_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
 
 
 def cached_bytes_per_token(shape: ModelShape, dtype: str) -> int:
-    """Keys and values of one token in all layers."""
+    """Keys and values, or latents, of one token in all layers."""
     return shape.layers * shape.cached_size * BYTES[dtype]
 
 

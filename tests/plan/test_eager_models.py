@@ -10,6 +10,7 @@ from gpu_machines import H100, QWEN, SETTINGS, chosen, loaded, machine, planned
 from rlcore.errors import PlanError
 from rlcore.plan import Facts
 from rlcore.plugins import configure
+from rlcore.types import SharedPrefix
 
 EAGER = replace(QWEN, model_type="gpt_oss", heads=12)
 
@@ -40,3 +41,23 @@ def test_sdpa_is_not_advised_to_a_model_that_cannot_have_it() -> None:
         with pytest.raises(PlanError) as caught:
             planned(*settings, facts=replace(H100, parameters=3_000_000_000, shape=shape))
         assert ("set model.attention" in str(caught.value)) is advised
+
+
+@pytest.mark.parametrize(
+    ("model_type", "attention", "way"),
+    [
+        *((name, "sdpa", SharedPrefix.TREE) for name in ("llama", "qwen2", "qwen3", "mistral", "phi3", "olmo2")),
+        *((name, "sdpa", SharedPrefix.TREE) for name in ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "glm4_moe")),
+        *((name, "sdpa", SharedPrefix.TREE) for name in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gemma3_text")),
+        *((name, "eager", SharedPrefix.NONE) for name in ("gpt_oss", "gemma2")),
+        ("gptj", "eager", SharedPrefix.CACHE),
+        ("qwen3_next", "sdpa", SharedPrefix.NONE),
+    ],
+)
+def test_the_attention_and_the_shared_prompts_of_the_models_that_many_train(
+    model_type: str, attention: str, way: SharedPrefix
+) -> None:
+    facts = replace(machine(0), shape=replace(QWEN, model_type=model_type), parameters=1_000_000)
+    plan = planned(facts=facts)
+    assert plan.config.model.attention == attention
+    assert plan.workers[0].shared_prefix is way

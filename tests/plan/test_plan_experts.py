@@ -68,6 +68,10 @@ def shape_of(directory: Path, kind: str, **settings: Any) -> ModelShape:
         ("qwen3_moe", EIGHT | {"moe_intermediate_size": -1}, None),
         ("qwen2_moe", EIGHT | {"shared_expert_intermediate_size": -1}, None),
         ("qwen3_moe", EIGHT | {"num_experts": 1 << 60}, None),
+        ("qwen3_moe", EIGHT | {"num_hidden_layers": 1 << 20}, None),
+        ("deepseek_v3", {**FINE, "n_routed_experts": 8}, Experts(8, 2, 32, 3)),
+        ("deepseek_v3", {**FINE, "n_routed_experts": 8, "first_k_dense_replace": 0}, Experts(8, 2, 32, 6)),
+        ("glm4_moe", {**FINE, "n_routed_experts": 8}, Experts(8, 2, 32, 5)),
     ],
 )
 def test_experts_are_read_from_the_configuration_and_unknown_ones_are_none(

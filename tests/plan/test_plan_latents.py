@@ -16,7 +16,7 @@ from rlcore.contracts.model_files import model_shape, num_parameters
 from rlcore.contracts.requests import Latents, ModelFacts, ModelShape, WorkerRequest
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.plan import WorkerPlan
-from rlcore.plan.activations import MicroBatchSize, update_bytes
+from rlcore.plan.activations import MicroBatchSize, layer_states_bytes, update_bytes
 from rlcore.plan.machine_plan import Lengths, step_size
 from rlcore.plan.machine_times import StepLayout, estimate_step
 from rlcore.plan.memory import cached_bytes_per_token, working_bytes
@@ -62,15 +62,20 @@ def test_parameters_are_those_of_the_matrices_between_latents(tmp_path: Path) ->
     assert num_parameters(write(tmp_path, q_lora_rank=None)) == others + 6 * (attention + queries)
 
 
-@pytest.mark.parametrize(("dtype", "of_norms", "itemsize"), [("float32", 3, 4), ("bfloat16", 4, 2)])
+@pytest.mark.parametrize(
+    ("dtype", "of_norms", "itemsize", "expanded"), [("float32", 3, 4, 0), ("bfloat16", 4, 2, 4 * (16 + 12))]
+)
 def test_an_update_keeps_the_norms_of_latents_and_an_output_without_padding(
-    tmp_path: Path, dtype: Any, of_norms: int, itemsize: int
+    tmp_path: Path, dtype: Any, of_norms: int, itemsize: int, expanded: int
 ) -> None:
+    """In half precision the most is held in the backward pass of attention: with gradients of keys and values
+    together."""
     shape = model_shape(write(tmp_path))
     assert shape is not None
     engine, size = EngineConfig(dtype=dtype), MicroBatchSize(1000, 1, alone=False)
     found = [update_bytes(kind, engine, size, "cpu") for kind in (replace(shape, latents=None), shape)]
-    assert found[1] - found[0] == itemsize * 6 * 1000 * (of_norms * (20 + 24) + 4 + 4 * 12)
+    kept = 6 * (of_norms * (20 + 24) + 4 + 4 * 12)
+    assert found[1] - found[0] == itemsize * 1000 * (kept + expanded)
 
 
 def shapes(directory: Path) -> tuple[ModelShape, ModelShape]:
@@ -79,14 +84,30 @@ def shapes(directory: Path) -> tuple[ModelShape, ModelShape]:
     return replace(shape, latents=None), shape
 
 
+@pytest.mark.parametrize(("rows", "computed"), [(1, 1000 * (2 * 64 + 5 * 96 + 112)), (64, 64 * 150 * (32 + 112 + 96))])
+def test_the_embedded_rollout_holds_the_latents_of_rows_and_expands_those_of_a_layer(
+    tmp_path: Path, rows: int, computed: int
+) -> None:
+    """In a pass over prompts of 1000 tokens, or in a step of 64 rows of 150 tokens."""
+    settings = ("data.max_prompt_tokens=100", "rollout.max_tokens=50", f"rollout.max_rows={rows}")
+    config = configure([], [*SETTINGS, *settings], ["null"])[1].config
+    worker = WorkerPlan(WorkerRequest(ROLLOUT, "hf", embedded_in=ACTOR, cached_tokens=1000), RolloutWorker, "", "")
+    held = [working_bytes(config, worker, ModelFacts(0, shape)) for shape in shapes(tmp_path)]
+    feed_forward = 3 * 96 * 1000
+    prefilled = 4 * 64 * 1000 + feed_forward
+    more = max(computed + feed_forward * (rows == 1), prefilled) - prefilled
+    assert held[1] - held[0] == 4 * (more - 1000 * 6 * (192 - 32))
+
+
+def test_a_pass_without_gradients_holds_the_queries_keys_and_values_of_a_layer(tmp_path: Path) -> None:
+    size = MicroBatchSize(1000, 1, alone=False)
+    held = [layer_states_bytes(shape, EngineConfig(dtype="float32"), size) for shape in shapes(tmp_path)]
+    assert held[1] - held[0] == 4 * 1000 * (2 * 64 + 5 * 96 + 4 * (16 + 12) - 8 * 64)
+
+
 def test_caches_hold_latents_in_memory_and_in_the_time_to_read_them(tmp_path: Path) -> None:
     plain, latent = shapes(tmp_path)
     assert cached_bytes_per_token(plain, "bfloat16") - cached_bytes_per_token(latent, "bfloat16") == 6 * 2 * (192 - 32)
-    config = configure([], list(SETTINGS), ["null"])[1].config
-    request = WorkerRequest(ROLLOUT, "hf", embedded_in=ACTOR, cached_tokens=1000)
-    worker = WorkerPlan(request, RolloutWorker, "", "")
-    held = [working_bytes(config, worker, ModelFacts(0, shape)) for shape in (plain, latent)]
-    assert held[0] - held[1] == 1000 * 6 * 4 * (192 - 32)
     row = replace(DENSE, groups=1, samples=1, prompt=1, longest=1000)
     seconds = [
         estimate_step(size, StepLayout(), CARD).seconds["sample"] for size in (row, replace(row, cached_size=576))

@@ -24,7 +24,7 @@ def difference_and_bound(
 ) -> tuple[float, float]:
     """(difference of two ways to compute, its bound): the largest of all tokens, and `tolerance`.
 
-    With routers in half precision the median, and `TIMES_NOISE` times the largest of `tolerance` and of the medians that
+    With routers in half precision the median, and `TIMES_NOISE` times the largest of `tolerance` and the medians that
     random roundings cause.
     `difference_N`: of each token. `noise`: its (N,) differences if the same is computed in the same way once more.
     """
