@@ -5,7 +5,7 @@ of an expert, k experts per token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlcore.contracts.requests import Experts, ModelShape
 
@@ -14,8 +14,8 @@ MATRICES = 3
 ROUTED = 12
 """Numbers in float32 per token and expert that it is routed to: indices and permutations, of eight bytes, and
 scores."""
-HIDDEN_STATES = {"deepseek_v2": 1, "deepseek_v3": 1, "dots1": 1, "glm4_moe": 1, "glm4_moe_lite": 1}
-"""Float32 copies of a router's input by `model_type`, in half precision."""
+FLOAT32_ROUTERS = frozenset({"deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite"})
+"""Values of `model_type` whose routers keep a float32 copy of their input in half precision."""
 GATED = {"gpt_oss": 7}
 """Numbers that the gate of an expert keeps per inner unit, by `model_type`; 4 with other models: gate, its activation,
 up and their product."""
@@ -53,7 +53,7 @@ def _mixture(shape: ModelShape, experts: Experts, tokens: int, itemsize: int, tr
     inputs, inner = tokens * chosen * shape.hidden_size, tokens * chosen * experts.inner_size
     shared, gated = tokens * experts.shared_size, GATED.get(shape.model_type, 4) * inner
     router = wide * tokens * (experts.number + ROUTED * chosen)
-    router += tokens * shape.hidden_size * (HIDDEN_STATES.get(shape.model_type, 0) * wide if wide > 1 else 0)
+    router += wide * tokens * shape.hidden_size if wide > 1 and shape.model_type in FLOAT32_ROUTERS else 0
     # The inputs of each expert, and its outputs before they are scaled; of shared experts the output is kept, too.
     outputs = tokens * shape.hidden_size if shared else 0
     kept = gated + 2 * inputs + 4 * shared + outputs + router
@@ -71,6 +71,14 @@ def used_parameters(parameters: int, hidden_size: int, experts: Experts | None, 
     routed = expert_parameters(parameters, hidden_size, experts)
     missed: float = (1 - experts.per_token / experts.number) ** tokens
     return parameters - routed * missed
+
+
+def computed_parameters(parameters: int, hidden_size: int, experts: Experts | None) -> float:
+    """Parameters that a token is multiplied with in training: those that it uses, unless transformers computes more
+    experts than routers choose."""
+    if experts is None or not experts.computed:
+        return used_parameters(parameters, hidden_size, experts)
+    return used_parameters(parameters, hidden_size, replace(experts, per_token=experts.computed))
 
 
 def expert_parameters(parameters: int, hidden_size: int, experts: Experts | None) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from rlcore.contracts.requests import Experts
-from rlcore.plan.experts import expert_parameters, layer_values, used_parameters
+from rlcore.plan.experts import computed_parameters, expert_parameters, layer_values, used_parameters
 from rlcore.plan.machine_cards import Machine
 
 TRAIN_SHARE, FORWARD_SHARE = 0.4, 0.5
@@ -218,7 +218,8 @@ def _forward_operations(size: StepSize) -> float:
     rows, response = size.groups * size.samples, size.response
     context = size.prompt + response / 2
     attention = 4 * size.layers * size.query_size * rows * response * context
-    return 2.0 * size.used() * update_tokens(size) + attention
+    computed = computed_parameters(size.parameters, size.hidden_size, size.experts)
+    return 2.0 * computed * update_tokens(size) + attention
 
 
 def _forward_bytes(size: StepSize) -> float:

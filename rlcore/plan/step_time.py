@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlcore.plan.experts import used_parameters
+from rlcore.plan.experts import computed_parameters, used_parameters
 from rlcore.plan.run_plan import RunPlan
 
 CPU_GFLOPS = 40.0
@@ -50,11 +50,12 @@ def expected_step_time(plan: RunPlan, prompt_tokens: int | None) -> StepTime | N
     tokens = sampled + plan.batch_sizes["prompts"] * prompt
     passes = (4 if config.actor.lora.enabled else 6) * config.actor.epochs + 2 * len(plan.schedule.passes)
     rate, rate_text = _rate(plan)
-    shape, used = facts.shape, float(facts.parameters)
+    shape, used, computed = facts.shape, float(facts.parameters), float(facts.parameters)
     if shape is not None:
         used = used_parameters(facts.parameters, shape.hidden_size, shape.experts)
+        computed = computed_parameters(facts.parameters, shape.hidden_size, shape.experts)
     sampling_s = 2 * used * sampled / rate
-    updates_s = passes * used * tokens / rate
+    updates_s = passes * computed * tokens / rate
     per_token = " per token" if shape is not None and shape.experts else ""
     assumed = (
         f"{used / 1e6:.0f} M parameters{per_token}, {plan.batch_sizes['samples']} samples of rollout.max_tokens="

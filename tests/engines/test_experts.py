@@ -39,11 +39,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": ["full_attention"] * 2},
     ),
 }
+ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama4": (
+        "Llama4Text",
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "num_key_value_heads": 2, "head_dim": 16}
+        | {"intermediate_size_mlp": 48, "interleave_moe_layer_step": 2, "layer_types": ["full_attention"] * 2},
+    ),
+    "phimoe": ("Phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}),
+    "qwen2": (
+        "Qwen2Moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_key_value_heads": 2}
+        | {"shared_expert_intermediate_size": 16},
+    ),
+}
+"""Their routers, or gates of their shared experts, are linear layers."""
 HIDDEN = 32
 
 
 def model_of(directory: Path, name: str) -> Path:
-    architecture, settings = MODELS[name]
+    architecture, settings = {**MODELS, **ROUTERS}[name]
     return write_tiny_model(directory / name, architecture, **settings)
 
 
@@ -154,7 +168,7 @@ def test_the_count_is_that_of_the_products_that_torch_sees(tmp_path: Path, name:
     assert sum(products.values()) - head == update_flops(engine.model, batch, SharedPrefix.NONE)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "deepseek"])
+@pytest.mark.parametrize("name", ["qwen3", "deepseek", *ROUTERS])
 def test_adapters_on_every_linear_layer_leave_experts_out_and_merge_into_what_is_saved(
     tmp_path: Path, name: str
 ) -> None:

@@ -140,6 +140,16 @@ def test_operations_count_what_a_token_uses_and_state_counts_everything() -> Non
     assert scores[2] > scores[1], "shared experts write values, too"
 
 
+def test_updates_count_every_expert_that_transformers_computes() -> None:
+    every = replace(A3B, experts=replace(A3B.experts, computed=128))
+    assert every.used() == A3B.used()
+    tokens = 64 * 200 + 64 * 16 * 1000
+    values = layer_values(48, 2048, 6144, every.experts) - layer_values(48, 2048, 6144, A3B.experts)
+    scores = [estimate_step(size, StepLayout(8, scoring_passes=1), CARD).seconds["score"] for size in (A3B, every)]
+    more = 2 * (30e9 - USED) * tokens / (0.5 * 989e12) / 8 + 2 * 2 * 48 * tokens * values / (0.7 * 3350e9) / 8
+    assert scores[1] - scores[0] == pytest.approx(more)
+
+
 def test_decoding_reads_the_experts_of_its_rows_and_all_of_them_for_many_rows() -> None:
     single, many = (replace(DENSE, groups=groups, samples=1, prompt=1, longest=1000) for groups in (1, 64))
     mixed_one, mixed_many = (replace(size, experts=A3B.experts) for size in (single, many))
@@ -209,5 +219,10 @@ def test_a_plan_knows_the_experts_of_its_model_in_both_of_its_estimates() -> Non
     used = used_parameters(1_540_000_000, 1536, experts) / 1_540_000_000
     assert times[1].sampling_s == pytest.approx(used * times[0].sampling_s)
     assert times[1].updates_s == pytest.approx(used * times[0].updates_s)
+    every = replace(on_cpu, facts=replace(on_cpu.facts, shape=replace(shape, experts=replace(experts, computed=8))))
+    all_computed = expected_step_time(every, 30)
+    assert all_computed is not None
+    assert all_computed.updates_s == pytest.approx(times[0].updates_s)
+    assert all_computed.sampling_s == times[1].sampling_s
     assert "1540 M parameters," in times[0].assumed
     assert f"{used * 1540:.0f} M parameters per token," in times[1].assumed

@@ -90,8 +90,8 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
     def finish_weight_update(self) -> None:
         """Finish the update of every layer."""
         finalize_layerwise_reload(self.model, self.model_config)
+        refresh_tied_layers(self.model)
         if self.device.type == "cpu":
-            refresh_tied_layers(self.model)
             pack_experts(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:

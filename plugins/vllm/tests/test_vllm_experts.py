@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_vllm_stale_prefixes import REWARD
 
 from rlcore.testing.marks import needs
 from rlcore.testing.tiny import write_tiny_model
@@ -17,13 +18,6 @@ pytestmark = [
 ]
 
 DEADLINE_S = 560.0
-REWARD = '''
-"""A score that differs between samples, so that every step moves the policy."""
-
-
-def spread(prompts, completions, **columns):
-    return [float(sum(map(ord, str(completion))) % 7) for completion in completions]
-'''
 
 
 def test_experts_that_a_cpu_packs_are_packed_again_with_each_version(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def add_adapter(transformer: Any, lora: LoraConfig, path: str, section: str, *, 
             "an adapter; leave it out"
         )
     alpha: Any = lora.alpha  # peft's annotation says int; it divides, and takes any number
-    targets = _targets(transformer, lora, section, outputs)
+    targets = _targets(transformer, lora, section)
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=alpha,
@@ -59,17 +59,18 @@ def add_adapter(transformer: Any, lora: LoraConfig, path: str, section: str, *, 
         return peft.get_peft_model(transformer, config, autocast_adapter_dtype=False)
 
 
-def _targets(transformer: Any, lora: LoraConfig, section: str, outputs: list[str]) -> Any:
-    """The modules that carry an adapter, in peft's terms."""
+def _targets(transformer: Any, lora: LoraConfig, section: str) -> Any:
+    """The modules that carry an adapter, in peft's terms. `all-linear` leaves out routers and shared experts, too:
+    linear layers in some models only, whose names peft takes for those of experts."""
     targets = list(lora.target_modules)
     if not has_routers(transformer):
         return targets[0] if targets == ["all-linear"] else targets
-    linear = {
+    in_attention = {
         name.rpartition(".")[2]
         for name, module in transformer.named_modules()
-        if isinstance(module, nn.Linear) and name not in outputs
+        if isinstance(module, nn.Linear) and ("attn" in name or "attention" in name)
     }
-    possible = sorted(linear - EXPERT_NAMES)
+    possible = sorted(in_attention - EXPERT_NAMES)
     if targets == ["all-linear"]:
         return possible
     experts = [target for target in targets if target.rpartition(".")[2] in EXPERT_NAMES]

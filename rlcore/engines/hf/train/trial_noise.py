@@ -22,11 +22,11 @@ NUM_NOISES = 3
 def difference_and_bound(
     transformer: nn.Module, difference_N: Tensor, tolerance: float, noise: Callable[[], Tensor]
 ) -> tuple[float, float]:
-    """(difference of two ways to compute, its bound): the largest of all tokens, and `tolerance`.
+    """(difference of two ways to compute, its bound).
 
-    With routers in half precision the median, and `TIMES_NOISE` times the largest of `tolerance` and the medians that
-    random roundings cause.
-    `difference_N`: of each token. `noise`: its (N,) differences if the same is computed in the same way once more.
+    `difference_N`: of each token; the largest counts, and `tolerance` bounds it. With routers in half precision the
+    median counts. Its bound is then `TIMES_NOISE` times the largest of `tolerance` and of medians of `noise`, which
+    computes the first way once more and returns its (N,) differences from the first time.
     """
     if next(transformer.parameters()).dtype not in HALF or not has_routers(transformer):
         return float(difference_N.max()), tolerance
@@ -52,6 +52,8 @@ def rounding_again(transformer: nn.Module, seed: int = 0) -> Iterator[None]:
 
     def round_again(module: nn.Module, inputs: Any, output: Any) -> Any:
         states = output[0] if isinstance(output, tuple) else output
+        if not isinstance(states, Tensor) or not states.is_floating_point():
+            return output
         shares = torch.rand(states.shape, generator=generator).to(states.device) - 0.5
         rounded = (states.float() * (1 + shares * torch.finfo(states.dtype).eps)).to(states.dtype)
         return (rounded, *output[1:]) if isinstance(output, tuple) else rounded
