@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_vllm_stale_prefixes import REWARD
 
 from rlcore.testing.marks import needs
 from rlcore.testing.tiny import write_tiny_model
@@ -18,13 +17,15 @@ pytestmark = [
 ]
 
 DEADLINE_S = 560.0
+SPREAD = "def spread(prompts, completions, **columns): return [float(sum(map(ord, str(x))) % 7) for x in completions]"
+"""A reward that differs between samples, so that every step moves the policy."""
 
 
 def test_experts_that_a_cpu_packs_are_packed_again_with_each_version(tmp_path: Path) -> None:
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
     model = write_tiny_model(tmp_path / "model", "Qwen3Moe", **experts, **sizes)
-    (tmp_path / "spread.py").write_text(REWARD)
+    (tmp_path / "spread.py").write_text(SPREAD)
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "say {number}"}}\n' for number in range(12)))
     settings = (
         *(f"model.path={model}", "model.tokenizer=bytes", f"data.sources.all.path={tmp_path / 'prompts.jsonl'}"),
