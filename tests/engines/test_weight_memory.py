@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,17 @@ def equal(found: Mapping[str, Any], tensors: Mapping[str, Any]) -> bool:
 
 def shared_files() -> int:
     """Blocks of shared memory that this process has open or mapped."""
-    opened = sum("rlcore-weights" in os.readlink(f"/proc/self/fd/{name}") for name in safe_descriptors())
-    return opened + Path("/proc/self/maps").read_text().count("rlcore-weights")
+    return len(open_files("rlcore-weights")) + Path("/proc/self/maps").read_text().count("rlcore-weights")
 
 
-def safe_descriptors() -> list[str]:
-    return [name for name in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{name}")]
+def open_files(part: str = "") -> list[os.stat_result]:
+    """Of each descriptor of this process whose target's name contains `part`; threads may close theirs meanwhile."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            if part in os.readlink(link := f"/proc/self/fd/{name}"):
+                found.append(os.stat(link))
+    return found
 
 
 @pytest.fixture
@@ -86,9 +91,7 @@ def test_receivers_get_every_tensor_as_it_was_offered_at_any_time(server: Any) -
 
 def files_in_memory() -> dict[int, int]:
     """The size of each file in memory with weights that this process has open, by inode."""
-    links = [Path(f"/proc/self/fd/{name}") for name in safe_descriptors()]
-    found = [link.stat() for link in links if "rlcore-weights" in os.readlink(link)]
-    return {stat.st_ino: stat.st_size for stat in found}
+    return {stat.st_ino: stat.st_size for stat in open_files("rlcore-weights")}
 
 
 def test_a_version_takes_the_memory_of_the_one_before_unless_a_receiver_still_reads_that(server: Any) -> None:
@@ -238,14 +241,13 @@ def test_memory_that_cannot_be_had_is_one_line_with_size_and_key(server: Any, mo
 
 def test_only_tensors_take_memory_and_few_descriptors_whatever_their_number(server: Any) -> None:
     tensors = {f"layer {number}": torch.full((75_001,), float(number)) for number in range(150)}
-    was, num_before = files_in_memory(), len(safe_descriptors())
+    was, num_before = files_in_memory(), len(open_files())
     address = server.offer(tensors.items())
     [file] = files_in_memory().keys() - was.keys()
-    links = [Path(f"/proc/self/fd/{name}") for name in safe_descriptors()]
-    [used] = {link.stat().st_blocks * 512 for link in links if link.exists() and link.stat().st_ino == file}
+    [used] = {stat.st_blocks * 512 for stat in open_files("rlcore-weights") if stat.st_ino == file}
     whole = sum(tensor.nbytes for tensor in tensors.values())
     assert whole <= used < 1.02 * whole, "what it grew by, and no tensor has, takes none"
-    assert len(safe_descriptors()) - num_before < 10, "steps that double, not one for each megabyte"
+    assert len(open_files()) - num_before < 10, "steps that double, not one for each megabyte"
     assert equal(dict(mapped_weights(address)), tensors)
 
 
