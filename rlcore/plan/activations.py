@@ -46,8 +46,8 @@ EAGER_TYPES = frozenset(
         "vaultgemma",
     }
 )
-"""Values of `model_type` that transformers (5.23) has no sdpa for: capped scores, attention sinks, biases, or old
-code."""
+"""Values of `model_type` that transformers has no sdpa for in 5.23: capped scores, attention sinks, biases, or old
+code, which 5.24 has for GPT-J and CodeGen."""
 DEVICE_CHUNKS = 4
 """Arrays the size of a chunk of logits that exist at a time on an accelerator, which computes a chunk in one go."""
 

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from rlcore.config import ModelConfig
 from rlcore.data.tokenizer import ByteTokens
+from rlcore.engines.hf.cache_name import cache_name
 from rlcore.engines.hf.sample import decode
 from rlcore.engines.hf.sample.decode import PACK_TOKENS
 from rlcore.engines.hf.sample.packed_linear import PackedLinears
@@ -56,10 +57,11 @@ def old_weights(model: PolicyModel) -> Iterator[None]:
 def with_kept_cache(model: PolicyModel, prompt: tuple[int, ...], completion: Completion, change: int) -> Float32s:
     """Log-probs of a response whose tokens from `change` on new weights sampled, over what the old ones computed."""
     ids = [*prompt, *completion.token_ids.tolist()]
-    cache, logits = DynamicCache(), []
+    logits: list[torch.Tensor] = []
+    cache = {cache_name(model.transformer.base_model): DynamicCache()}
 
     def feed(tokens: list[int]) -> None:
-        logits.extend(model.transformer(torch.tensor([tokens]), past_key_values=cache, use_cache=True).logits[0])
+        logits.extend(model.transformer(torch.tensor([tokens]), use_cache=True, **cache).logits[0])
 
     with old_weights(model):
         feed(ids[: len(prompt) + change - 1])

@@ -209,9 +209,9 @@ def test_values_are_those_of_rows_computed_one_by_one(llama: Path, shared: Share
 
 
 def test_a_model_whose_attention_does_not_know_the_tree_is_refused_by_name(tmp_path: Path) -> None:
-    path = write_tiny_model(tmp_path, "GPTJ", n_embd=32, n_head=4, n_layer=1, n_inner=48, n_positions=64, rotary_dim=4)
+    path = write_tiny_model(tmp_path, "Bloom", n_head=4, n_layer=1)
     model, config = ModelConfig(path=str(path), attention="eager"), EngineConfig()
-    with pytest.raises(ConfigError, match=r"actor\.shared_prefix=tree: GPTJForCausalLM cannot"):
+    with pytest.raises(ConfigError, match=r"actor\.shared_prefix=tree: BloomForCausalLM cannot"):
         TrainEngine("causal_lm", model, config, None, shared_prefix=SharedPrefix.TREE)
     TrainEngine("causal_lm", model, config, None, shared_prefix=SharedPrefix.CACHE)
 

@@ -107,7 +107,7 @@ def test_the_counter_sees_what_waits() -> None:
         assert float(numbers.sum()) == 3.0
         assert numbers[mask].numel() == 1
         assert mask.nonzero().numel() == 1
-        numbers[mask] = 3.0
+        numbers[mask] = torch.tensor([3.0])
     assert waits.found["_local_scalar_dense"] == 1
     assert waits.found["nonzero"] >= 1
     assert waits.found["index"] + waits.found["index_put_"] >= 2

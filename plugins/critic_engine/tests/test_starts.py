@@ -200,7 +200,7 @@ def test_adapters_that_fit_no_layer_are_refused_by_the_critics_own_key(models: P
 
 
 def test_prompts_that_the_model_cannot_share_are_refused_by_the_critics_own_key(models: Path, tmp_path: Path) -> None:
-    write_tiny_model(tmp_path, architecture="GPTJ", rotary_dim=4)
+    write_tiny_model(tmp_path, architecture="Bloom", n_head=4, n_layer=1)
     message = refused(
         ConfigError, lambda: critic(models, path=str(tmp_path), shared=SharedPrefix.TREE, attention="eager")
     )

@@ -96,13 +96,16 @@ def check(completion: Completion, by_version: Sequence[Any] | Mapping[int, Any])
     """Every token has the log-prob that its version gives after the keys and values of those before."""
     import torch
 
+    from rlcore.engines.hf.cache_name import cache_name
+
     ids = torch.tensor([*PROMPT, *completion.token_ids.tolist()])
     runs, cache, done = completion.versions, None, 0
     ends = [*(offset for offset, _ in runs[1:]), len(completion.token_ids)]
     for (begin, version), end in zip(runs, ends, strict=True):
+        model, name = by_version[version], cache_name(by_version[version].base_model)
         with torch.no_grad():
-            output = by_version[version](ids[None, done : len(PROMPT) + end - 1], past_key_values=cache, use_cache=True)
-        done, cache = len(PROMPT) + end - 1, output.past_key_values
+            output = model(ids[None, done : len(PROMPT) + end - 1], use_cache=True, **{name: cache})
+        done, cache = len(PROMPT) + end - 1, getattr(output, name)
         logprobs_TV = output.logits[0].log_softmax(-1)[-(end - begin) :]
         found_N = logprobs_TV.gather(1, ids[len(PROMPT) + begin : len(PROMPT) + end, None])[:, 0]
         assert (found_N - torch.tensor(completion.logprobs[begin:end])).abs().max() < 1e-3, (begin, version)

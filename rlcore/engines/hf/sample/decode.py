@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlcore.engines.hf.cache_name import cache_name
 from rlcore.engines.hf.sample.decode_row import DecodeGroup, DecodeRow
 from rlcore.engines.hf.sample.fused_decode import FusedDecode, is_known, is_watched
 from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass, SlotCache
@@ -51,6 +52,7 @@ class Decoder:
         self._few: FusedDecode | None = None
         self._is_stale = False
         self._cache = SlotCache(joins=self.joins)
+        self._cache_name = cache_name(model.transformer.base_model)
 
     def forget(self) -> None:
         """Discard everything computed from old weights; rows keep their tokens."""
@@ -220,7 +222,7 @@ class Decoder:
         """(N, T, H) hidden states of one forward pass."""
         transformer, cache = self._model.transformer, self._cache
         cache.now = now
-        settings: dict[str, Any] = {"input_ids": token_ids_NT, "past_key_values": cache, "use_cache": True}
+        settings: dict[str, Any] = {"input_ids": token_ids_NT, self._cache_name: cache, "use_cache": True}
         if isinstance(now, RowPass):
             settings["position_ids"] = now.positions_RT
             if cache.joins:

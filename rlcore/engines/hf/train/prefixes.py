@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rlcore.data.batch import shared_prefixes, suffix_lengths
+from rlcore.engines.hf.cache_name import cache_name
 from rlcore.engines.hf.train.transfers import device_tensor
 from rlcore.types import Batch, Bools, Int64s
 
@@ -86,7 +87,8 @@ def cache_hidden(transformer: Any, padded: PaddedBatch) -> Tensor:
     prefixes = transformer.base_model(input_ids=padded.token_ids_GP, use_cache=True)
     if not padded.token_ids_BS.numel():  # rows without a suffix
         return torch.index_select(prefixes.last_hidden_state.flatten(0, 1), 0, padded.predict_M)
-    cache = prefixes.past_key_values
+    name = cache_name(transformer.base_model)
+    cache = getattr(prefixes, name)
     if any(cache.is_sliding):
         raise ValueError("a sliding window, whose cache drops what stands before it")
     for layer in cache.layers:
@@ -96,8 +98,8 @@ def cache_hidden(transformer: Any, padded: PaddedBatch) -> Tensor:
         input_ids=padded.token_ids_BS,
         position_ids=padded.positions_BS,
         attention_mask=padded.visible_BK,
-        past_key_values=cache,
         use_cache=True,
+        **{name: cache},
     ).last_hidden_state
     hidden = torch.cat([prefixes.last_hidden_state.flatten(0, 1), hidden_BSH.flatten(0, 1)])
     return torch.index_select(hidden, 0, padded.predict_M)
