@@ -1,6 +1,7 @@
 """Measures the peak memory per rank of a sharded actor, and the plan's estimate: 7B, 14B and 32B on 8 and 64 ranks.
 
-    .venv/bin/python benchmarks/sharding.py [--smoke] [--models 7B 14B 32B] [--ranks 8 64] [--out docs/results/sharding]
+    .venv/bin/python benchmarks/sharding.py [--smoke] [--models 7B 14B 32B] [--ranks 8 64] [--layers 4]
+        [--out docs/results/sharding]
 
 The engine itself runs, on fake tensors and a fake process group. Operations run without data, and the bytes of living
 storages are added up. The figures are those of rank 0, which needs the most, because it also gathers the weights for
@@ -158,9 +159,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true", help="a small model: does it still run?")
     parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--ranks", nargs="*", type=int, default=[8, 64])
+    parser.add_argument("--layers", type=int, help="cut the models to this many layers: seconds, not minutes")
     parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
     chosen = parser.parse_args(arguments)
+    if chosen.layers and chosen.out:
+        parser.error("--out: the pages are about whole models; leave out --layers")
     shapes = {"small": SMALL} if chosen.smoke else {name: SHAPES[name] for name in chosen.models}
+    if chosen.layers:
+        shapes = {name: {**shape, "num_hidden_layers": chosen.layers} for name, shape in shapes.items()}
     facts, rows = machine(), [] if chosen.out is None else kept(chosen.out.with_suffix(".json"))
     for name, shape in shapes.items():
         for num in chosen.ranks:

@@ -42,12 +42,12 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def requirements() -> Iterator[Requirement]:
-    """The requirements of all distributions in one environment, without those with separate files of versions."""
+def requirements(left_out: tuple[str, ...] = ("engine", "verifiers")) -> Iterator[Requirement]:
+    """The requirements of all distributions but those of some extras: these have separate files of versions."""
     for directory in [ROOT, VIEW, *OTHERS]:
         data = project(directory)["project"]
         extras = data.get("optional-dependencies", {})
-        lists = [extra for name, extra in extras.items() if name not in ("engine", "verifiers")]
+        lists = [extra for name, extra in extras.items() if name not in left_out]
         for text in [*data["dependencies"], *(text for entry in lists for text in entry)]:
             requirement = Requirement(text)
             if not requirement.name.startswith("rlcore"):
@@ -120,6 +120,14 @@ def test_everything_that_is_needed_is_pinned_to_a_version_that_will_do() -> None
     for requirement in requirements():
         version = pins[canonical(requirement.name)]
         assert version in requirement.specifier, requirement
+
+
+def test_the_oldest_versions_that_are_tested_are_the_oldest_that_are_declared() -> None:
+    declared = {}
+    for requirement in requirements(("engine", "verifiers", "dev")):
+        [floor] = [Version(part.version) for part in requirement.specifier if part.operator == ">="]
+        assert declared.setdefault(canonical(requirement.name), floor) == floor, requirement
+    assert pinned("oldest.txt") == declared
 
 
 def test_what_the_agent_loop_needs_for_verifiers_is_pinned_in_a_separate_file() -> None:
@@ -198,7 +206,8 @@ def test_the_versions_agree_and_the_changelog_has_the_current_one() -> None:
 
 def test_the_hosted_workflow_runs_targets_that_exist_on_every_python() -> None:
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    for target in re.findall(r"- run: make ([a-z ]+)$", workflow, re.MULTILINE):
+    [versions] = re.findall(r"versions: \[(.*)\]", workflow)
+    for target in [*re.findall(r"- run: make ([a-z ]+)$", workflow, re.MULTILINE), versions.replace(",", "")]:
         for name in target.split():
             assert re.search(rf"^{name}:", MAKEFILE, re.MULTILINE), name
     assert re.findall(r'"(3\.\d+)"', workflow) == ["3.11", "3.12", "3.13"]

@@ -125,7 +125,7 @@ def test_five_steps_kill_and_five_more_equal_ten(config: Path) -> None:
 PHASES = {
     "setting up": (("plugins.null.setup_s=30",), "plan.json", ""),
     "scoring": (("reward.functions.slow.fn={rewards}:slow",), "log.txt", "launched"),
-    "generating": (("plugins.null.token_s=2",), "log.txt", "evaluated"),
+    "generating": (("plugins.null.token_s=0.5",), "log.txt", "evaluated"),
     "updating": (("plugins.null.update_s=30",), "log.txt", "updating"),
     "saving": (("plugins.null.save_s=3", "checkpoint.every_steps=1"), "log.txt", "saving"),
 }

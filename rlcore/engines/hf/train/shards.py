@@ -30,22 +30,12 @@ from rlcore.engines.hf.train.sharded_tensors import part_of
 from rlcore.errors import ConfigError
 from rlcore.types import Batch
 
-NEEDED = "reset_iter_state"
-"""A method of FSDPModule that older releases of torch lack."""
-
 
 def mesh_of(ranks: Ranks, copies: int = 1, who: str = "actor") -> DeviceMesh:
     """The ranks as a mesh of one dimension, or of copies and, within each, neighbours that shard it (HSDP).
 
-    ConfigError naming `who` when this torch cannot shard over it, or copies do not divide the ranks or their slices.
+    ConfigError naming `who` when copies do not divide the ranks or their slices.
     """
-    from torch.distributed.fsdp import FSDPModule
-
-    if not hasattr(FSDPModule, NEEDED):
-        raise ConfigError(
-            f"actor.sharding=fsdp2: torch {torch.__version__} has no FSDPModule.{NEEDED}; needs torch >= 2.13, or "
-            "actor.sharding=none"
-        )
     if copies == 1:
         return init_device_mesh(ranks.device.type, (ranks.num,))
     slices = 1 if ranks.context is None else ranks.context.num
