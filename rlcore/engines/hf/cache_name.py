@@ -1,4 +1,4 @@
-"""What a transformers model calls its cache of keys and values."""
+"""The name of the cache of keys and values in calls of a transformers model."""
 
 import inspect
 from typing import Any
@@ -11,6 +11,6 @@ EARLIER = "past_key_values"
 def cache_name(model: Any) -> str:
     """The name of the cache in arguments and outputs of `model`, a model without its head.
 
-    Models with code of their own may keep the earlier name under newer versions, so the model is asked.
+    Models whose code is not part of transformers may keep the earlier name, so the model is asked.
     """
     return RENAMED if RENAMED in inspect.signature(model.forward).parameters else EARLIER
