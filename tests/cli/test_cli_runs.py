@@ -1,5 +1,6 @@
 """Commands on a run that exists: resume, chat, eval, export."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import pytest
 
 import rlcore
 from rlcore.cli import main
+from rlcore.testing.leaks import descendants
 from rlcore.testing.runs import run_settings
 from rlcore.train import exported
 
@@ -63,15 +65,15 @@ def test_a_chat_starts_the_actor_and_the_rollout_and_no_process_for_rewards(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {thread.ident for thread in threading.enumerate()}
-    kept = _all_children()
+    kept = descendants(os.getpid())
     threads: list[str] = []
-    processes: list[str] = []
+    processes: list[int] = []
     lines = ["hello\n", ""]
 
     def read() -> str:
         if len(lines) == 1:  # the first line was answered
             threads.extend(thread.name for thread in threading.enumerate() if thread.ident not in before)
-            processes.extend(_all_children() - kept)
+            processes.extend(descendants(os.getpid()) - kept)
         return lines.pop(0)
 
     monkeypatch.setattr("rlcore.cli.chat._read", read)
@@ -79,14 +81,6 @@ def test_a_chat_starts_the_actor_and_the_rollout_and_no_process_for_rewards(
     assert capsys.readouterr().out
     assert processes == []
     assert [name for name in threads if name.endswith("]")] == ["actor[0]"], "the rollout samples in it"
-
-
-def _all_children() -> set[str]:
-    return {name for task in Path("/proc/self/task").iterdir() for name in _children(task)}
-
-
-def _children(task: Path) -> list[str]:
-    return (task / "children").read_text().split()
 
 
 @pytest.mark.slow
