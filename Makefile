@@ -38,8 +38,8 @@ TRL := .venv-trl
 VLLM := .venv-vllm
 # So does verifiers, whose mcp is an older one: see requirements/verifiers.txt.
 VERIFIERS := .venv-verifiers
-# What a user may have: the oldest versions that are declared, and what pip finds today. datasets before 5.2 leaves
-# files of CSV open until they are collected, which tests of leaks find, so `oldest` leaves those out.
+# The versions that a user may have: the oldest that are declared, and the newest that pip finds today. datasets before
+# 5.2 leaves CSV files open until they are collected, which tests of leaks find, so `oldest` leaves out tests of CSV.
 OLDEST := .venv-oldest
 NEWEST := .venv-newest
 # The site's generator needs neither rlcore nor torch.

@@ -55,7 +55,7 @@ def shared_files() -> int:
 
 
 def open_files(part: str = "") -> list[os.stat_result]:
-    """Of each descriptor of this process whose target's name contains `part`; threads may close theirs meanwhile."""
+    """The files of this process's descriptors whose names contain `part`; a thread may close its own meanwhile."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):

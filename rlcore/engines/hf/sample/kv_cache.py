@@ -180,8 +180,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def get_max_length(self) -> int:
         return -1
 
-    get_max_cache_shape = get_max_length  # the name until transformers 5.11
-
 
 class SlotCache(Cache):
     """The cache of a whole model. `now` is the current pass.
