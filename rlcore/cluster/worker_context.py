@@ -42,6 +42,20 @@ def devices_of(plan: WorkerPlan, pools: Sequence[PoolPlan], index: int, rank: in
     return tuple(gpus[(first + index) % len(gpus)] for index in range(size))
 
 
+def shares_device(cluster: ClusterContext, plan: WorkerPlan, index: int, rank: int) -> bool:
+    """True if a rank has a device that another process of the run has, too."""
+    own = set(devices_of(plan, cluster.pools, index, rank))
+    processes = (
+        (worker, replica, part)
+        for worker in cluster.workers
+        if worker.request.embedded_in is None
+        for replica in range(worker.request.replicas)
+        for part in range(worker.request.ranks)
+    )
+    found = (devices_of(worker, cluster.pools, replica, part) for worker, replica, part in processes)
+    return sum(not own.isdisjoint(devices) for devices in found) > 1
+
+
 def context_of(
     cluster: ClusterContext,
     plan: WorkerPlan,
@@ -66,6 +80,7 @@ def context_of(
         seed=cluster.config.train.seed,
         threads=cluster.threads_of(plan),
         device=device,
+        shares_device=shares_device(cluster, plan, index, rank) if host is None else host.context.shares_device,
         host=host,
         rendezvous=rendezvous,
         shared_prefix=plan.shared_prefix,

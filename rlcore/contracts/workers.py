@@ -67,6 +67,8 @@ class WorkerContext:
     threads: int
     device: str
     """'cpu', or 'cuda:3'."""
+    shares_device: bool = False
+    """Another process of the run computes on the device in turn, so this one frees its allocator's cache after a turn."""
     shared_prefix: SharedPrefix = SharedPrefix.NONE
     """The planned method of computing a group's prompt once for all its samples."""
     skips_rows: bool = False

@@ -1,6 +1,12 @@
 """Freed memory of a process: kept for its next allocations, or returned to the system and other processes."""
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlcore.contracts.workers import WorkerContext
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of glibc's mallopt(3)."""
@@ -33,6 +39,17 @@ def yield_device(device: str) -> None:
         import torch
 
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def turn_on(context: "WorkerContext") -> Iterator[None]:
+    """Context of a call during which no other process computes on the worker's device; frees the cache afterwards if
+    another one has its turn next."""
+    try:
+        yield
+    finally:
+        if context.shares_device:
+            yield_device(context.device)
 
 
 def _call_libc(name: str, *arguments: int) -> None:

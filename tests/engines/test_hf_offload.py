@@ -252,6 +252,22 @@ def test_a_restored_engine_rests(llama: Path, tmp_path: Path, host: HostMemory) 
     assert host.order() == ["host"]
 
 
+def test_a_restored_step_count_goes_to_the_device_with_the_moments(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fused AdamW needs it where the weights are, and restoring puts it where they rest."""
+    trained = engine_of(llama, False)
+    trained.update(BATCHES[0])
+    trained.save(tmp_path)
+    engine = engine_of(llama, True)
+    engine.restore(tmp_path)
+    monkeypatch.setattr(parts, "begin_move", lambda tensor, device: tensor)
+    engine._optimizer.to(torch.device("meta"))
+    states = engine._optimizer._adamw.state.values()
+    assert states
+    assert {state["step"].device.type for state in states} == {"meta"}
+
+
 def test_merged_weights_are_made_one_by_one(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the device there is one merged weight at a time: the one before is in host memory by then."""
     engine = engine_of(llama, False, lora=LoraConfig(enabled=True, rank=2))

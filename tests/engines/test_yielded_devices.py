@@ -136,12 +136,22 @@ def test_weights_that_cannot_be_handed_over_are_freed_too(
     assert cache.filled_by == []
 
 
-def test_a_reference_in_a_separate_process_frees_its_cache_after_each_pass(
-    start: Callable[..., Any], cache: Cache
+@pytest.mark.parametrize("shares", [True, False])
+def test_caches_are_freed_after_each_turn_on_a_device_that_is_shared(
+    start: Callable[..., Any], cache: Cache, shares: bool
 ) -> None:
     reference = start(HfReference, "algo.kl.placement=loss")
+    object.__setattr__(reference.context, "shares_device", shares)
     reference.logprobs(BATCH)
-    assert "score" not in cache.filled_by
+    assert ("score" in cache.filled_by) is not shares
+    actor = start()
+    object.__setattr__(actor.context, "shares_device", shares)
+    actor.begin_updates()
+    for compute in (actor.logprobs, actor.token_scores, actor.update):
+        cache.filled_by.clear()
+        compute(BATCH)
+        assert bool(cache.filled_by) is not shares, compute
+    actor.close()
 
 
 def test_a_cache_is_freed_on_an_accelerator_only(monkeypatch: pytest.MonkeyPatch) -> None:

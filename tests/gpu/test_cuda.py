@@ -77,3 +77,11 @@ def test_offloaded_optimizer_state_changes_no_result(tmp_path: Path) -> None:
         for name, offload in (("kept", "false"), ("offloaded", "true"))
     ]
     assert [row["policy/loss"] for row in runs[0]] == pytest.approx([row["policy/loss"] for row in runs[1]], rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_offloaded_run_resumes_on_the_device(tmp_path: Path, dtype: str) -> None:
+    changes = ("cluster.device=cuda", f"actor.dtype={dtype}", "actor.offload=true", "checkpoint.every_steps=1")
+    train(config(tmp_path, "offloaded"), *changes, "train.max_steps=2")
+    resumed = train(config(tmp_path, "offloaded"), *changes, resume=True)
+    assert [row["actor/skipped"] for row in steps(resumed)] == [0.0, 0.0, 0.0]

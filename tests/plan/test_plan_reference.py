@@ -94,6 +94,22 @@ def test_ranks_of_actor_and_reference_share_devices_pairwise() -> None:
     assert [devices_of(reference, plan.pools, 0, rank) for rank in range(2)] == [(0,), (1,)]
 
 
+def test_ranks_know_whether_another_process_has_their_device(tmp_path: Path) -> None:
+    from rlcore.cluster.worker_context import cluster_context, context_of
+    from rlcore.contracts.clusters import Deadlines
+
+    shares = {}
+    for placement in ("loss", "none"):
+        changes = ("cluster.device=cuda", "actor.data_parallel=2", f"algo.kl.placement={placement}")
+        hooks, loaded = configure([], [*SETTINGS, *HF, *changes], ["null"])
+        plan = make_plan(loaded, hooks, Facts(cpus=2, gpus=2, parameters=10**6))
+        cluster = cluster_context(plan, tmp_path, Deadlines())
+        actor = next(worker for worker in plan.workers if worker.request.role == ACTOR)
+        contexts = [context_of(cluster, actor, 0, device=f"cuda:{rank}", rank=rank) for rank in range(2)]
+        shares[placement] = [context.shares_device for context in contexts]
+    assert shares == {"loss": [True, True], "none": [False, False]}
+
+
 def test_the_reference_of_another_backend_says_itself_what_it_is() -> None:
     hooks, loaded = configure([], [*SETTINGS, "algo.kl.placement=loss", "reference.backend=null", LORA], ["null"])
     plan = make_plan(loaded, hooks, FACTS)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.contracts.critic import CriticWorker
+from rlcore.engines.freed_memory import turn_on
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Float32s, Metrics
 
@@ -56,7 +57,8 @@ class HfCritic(CriticWorker):
                 f"plugins.critic_engine.path: a row has {longest} tokens, and the critic's window holds {window}; "
                 "choose a model with a longer one, or lower data.max_prompt_tokens or rollout.max_tokens"
             )
-        values_BT = self.engine.values(batch)
+        with turn_on(self.context):
+            values_BT = self.engine.values(batch)
         if not np.isfinite(values_BT).all():
             num = int((~np.isfinite(values_BT)).sum())
             raise WorkerError(
@@ -78,7 +80,9 @@ class HfCritic(CriticWorker):
                 "sampled, so there is nothing to learn and nothing was updated; look at the loss masks that the "
                 "agent loop makes"
             )
-        return self.engine.update(minibatch) | explained(minibatch)
+        with turn_on(self.context):
+            metrics = self.engine.update(minibatch)
+        return metrics | explained(minibatch)
 
     def save(self, directory: Path) -> None:
         self.engine.save(directory)

@@ -14,7 +14,7 @@ from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.reference import ReferenceSlices, ReferenceWorker
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.contracts.weight_memory import ADDRESSES
-from rlcore.engines.freed_memory import give_back_freed_memory, yield_device
+from rlcore.engines.freed_memory import give_back_freed_memory, turn_on, yield_device
 from rlcore.errors import WorkerError
 from rlcore.types import (
     SENT_KINDS,
@@ -84,10 +84,12 @@ class HfActor(ActorWorker):
             engine.ranks.close()
 
     def logprobs(self, batch: Batch) -> Float32s:
-        return self.engine.logprobs(batch)
+        with turn_on(self.context):
+            return self.engine.logprobs(batch)
 
     def token_scores(self, batch: Batch) -> TokenScores:
-        return self.engine.token_scores(batch)
+        with turn_on(self.context):
+            return self.engine.token_scores(batch)
 
     def update(self, minibatch: Batch) -> Metrics:
         self._weights_change()
@@ -95,7 +97,8 @@ class HfActor(ActorWorker):
             give_back_freed_memory(self.context.device)
         self._loss.weights_sampled = self.is_published
         self.is_published = False
-        return self.engine.update(minibatch)
+        with turn_on(self.context):
+            return self.engine.update(minibatch)
 
     def expect(self, num_updates: int) -> None:
         self.engine.expect(num_updates)
@@ -241,9 +244,8 @@ class HfReference(ReferenceWorker):
 
     def logprobs(self, batch: Batch) -> Float32s:
         if self.context.host is None:
-            logprobs_BT = self.engine.logprobs(batch)
-            yield_device(self.context.device)  # no update follows, at the end of which its cache would be freed
-            return logprobs_BT
+            with turn_on(self.context):
+                return self.engine.logprobs(batch)
         return self.engine.base_logprobs(batch, self.context.config.reference.micro_batch_tokens)
 
 

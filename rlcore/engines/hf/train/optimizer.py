@@ -146,6 +146,8 @@ class MasterAdamW:
             for name, value in state.items():
                 if isinstance(value, Tensor) and name != "step":
                     parts.move(value, device)
+                elif isinstance(value, Tensor) and device != parts.HOST:
+                    state[name] = value.to(device)  # restored in host memory; it stays on the device from then on
         for index, copied in enumerate(self._copies()):
             master = parts.holder(copied)
             if device != parts.HOST and index in self._resting:
