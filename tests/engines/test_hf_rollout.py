@@ -15,7 +15,7 @@ from rlcore.config import AlgoConfig, EngineConfig, ModelConfig
 from rlcore.data.batch import collate
 from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf import TrainEngine
-from rlcore.engines.hf.sample.kv_cache import SlotLayer
+from rlcore.engines.hf.sample.kv_cache import SlotCache, SlotLayer
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.sample.sampling import row_stream
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
@@ -277,6 +277,22 @@ def test_keys_and_values_are_freed_at_the_end_also_while_no_garbage_is_collected
     finally:
         gc.enable()
     assert [layer for layer in layers if layer.prompts is not None or layer.rows is not None] == []
+
+
+def test_tables_of_rows_grow_to_no_more_tokens_than_the_longest_row_may_have(
+    policy: PolicyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many the plan counts."""
+    seen: list[int] = []
+    reserve_rows = SlotCache.reserve_rows
+
+    def reserve(cache: SlotCache, *arguments: int) -> None:
+        reserve_rows(cache, *arguments)
+        seen.append(cache.row_slots[1])
+
+    monkeypatch.setattr(SlotCache, "reserve_rows", reserve)
+    generated(sampler_of(policy), requests_of(Sampling(temperature=0.0, max_tokens=100), num=1))
+    assert max(seen) == 100
 
 
 @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(250, 7), (300, 1)])

@@ -9,6 +9,7 @@ import torch
 
 from rlcore.config import ModelConfig
 from rlcore.data.tokenizer import ByteTokens
+from rlcore.engines.hf.sample import row_attention
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.testing.tiny import END, write_tiny_model
@@ -77,6 +78,21 @@ def test_greedy_tokens_are_those_of_transformers(
         expected = theirs_BT[0, prompt_BT.shape[1] :].tolist()
         for found in ours:
             assert [found[request.id, sample] for sample in range(2)] == [expected] * 2
+
+
+@pytest.mark.parametrize("fuses", [False, True])
+def test_rows_whose_prompt_has_left_the_window_are_decoded_in_float16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fuses: bool
+) -> None:
+    """An accelerator fuses no attention with log-sums. NaN would end the rollout."""
+    config = ModelConfig(path=str(write_tiny_model(tmp_path, "Mistral", num_key_value_heads=2, sliding_window=8)))
+    model = load_model(ModelKind.CAUSAL_LM, config, dtype="float16", device="cpu")
+    assert isinstance(model, PolicyModel)
+    if not fuses:
+        monkeypatch.setattr(row_attention, "can_fuse", lambda device: False)
+    requests = [GenerateRequest("r", tuple(range(40, 45)), GREEDY, 2, seed=0)]
+    found = decoded(EmbeddedSampler(model, ByteTokens(), max_rows=4, device=torch.device("cpu")), requests)
+    assert [len(token_ids) for token_ids in found.values()] == [14, 14]
 
 
 def decoded(sampler: EmbeddedSampler, requests: list[GenerateRequest]) -> dict[tuple[str, int], list[int]]:

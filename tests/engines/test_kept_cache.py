@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from transformers import DynamicCache
 from rlcore.config import ModelConfig
 from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf.cache_name import cache_name
-from rlcore.engines.hf.sample import decode
+from rlcore.engines.hf.sample import decode, row_attention
 from rlcore.engines.hf.sample.decode import PACK_TOKENS
+from rlcore.engines.hf.sample.kv_cache import RowPass
 from rlcore.engines.hf.sample.packed_linear import PackedLinears
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
@@ -144,6 +146,36 @@ def test_without_it_rows_are_computed_again(model: PolicyModel) -> None:
     kept = with_kept_cache(model, prompts[completion.request_id], completion, change)
     np.testing.assert_allclose(completion.logprobs[:change], kept[:change], atol=1e-4)
     assert np.abs(completion.logprobs[change:] - kept[change:]).max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most_scores", [0, 2000, decode.PASS_SCORES])
+def test_rows_are_computed_again_in_parts_on_a_device_that_holds_attention_scores(
+    model: PolicyModel, monkeypatch: pytest.MonkeyPatch, most_scores: int
+) -> None:
+    monkeypatch.setattr(decode, "can_fuse", lambda device: False)
+    monkeypatch.setattr(decode, "PASS_SCORES", most_scores)
+    sizes: list[int] = []
+    attend = row_attention.attend_apart
+
+    def attended(query_RhMD: torch.Tensor, layer: Any, current: RowPass, *settings: Any) -> torch.Tensor:
+        sizes.append(query_RhMD.shape[:3].numel() * (current.longest_prompt + current.longest_own))
+        return attend(query_RhMD, layer, current, *settings)
+
+    monkeypatch.setattr(row_attention, "attend_apart", attended)
+    completions, requests = sampled(model, 6, keeps_cache=False)
+    prompts = {request.id: request.token_ids for request in requests}
+    mixed = [completion for completion in completions if len(completion.versions) == 2]
+    assert len(mixed) == 6
+    for completion in mixed:
+        prompt, change = prompts[completion.request_id], completion.versions[1][0]
+        with torch.no_grad():
+            logits_TV = model.transformer(torch.tensor([[*prompt, *completion.token_ids.tolist()]])).logits[0]
+        scores_TV = torch.log_softmax(logits_TV[len(prompt) - 1 : -1], -1)
+        new_T = scores_TV.gather(1, torch.tensor(completion.token_ids[:, None]).long())[change:, 0]
+        np.testing.assert_allclose(completion.logprobs[change:], new_T.numpy(), atol=1e-4)
+    assert bool(sizes) is (most_scores > 0)
+    assert max(sizes, default=0) <= most_scores
 
 
 @pytest.mark.slow

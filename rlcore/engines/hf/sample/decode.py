@@ -19,13 +19,15 @@ from rlcore.engines.hf.sample.decode_row import DecodeGroup, DecodeRow
 from rlcore.engines.hf.sample.fused_decode import FusedDecode, is_known, is_watched
 from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass, SlotCache
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, can_pack
-from rlcore.engines.hf.sample.row_attention import attending
+from rlcore.engines.hf.sample.row_attention import attending, can_fuse
 from rlcore.engines.hf.train.half_products import write_wide
 from rlcore.engines.hf.train.model import PolicyModel
 from rlcore.engines.hf.train.rounding import HALF
 
 PASS_TOKENS = 8192
 """Maximum tokens of one pass over prompts, padding included; bounds the memory of its activations."""
+PASS_SCORES = 2**26
+"""Maximum scores of attention of a layer that an accelerator holds while rows are computed again: 0.25 GiB in float32."""
 PACK_TOKENS = 16
 """The weights are packed if a row may still draw this many tokens; packing takes as long as a few of them."""
 
@@ -174,12 +176,27 @@ class Decoder:
             token_ids_RT = torch.zeros((len(rows), longest), dtype=torch.int64)
             for index, row in enumerate(rows):
                 token_ids_RT[index, : len(row.token_ids)] = torch.tensor(row.token_ids)
-            hidden_RTH = self._pass(
-                self._row_pass(some.start, len(rows), [0] * len(rows), longest), token_ids_RT.to(self._device)
-            )
-            last_R = torch.tensor([len(row.token_ids) - 1 for row in rows], device=self._device)
-            hidden.append(hidden_RTH[torch.arange(len(rows), device=self._device), last_R])
+            last = [len(row.token_ids) - 1 for row in rows]
+            found: list[Tensor] = [torch.empty(0)] * len(rows)
+            for start, stop in self._parts(rows, longest):
+                now = self._row_pass(some.start, len(rows), [start] * len(rows), stop - start)
+                hidden_RTH = self._pass(now, token_ids_RT[:, start:stop].to(self._device))
+                for index, place in enumerate(last):
+                    if start <= place < stop:
+                        found[index] = hidden_RTH[index, place - start]
+            hidden.append(torch.stack(found))
         return torch.cat(hidden)
+
+    def _parts(self, rows: Sequence[DecodeRow], longest: int) -> Iterator[tuple[int, int]]:
+        """Ranges of tokens that rows recompute at a time: all at once where one operation has attention with log-sums,
+        and else no more scores than `PASS_SCORES`."""
+        size = longest
+        if not can_fuse(self._device):
+            positions = longest + max(len(row.request.token_ids) for row in rows)
+            heads = self._model.transformer.config.get_text_config().num_attention_heads
+            size = max(1, PASS_SCORES // (len(rows) * heads * positions))
+        for start in range(0, longest, size):
+            yield start, min(start + size, longest)
 
     def _row_pass(self, first: int, num: int, own: list[int], tokens: int) -> RowPass:
         """A pass over rows with `own` response tokens each."""
@@ -192,7 +209,8 @@ class Decoder:
         places = [slot * width + members[slot].index(index) for index, slot in enumerate(slots)]
         filled = [member + [(member or [0])[0]] * (width - len(member)) for member in members]
         prompt = [len(row.request.token_ids) for row in rows]
-        self._cache.reserve_rows(len(self.rows), max(own) + tokens, self._max_rows)
+        longest = max(row.request.sampling.max_tokens for row in self.rows)
+        self._cache.reserve_rows(len(self.rows), max(own) + tokens, self._max_rows, longest)
         return RowPass(
             first=first,
             tokens=tokens,

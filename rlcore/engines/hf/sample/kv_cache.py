@@ -208,9 +208,10 @@ class SlotCache(Cache):
         """Make room, at the next update, for `num` prompts of `positions` tokens; never more than `most` prompts."""
         self.prompt_slots = _grown(self.prompt_slots, num, positions, most)
 
-    def reserve_rows(self, num: int, positions: int, most: int) -> None:
-        """Make room, at the next update, for `num` rows of `positions` tokens; never more than `most` rows."""
-        self.row_slots = _grown(self.row_slots, num, positions, most)
+    def reserve_rows(self, num: int, positions: int, most: int, longest: int) -> None:
+        """Make room, at the next update, for `num` rows of `positions` tokens; never for more than `most` rows, or for
+        more than `longest` tokens."""
+        self.row_slots = _grown(self.row_slots, num, positions, most, longest)
 
     def release(self) -> None:
         """Free the tables now: cache and layers refer to each other, so garbage collection might come late."""
@@ -235,12 +236,13 @@ class SlotCache(Cache):
                     table[target, :, :positions] = table[source, :, :positions]
 
 
-def _grown(slots: tuple[int, int], num: int, positions: int, most: int) -> tuple[int, int]:
-    """At least the requested size; growth is by half or more, so that it is rare."""
+def _grown(slots: tuple[int, int], num: int, positions: int, most: int, longest: int | None = None) -> tuple[int, int]:
+    """At least the requested size; growth is by half or more, so that it is rare, up to `longest` positions."""
     if num > slots[0]:
         num = max(num, min(most, slots[0] + slots[0] // 2))
     if positions > slots[1]:
-        positions = -(-max(positions, slots[1] + slots[1] // 2) // GROWTH) * GROWTH
+        grown = -(-max(positions, slots[1] + slots[1] // 2) // GROWTH) * GROWTH
+        positions = grown if longest is None else max(positions, min(grown, longest))
     return max(num, slots[0]), max(positions, slots[1])
 
 
