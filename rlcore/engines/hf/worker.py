@@ -15,6 +15,7 @@ from rlcore.contracts.reference import ReferenceSlices, ReferenceWorker
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.contracts.weight_memory import ADDRESSES
 from rlcore.engines.freed_memory import give_back_freed_memory, turn_on, yield_device
+from rlcore.engines.pinned_memory import pin_exactly
 from rlcore.errors import WorkerError
 from rlcore.types import (
     SENT_KINDS,
@@ -50,14 +51,15 @@ class HfActor(ActorWorker):
     """Called before every change of the weights, so that samplers drop values computed from them."""
 
     def setup(self) -> None:
+        context, config = self.context, self.context.config
+        prepare_process(context)
+
         from rlcore.algo.importance import sampler_differs
         from rlcore.engines.hf.train.engine import TrainEngine
         from rlcore.engines.hf.train.policy_loss import PolicyLoss, taught_rows
         from rlcore.engines.hf.train.ranks import ranks_of
         from rlcore.imports import import_function
 
-        context, config = self.context, self.context.config
-        prepare_process(context)
         self.before_change = []
         policy_loss = import_function(context.targets["policy_loss"])
         self._loss = PolicyLoss(policy_loss, config.algo, sampler_differs(config))
@@ -306,8 +308,11 @@ def share_of(requests: Sequence[GenerateRequest], rank: int, num_ranks: int) -> 
 def prepare_process(context: WorkerContext) -> None:
     """Set the number of compute threads to the plan's, and seed Python, numpy and torch with the run's seed.
 
-    Call it before a model is loaded: checkpoints hold these random states.
+    Call it before torch is imported, which reads settings of its allocator, and before a model is loaded: checkpoints
+    hold these random states.
     """
+    if context.device != "cpu" and context.config.actor.offload:
+        pin_exactly()
     import random
 
     import numpy as np

@@ -27,7 +27,7 @@ from rlcore.engines.hf.train.rounding import HALF
 PASS_TOKENS = 8192
 """Maximum tokens of one pass over prompts, padding included; bounds the memory of its activations."""
 PASS_SCORES = 2**26
-"""Maximum scores of attention of a layer that an accelerator holds while rows are computed again: 0.25 GiB in float32."""
+"""Maximum attention scores of a layer that an accelerator holds while it computes rows again: 0.25 GiB in float32."""
 PACK_TOKENS = 16
 """The weights are packed if a row may still draw this many tokens; packing takes as long as a few of them."""
 
