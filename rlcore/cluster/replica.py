@@ -33,6 +33,7 @@ class ReplicaSupervisor:
         self.name = name
         self.index = index
         self.on_event: list[Callable[[ReplicaEvent], None]] = []
+        self.before_launch: list[Callable[[], Awaitable[None]]] = []
         self.before_return: list[Callable[[], Awaitable[None]]] = []
         self._launch, self._max_restarts, self._deadlines = launch, max_restarts, deadlines
         self._built: list[Callable[[str], Sequence[Shipment]]] = []
@@ -133,6 +134,8 @@ class ReplicaSupervisor:
         self._failure = ""
         try:
             with boundary(f"{self.name}: being restarted", WorkerError):
+                for allow in self.before_launch:
+                    await allow()
                 self._body = await self._launch()
                 for ranks in self._built:
                     await self._body.build(ranks(self._body.rendezvous), self._deadlines.setup_s)
@@ -235,6 +238,12 @@ class ReplicaGroup(Generic[W]):
         """See `rlcore.contracts.workers.WorkerGroup.on_event`."""
         for seat in self._seats():
             seat.on_event.append(callback)
+
+    def before_launch(self, allow: Callable[[ReplicaHandle[Any]], Awaitable[None]]) -> None:
+        """See `rlcore.contracts.workers.WorkerGroup.before_launch`."""
+        for replica in self.replicas:
+            if isinstance(replica, Replica):
+                replica.seat.before_launch.append(partial(allow, replica))
 
     def before_return(self, prepare: Callable[[ReplicaHandle[Any]], Awaitable[None]]) -> None:
         """See `rlcore.contracts.workers.WorkerGroup.before_return`."""

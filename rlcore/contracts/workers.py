@@ -190,6 +190,10 @@ class WorkerGroup(Protocol[W_co]):
         """
         ...
 
+    def before_launch(self, allow: "Callable[[ReplicaHandle[Any]], Awaitable[None]]") -> None:
+        """Await `allow` before a lost replica is launched again: its device may be in use."""
+        ...
+
     def before_return(self, prepare: "Callable[[ReplicaHandle[Any]], Awaitable[None]]") -> None:
         """Await `prepare` for a restarted replica before it is `alive` again, to give it the current weights."""
         ...

@@ -2,17 +2,16 @@
 
 A pool that is a union of others lends the devices of servers (rollout and reward replicas) to the training roles.
 Servers are awake while no role trains and sleep from `train` to `serve`. The caller of `train` must call `serve` under
-try/finally.
+try/finally. A lost server is started again while servers have the devices: a start needs its whole share of them.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-from rlcore.contracts.workers import ReplicaHandle, WorkerGroup
+from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, WorkerGroup
 from rlcore.errors import WorkerError, worker_call
 
 logger = logging.getLogger(__name__)
@@ -40,8 +39,14 @@ class DeviceLease:
         self._names = ("time/drain_s", "time/admit_s") if on_cpu else ("time/sleep_s", "time/wake_s")
         self._training = False
         self._turning = asyncio.Lock()
-        for _, group, interface in self._servers:
-            group.before_return(partial(self._welcome, interface))
+        self._starting: set[str] = set()
+        """Names of lost servers that are being started again."""
+        self._serving, self._none_starting = asyncio.Event(), asyncio.Event()
+        self._serving.set()
+        self._none_starting.set()
+        for _, group, _ in self._servers:
+            group.before_launch(self._begin_start)
+            group.on_event(self._end_start)
 
     @property
     def shared(self) -> bool:
@@ -51,18 +56,25 @@ class DeviceLease:
     async def train(self) -> None:
         """Put every server to sleep; the training roles have the devices when this returns.
 
-        WorkerError names one that cannot. A server that is being restarted falls asleep before it serves.
+        WorkerError names one that cannot. Waits for a lost server that is being started again, which needs its share of
+        the devices for that.
         """
-        async with self._turning:
-            if self._training or not self._servers:
+        while self._servers:
+            await self._none_starting.wait()
+            async with self._turning:
+                if self._training:
+                    return
+                if self._starting:
+                    continue
+                self._training, began = True, time.monotonic()
+                self._serving.clear()
+                await self._tell("sleep")
+                self._record(self._names[0], time.monotonic() - began)
                 return
-            self._training, began = True, time.monotonic()
-            await self._tell("sleep")
-            self._record(self._names[0], time.monotonic() - began)
 
     async def serve(self) -> None:
         """Wake the servers, including those that `train` did not call; WorkerError names one that fails, which is not
-        called again. Does nothing if no server had to sleep.
+        called again. Lost servers are started again. Does nothing if no server had to sleep.
         """
         async with self._turning:
             if not self._training:
@@ -71,10 +83,14 @@ class DeviceLease:
             try:
                 await self._tell("wake")
             except WorkerError:
-                self._training = False  # the run ends: the next call would only wait for the same server again
+                self._end_training()  # the run ends: the next call would only wait for the same server again
                 raise
-            self._training = False
+            self._end_training()
             self._record(self._names[1], time.monotonic() - began)
+
+    def _end_training(self) -> None:
+        self._training = False
+        self._serving.set()
 
     async def _tell(self, method: str) -> None:
         """Call the method on every running server; raises the first error after all have answered."""
@@ -98,10 +114,20 @@ class DeviceLease:
         except WorkerError as error:
             if replica.alive:
                 raise
-            logger.warning("%s; it follows the current phase when it is back", error)
+            logger.warning("%s; it is started again when servers have the devices", error)
 
-    async def _welcome(self, interface: type[Any], replica: ReplicaHandle[Any]) -> None:
-        """Called before a restarted server serves; it starts awake."""
-        async with self._turning:
-            if self._training:
-                await replica.call(interface.sleep)
+    async def _begin_start(self, replica: ReplicaHandle[Any]) -> None:
+        """Called before a lost server is started again; returns when it may use its devices."""
+        while True:
+            await self._serving.wait()
+            async with self._turning:
+                if not self._training:
+                    self._starting.add(replica.name)
+                    self._none_starting.clear()
+                    return
+
+    def _end_start(self, event: ReplicaEvent) -> None:
+        """Called when a server serves again, or is lost, also while it is being started."""
+        self._starting.discard(event.name)
+        if not self._starting:
+            self._none_starting.set()

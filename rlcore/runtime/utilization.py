@@ -164,6 +164,10 @@ class MeteredGroup:
         """See `rlcore.contracts.workers.WorkerGroup.on_event`."""
         self._group.on_event(callback)
 
+    def before_launch(self, allow: Callable[[ReplicaHandle[Any]], Awaitable[None]]) -> None:
+        """See `rlcore.contracts.workers.WorkerGroup.before_launch`."""
+        self._group.before_launch(allow)
+
     def before_return(self, prepare: Callable[[ReplicaHandle[Any]], Awaitable[None]]) -> None:
         """See `rlcore.contracts.workers.WorkerGroup.before_return`."""
         self._group.before_return(prepare)

@@ -129,7 +129,7 @@ class Group:
     def on_event(self, callback: Any) -> None:
         """Nothing happens to it."""
 
-    before_return = on_event
+    before_launch = before_return = on_event
 
 
 async def consumed(stream: Any) -> None:

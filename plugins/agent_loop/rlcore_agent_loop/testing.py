@@ -131,6 +131,9 @@ class HerePool:
     def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
         """Does nothing: there are no events."""
 
+    def before_launch(self, allow: Callable[[ReplicaHandle[Any]], Awaitable[None]]) -> None:
+        """Does nothing: no worker is ever launched again."""
+
     def before_return(self, prepare: Callable[[ReplicaHandle[Any]], Awaitable[None]]) -> None:
         """Does nothing: no worker ever comes back."""
 

@@ -255,7 +255,8 @@ class ClusterSuite(Suite):
 
     @extra("restarts")
     def test_an_isolated_replica_that_dies_is_lost_and_restored(self) -> None:
-        """Its embedded workers are restored, too. `before_return` is awaited before it is alive again."""
+        """Its embedded workers are restored, too. `before_launch` is awaited before it is launched again, and
+        `before_return` before it is alive again."""
 
         async def work(started: StartedCluster) -> None:
             group, restored = started.groups["probe"], asyncio.Event()
@@ -266,17 +267,21 @@ class ClusterSuite(Suite):
                 if event.kind == "restored":
                     restored.set()
 
+            async def allow(replica: Any) -> None:
+                events.append(f"allowed {replica.name}, alive: {replica.alive}")
+
             async def prepare(replica: Any) -> None:
                 events.append(f"prepared {await replica.call(started.probe.echo, replica.name)}")
 
             group.on_event(seen)
+            group.before_launch(allow)
             group.before_return(prepare)
             before = await group.each(started.probe.where)
             error = await raised(group.replicas[0].call(started.probe.die))
             self.need(error.startswith("probe[0].die(): "), f"a call of a replica that dies gives {error!r}")
             done = await asyncio.wait([asyncio.ensure_future(restored.wait())], timeout=self.limit_s / 2)
             self.need(bool(done[0]), f"an isolated replica that died was not restored in {self.limit_s / 2:g} s")
-            due = ["lost probe[0]", "prepared probe[0]", "restored probe[0]"]
+            due = ["lost probe[0]", "allowed probe[0], alive: False", "prepared probe[0]", "restored probe[0]"]
             self.need(events == due, f"events: {events}; needs {due}")
             after = await group.each(started.probe.where)
             self.need(after[0] != before[0], "the replica that died is in the process that it died in")
