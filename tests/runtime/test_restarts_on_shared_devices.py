@@ -76,7 +76,7 @@ class Server:
             await asyncio.sleep(0)
 
 
-def told(story: Callable[[Server], Awaitable[None]], faults: int = 0) -> list[str]:
+def calls_during(story: Callable[[Server], Awaitable[None]], faults: int = 0) -> list[str]:
     """The starts and calls of a server during a story, and '--' where the story says so."""
 
     async def run() -> list[str]:
@@ -105,7 +105,7 @@ def test_a_server_that_dies_while_the_actor_trains_is_started_in_the_servers_tur
         await server.back()
         await server.lease.train()
 
-    assert told(story) == ["start", "sleep", "--", "start", "sleep"]
+    assert calls_during(story) == ["start", "sleep", "--", "start", "sleep"]
 
 
 def test_no_role_trains_while_a_server_is_being_started() -> None:
@@ -120,7 +120,7 @@ def test_no_role_trains_while_a_server_is_being_started() -> None:
         server.may_finish.set()
         await training
 
-    assert told(story) == ["start", "start", "--", "sleep"]
+    assert calls_during(story) == ["start", "start", "--", "sleep"]
 
 
 @pytest.mark.slow
@@ -136,4 +136,4 @@ def test_roles_train_between_two_tries_to_start_a_server() -> None:
         await server.lease.serve()
         await server.back()
 
-    assert told(story, faults=1) == ["start", "start", "--", "start"]
+    assert calls_during(story, faults=1) == ["start", "start", "--", "start"]
