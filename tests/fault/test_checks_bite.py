@@ -10,8 +10,10 @@ import pytest
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(560)]
 
 ROOT = Path(__file__).parent.parent.parent
-PLAN_MODULES = ("requests", "components", "reward_functions", "planner", "sources")
-FITTING = ("pools", "schedule", "data_parallel", "mesh", "clusters", "weight_sync", "colocation", "prefixes")
+PLAN_MODULES = (
+    *("requests", "components", "reward_functions", "planner", "sources"),
+    *("pools", "schedule", "data_parallel", "mesh", "clusters", "weight_sync", "colocation", "prefixes"),
+)
 PLANS = (
     "plan/test_cluster_offers.py",
     "plan/test_contract_classes.py",
@@ -63,8 +65,7 @@ GROUPS = {
             "ground/test_targets.py",
         ),
     ),
-    "what is asked for": (tuple(f"rlcore/plan/{name}.py" for name in PLAN_MODULES), PLANS),
-    "what fits together": (tuple(f"rlcore/plan/{name}.py" for name in FITTING), PLANS),
+    "what is planned": (tuple(f"rlcore/plan/{name}.py" for name in PLAN_MODULES), PLANS),
     "what algorithms return": (
         ("rlcore/algo/probe.py", "rlcore/algo/torch_state.py"),
         ("algo/test_probe.py", "algo/test_probe_inputs.py"),
