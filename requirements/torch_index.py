@@ -1,12 +1,17 @@
-"""Print the pip option that finds the CPU build of torch, or nothing where its index cannot be reached.
+"""Print the pip option that finds the CPU build of torch; nothing on a machine with a GPU, or without that index.
 
-Without the index, pip takes torch from where it is set up to look (a local folder of wheels, a mirror).
+pip then takes torch from where it is set up to look: PyPI, whose build is for CUDA, a local folder of wheels, a mirror.
+
+    python requirements/torch_index.py [--cpu]     # --cpu: also on a machine with a GPU
 """
 
 import sys
 import urllib.request
+from pathlib import Path
 
 INDEX = "https://download.pytorch.org/whl/cpu"
+DRIVER = Path("/dev/nvidiactl")
+"""A file of NVIDIA's driver, which is there if a process may use a GPU."""
 
 
 def reachable(url: str) -> bool:
@@ -18,5 +23,5 @@ def reachable(url: str) -> bool:
         return False
 
 
-if sys.platform.startswith("linux") and reachable(f"{INDEX}/torch/"):
+if sys.platform.startswith("linux") and ("--cpu" in sys.argv or not DRIVER.exists()) and reachable(f"{INDEX}/torch/"):
     sys.stdout.write(f"--extra-index-url {INDEX}\n")

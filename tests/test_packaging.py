@@ -1,11 +1,15 @@
 """Distributions, constraints, Makefile and CI say the same thing as each other and as the tree."""
 
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,3 +238,21 @@ def test_no_text_tells_anybody_to_install_from_an_index_what_is_not_there() -> N
     files = [ROOT / name for name in listed.splitlines() if Path(name).suffix in suffixes]
     assert len(files) > 700
     assert [path.relative_to(ROOT) for path in files if UNPUBLISHED.search(path.read_text("utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "has_gpu", "option"),
+    [([], False, True), ([], True, False), (["--cpu"], True, True)],
+)
+def test_torch_is_the_cpu_build_on_machines_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    has_gpu: bool,
+    option: bool,
+) -> None:
+    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: nullcontext(SimpleNamespace(status=200)))
+    monkeypatch.setattr(Path, "exists", lambda path: has_gpu)
+    monkeypatch.setattr(sys, "argv", ["torch_index.py", *arguments])
+    runpy.run_path(str(ROOT / "requirements" / "torch_index.py"))
+    assert ("--extra-index-url" in capsys.readouterr().out) is option

@@ -40,7 +40,7 @@ WORDS = {
     "How do I debug my reward function?": "`log.txt`",
     "How do I turn thinking off?": "enable_thinking=false",
     "How do I install it in my environment?": "pip install ./view",
-    "What may I change when I resume?": "Other prompts, another order of them, or another model are refused",
+    "What may I change when I resume?": "Other prompts, another order of them or another seed are refused",
     "How do I keep the run directory small?": "`train.record_tokens=none`",
     "How do I stop early and keep the best checkpoint?": "train.stop.metric",
     "How do I use an API key?": "${oc.env:NAME}",

@@ -93,7 +93,8 @@ def test_every_command_of_a_document_runs(document: Path, workplace: Path) -> No
     found = commands(document)
     assert found
     for command in found:
-        output = rlcore(f"{command} {NULL}" if command.startswith("train ") else command, workplace)
+        null = f"{NULL} plugins.critic_engine.backend='null'" if "critic_engine" in command else NULL
+        output = rlcore(f"{command} {null}" if command.startswith("train ") else command, workplace)
         assert output.strip(), command
     if document.name == "README.md":
         log = (workplace / "runs" / "sums" / "log.txt").read_text()
