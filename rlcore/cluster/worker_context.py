@@ -9,6 +9,7 @@ from rlcore.cluster.same_software import code_of
 from rlcore.contracts.clusters import ClusterContext, Deadlines, PoolPlan, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.plan import RunPlan
+from rlcore.plan.device_memory import serves
 from rlcore.plan.memory_limits import memory_plans
 
 
@@ -43,12 +44,15 @@ def devices_of(plan: WorkerPlan, pools: Sequence[PoolPlan], index: int, rank: in
 
 
 def shares_device(cluster: ClusterContext, plan: WorkerPlan, index: int, rank: int) -> bool:
-    """True if a rank has a device that another process of the run has, too."""
+    """True if a rank has a device on which another role is trained or scores in turn, as a critic next to an actor.
+
+    A server is none of these: it sleeps while they work, or keeps to its share.
+    """
     own = set(devices_of(plan, cluster.pools, index, rank))
     processes = (
         (worker, replica, part)
         for worker in cluster.workers
-        if worker.request.embedded_in is None
+        if worker.request.embedded_in is None and not serves(worker)
         for replica in range(worker.request.replicas)
         for part in range(worker.request.ranks)
     )

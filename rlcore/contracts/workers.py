@@ -68,7 +68,8 @@ class WorkerContext:
     device: str
     """'cpu', or 'cuda:3'."""
     shares_device: bool = False
-    """Another process of the run computes on the device in turn, so this one frees the allocator's cache after each."""
+    """Actor, critic and reference take turns on the device in separate processes, so each frees the allocator's
+    cache after its turn."""
     shared_prefix: SharedPrefix = SharedPrefix.NONE
     """The planned method of computing a group's prompt once for all its samples."""
     skips_rows: bool = False

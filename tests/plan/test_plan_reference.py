@@ -99,15 +99,17 @@ def test_ranks_know_whether_another_process_has_their_device(tmp_path: Path) -> 
     from rlcore.contracts.clusters import Deadlines
 
     shares = {}
-    for placement in ("loss", "none"):
-        changes = ("cluster.device=cuda", "actor.data_parallel=2", f"algo.kl.placement={placement}")
+    for placement in ("loss", "none", "server"):
+        changes = ["cluster.device=cuda", "actor.data_parallel=2", f"algo.kl.placement={placement}"]
+        if placement == "server":
+            changes[2:] = ["algo.kl.placement=none", "rollout.backend=null_replica", "rollout.replicas=2"]
         hooks, loaded = configure([], [*SETTINGS, *HF, *changes], ["null"])
         plan = make_plan(loaded, hooks, Facts(cpus=2, gpus=2, parameters=10**6))
         cluster = cluster_context(plan, tmp_path, Deadlines())
         actor = next(worker for worker in plan.workers if worker.request.role == ACTOR)
         contexts = [context_of(cluster, actor, 0, device=f"cuda:{rank}", rank=rank) for rank in range(2)]
         shares[placement] = [context.shares_device for context in contexts]
-    assert shares == {"loss": [True, True], "none": [False, False]}
+    assert shares == {"loss": [True, True], "none": [False, False], "server": [False, False]}
 
 
 def test_the_reference_of_another_backend_says_itself_what_it_is() -> None:
