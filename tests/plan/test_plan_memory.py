@@ -10,6 +10,7 @@ from rlcore.config import EngineConfig
 from rlcore.config.engines import LoraConfig
 from rlcore.contracts.model_files import model_shape, num_parameters
 from rlcore.contracts.requests import ModelShape
+from rlcore.engines.hf import resources
 from rlcore.errors import PlanError
 from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plan.activations import MicroBatchSize, largest_micro_batch, logit_bytes, update_bytes
@@ -230,7 +231,9 @@ def test_gradients_of_a_steps_only_micro_batch_are_not_added_to_its_activations(
     assert several - one == pytest.approx(PIECES * gradients, rel=0.01)
 
 
-def test_generation_takes_the_place_of_gradients_with_packed_weights_keys_values_and_logits() -> None:
+def test_generation_takes_the_place_of_gradients_with_packed_weights_keys_values_and_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sizes = (
         "data.max_prompt_tokens=10", "rollout.max_tokens=6", "train.prompts_per_step=4", "rollout.samples_per_prompt=2",
         "rollout.max_rows=8", "actor.backend=hf", "rollout.backend=hf", "actor.shared_prefix=none",
@@ -253,7 +256,10 @@ def test_generation_takes_the_place_of_gradients_with_packed_weights_keys_values
     ]
     assert shorter == lora, "what is held in training is more"
     half = plan(*sizes, "actor.lora.enabled=true", "actor.dtype=bfloat16", facts=large).memory_bytes["actor"]
-    assert half == pytest.approx(PROCESS + 2 * 10**9, rel=1e-3), "weights in bfloat16 are not packed"
+    assert half == pytest.approx(PROCESS + 2 * 10**9, rel=1e-3), "this CPU does not multiply bfloat16"
+    monkeypatch.setattr(resources, "bfloat16_instructions", lambda: "avx512_bf16")
+    packed = plan(*sizes, "actor.lora.enabled=true", "actor.dtype=bfloat16", facts=large).memory_bytes["actor"]
+    assert packed - half == pytest.approx(PIECES * 2 * 10**9, rel=1e-3)
 
 
 def test_a_cache_that_is_kept_over_new_weights_adds_to_the_memory_of_an_update() -> None:

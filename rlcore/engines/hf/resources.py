@@ -10,6 +10,7 @@ from rlcore.contracts.reference import ReferenceSlices
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.contracts.stored_formats import check_planned
 from rlcore.plan.activations import BYTES
+from rlcore.plan.cpu_products import bfloat16_instructions
 from rlcore.plan.memory import frozen_bytes_per_parameter
 
 BASE_NOTE = "the actor's weights with the LoRA adapter off serve as the reference; no second model is loaded"
@@ -22,10 +23,11 @@ def complete_actor(config: RunConfig, section: Any, request: WorkerRequest) -> W
 
 
 def complete_embedded(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
-    """The request with the maximum number of cached tokens, and the packed copy of float32 weights that a CPU generates
-    with."""
-    packs = config.cluster.device != "cuda" and config.actor.dtype == "float32"
-    packed = float(BYTES["float32"]) if packs else 0.0
+    """The request with the maximum number of cached tokens, and the packed copy of the weights that a CPU generates
+    with, if it multiplies their format."""
+    dtype = config.actor.dtype
+    multiplies = dtype == "float32" or (dtype == "bfloat16" and bool(bfloat16_instructions()))
+    packed = float(BYTES[dtype]) if multiplies and config.cluster.device != "cuda" else 0.0
     return replace(request, cached_tokens=_cached_tokens(config), bytes_per_parameter=packed)
 
 
