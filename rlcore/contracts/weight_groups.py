@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import select
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,8 @@ class BroadcastGroup:
         if transport == "nccl":
             options = classes.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=NCCL_S)
-            self._group: Any = classes.ProcessGroupNCCL(store, rank, size, options)
+            with _without_watchdog():
+                self._group: Any = classes.ProcessGroupNCCL(store, rank, size, options)
         else:
             options = classes.ProcessGroupGloo._Options()
             options._timeout = timedelta(seconds=EXCHANGE_S)
@@ -126,6 +128,25 @@ class BroadcastGroup:
         with suppress(RuntimeError):
             self._group.abort()
         self._group = None  # also releases its threads and connections
+
+
+@contextmanager
+def _without_watchdog() -> Iterator[None]:
+    """Context in which a process group of NCCL starts no thread that ends the process because of an error.
+
+    `BroadcastGroup.broadcast` has a deadline, and a group that broke is left, not the process. Groups made outside are
+    as they were.
+    """
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def watch(connections: list[socket.socket], wait_s: float = LOOK_S) -> None:

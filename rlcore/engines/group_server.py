@@ -10,6 +10,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -27,6 +28,9 @@ from rlcore.errors import WorkerError, boundary
 distributed: Any = torch.distributed
 """torch.distributed, untyped because its stub does not export the stores."""
 logger = logging.getLogger(__name__)
+
+TURN_S = 180.0
+"""Seconds that a version waits for the broadcast of the one before, as long as its receivers wait for an invitation."""
 MIB = 2**20
 
 
@@ -65,6 +69,8 @@ class Groups:
         self._changed = threading.Condition()
         self._meeting: _Meeting | None = None
         self._sending = threading.Lock()
+        self._is_stuck = False
+        """A thread that sent an earlier version did not return."""
         self._group: BroadcastGroup | None = None
 
     def serve(self, connection: socket.socket, tensors: Mapping[str, Tensor]) -> None:
@@ -88,10 +94,23 @@ class Groups:
             meeting.over.wait()
             return
         try:
-            with self._sending:
-                self._send(meeting)
+            self._send_in_turn(meeting)
         finally:
             meeting.over.set()
+
+    def _send_in_turn(self, meeting: _Meeting) -> None:
+        """Send after the version before; without its end receivers are left to the copy, also at later versions.
+
+        NCCL cannot be left while it connects to a member that has gone.
+        """
+        self._is_stuck = not self._sending.acquire(timeout=0.0 if self._is_stuck else TURN_S)
+        if self._is_stuck:
+            logger.warning("weights: an earlier broadcast has not ended; replicas read the copy, one by one")
+            return
+        try:
+            self._send(meeting)
+        finally:
+            self._sending.release()
 
     def _send(self, meeting: _Meeting) -> None:
         """Broadcast all tensors; if that fails the group ends, and so do the threads of all members."""
@@ -102,6 +121,9 @@ class Groups:
                 self._broadcast(self._gathered(members), connections, meeting.tensors)
         except (OSError, EOFError, RuntimeError) as error:  # torch's errors are RuntimeErrors
             logger.warning("weights: a broadcast to %d processes broke: %s", len(connections), str(error))
+            for connection in connections:  # first, so that members leave because of that and not of an error of NCCL
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
             self.abandon()
 
     def abandon(self) -> None:

@@ -26,6 +26,10 @@ from rlcore.errors import WorkerError, boundary
 
 logger = logging.getLogger(__name__)
 
+CLOSE_S = 5.0
+"""Seconds that `close` waits for each thread; one that is inside of a library that cannot be left ends with the
+process."""
+
 PIECE_BYTES = 16 << 20
 """Each piece of this size has to be sent within EXCHANGE_S."""
 SECRET_BYTES = 16
@@ -84,7 +88,7 @@ class WeightsServer(Generic[C]):
                     connection.shutdown(socket.SHUT_RDWR)  # which wakes the threads
             self._listening.close()
         for thread in self._threads:
-            thread.join()
+            thread.join(CLOSE_S)
         self._on_closed()
 
     def _accept(self) -> None:

@@ -1,7 +1,7 @@
 """Calls that overlap share one table of rows: joins, early ends, failures, and weights that change meanwhile."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 
 from rlcore.config import ModelConfig
 from rlcore.data.tokenizer import ByteTokens
+from rlcore.engines.hf.sample import fused_decode
 from rlcore.engines.hf.sample.decode import PACK_TOKENS, PASS_TOKENS
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, siblings_of, watching
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
@@ -355,6 +356,32 @@ def test_bfloat16_decodes_with_packed_weights_and_fused_layers(tmp_path: Path) -
     for mine, theirs in zip(short, plain, strict=True):
         assert mine.token_ids[0] == theirs.token_ids[0]
         np.testing.assert_allclose(mine.logprobs[0], theirs.logprobs[0], atol=0.02)
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+def test_short_rows_attend_in_float32_and_longer_ones_by_the_fused_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(write_tiny_model(tmp_path / "model", "Qwen3", head_dim=64, num_key_value_heads=2), "bfloat16")
+    sampler = sampler_of(model, max_rows=8)
+    calls: list[str] = []
+
+    def recording(name: str) -> Callable[..., Any]:
+        attend = getattr(fused_decode, name)
+
+        def attended(*arguments: Any) -> Any:
+            calls.append(name)
+            return attend(*arguments)
+
+        return attended
+
+    for name in ("attend_wide", "attend_apart"):
+        monkeypatch.setattr(fused_decode, name, recording(name))
+    monkeypatch.setattr(fused_decode, "WIDE_POSITIONS", 10)
+    requests = [GenerateRequest("r", tuple(range(40, 44)), Sampling(max_tokens=12, temperature=0.0), 2, 0)]
+    asyncio.run(all_of(sampler, requests))
+    layers = model.transformer.config.num_hidden_layers
+    assert calls == ["attend_wide"] * 6 * layers + ["attend_apart"] * 5 * layers
 
 
 @pytest.mark.usefixtures("native_bfloat16")

@@ -1,5 +1,6 @@
 """Weights that are broadcast to all replicas at once, by gloo: groups, losses in the middle, returns."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -230,11 +231,38 @@ def test_nccl_itself_does_not_end_a_process_whose_group_can_be_left(monkeypatch:
             _timeout: Any = None
 
         def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
-            made.append(options._timeout.total_seconds())
+            made.append((options._timeout.total_seconds(), os.environ["TORCH_NCCL_BLOCKING_WAIT"]))
 
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Fake, raising=False)
-    weight_groups.BroadcastGroup("group", "nccl", torch.distributed.HashStore(), HOST, 0, 1)
-    assert made[0] > 10 * weight_groups.EXCHANGE_S
+    for before in (None, "0"):
+        monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+        if before is not None:
+            monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", before)
+        weight_groups.BroadcastGroup("group", "nccl", torch.distributed.HashStore(), HOST, 0, 1)
+        assert os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == before
+    assert [waits for _, waits in made] == ["1", "1"], "no watchdog ends the process at an error"
+    assert made[0][0] > 10 * weight_groups.EXCHANGE_S
+
+
+def test_a_broadcast_that_cannot_be_left_keeps_no_later_version_waiting(
+    server: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(group_server, "TURN_S", 0.2)
+    sending = server._send.__self__._sending
+    sending.acquire()
+    try:
+        replicas = [Replica(), Replica()]
+        assert all(handed_over(server, 5, replicas))
+        monkeypatch.setattr(group_server, "TURN_S", 60.0)
+        assert all(handed_over(server, 6, replicas)), "at once, from the copy"
+    finally:
+        sending.release()
+    assert [replica.group for replica in replicas] == ["", ""]
+    assert sum("an earlier broadcast has not ended" in line for line in caplog.messages) == 2
+    assert all(handed_over(server, 7, replicas))
+    assert replicas[0].group == replicas[1].group != "", "in a group as soon as it has ended"
+    for replica in replicas:
+        replica.receiver.close()
 
 
 def test_receivers_that_came_continue_without_one_that_does_not(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.contracts.critic import CriticWorker
-from rlcore.engines.freed_memory import turn_on
+from rlcore.engines.hf import turn_on
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Float32s, Metrics
 

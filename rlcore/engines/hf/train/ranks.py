@@ -60,6 +60,7 @@ class Ranks:
             store, *_ = next(rendezvous_at(rendezvous, rank, num, timeout=timedelta(seconds=MEET_S)))
             store.set(f"here/{rank}", "yes")
             store.wait([f"here/{index}" for index in range(num)], timedelta(seconds=MEET_S))
+            store.set_timeout(timedelta(seconds=EXCHANGE_S))  # groups of NCCL connect in it at their first exchange
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 store=store,
