@@ -1,7 +1,7 @@
 """Calls that overlap share one table of rows: joins, early ends, failures, and weights that change meanwhile."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,6 @@ import torch
 
 from rlcore.config import ModelConfig
 from rlcore.data.tokenizer import ByteTokens
-from rlcore.engines.hf.sample import fused_decode
 from rlcore.engines.hf.sample.decode import PACK_TOKENS, PASS_TOKENS
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, siblings_of, watching
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
@@ -327,61 +326,6 @@ def test_packed_weights_multiply_as_the_layers_do_and_are_put_away(path: Path) -
         torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(found[2], found[0], atol=0.0, rtol=0.0)
         assert (found[1] - found[0]).abs().max() > 1e-2
-
-
-@pytest.mark.usefixtures("native_bfloat16")
-def test_bfloat16_decodes_with_packed_weights_and_fused_layers(tmp_path: Path) -> None:
-    """Both give what the modules give, to the format's precision: an equal first token, and log-probs that are near."""
-    settings: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 2, "num_key_value_heads": 2}
-    model = model_of(write_tiny_model(tmp_path / "model", "Qwen3", head_dim=64, **settings), "bfloat16")
-    sampler = sampler_of(model, max_rows=8)
-    decoder = sampler._decoder
-    assert decoder.shortens
-    packed: list[int] = []
-    pack = decoder._pack
-
-    def recorded() -> None:
-        pack()
-        packed.append(0 if decoder._packed is None else decoder._packed.num_products)
-
-    decoder._pack = recorded  # type: ignore[method-assign]
-    requests = [
-        GenerateRequest(f"r{i}", tuple(range(40, 44 + i)), Sampling(max_tokens=2 * PACK_TOKENS, temperature=0.0), 1, i)
-        for i in range(3)
-    ]
-    short = sorted_by_id(asyncio.run(all_of(sampler, requests)))
-    assert max(packed) == 2 * 2 + 1  # both products of each MLP, and the output layer; the others are small
-    decoder.shortens = False
-    plain = sorted_by_id(asyncio.run(all_of(sampler, requests)))
-    for mine, theirs in zip(short, plain, strict=True):
-        assert mine.token_ids[0] == theirs.token_ids[0]
-        np.testing.assert_allclose(mine.logprobs[0], theirs.logprobs[0], atol=0.02)
-
-
-@pytest.mark.usefixtures("native_bfloat16")
-def test_short_rows_attend_in_float32_and_longer_ones_by_the_fused_operation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = model_of(write_tiny_model(tmp_path / "model", "Qwen3", head_dim=64, num_key_value_heads=2), "bfloat16")
-    sampler = sampler_of(model, max_rows=8)
-    calls: list[str] = []
-
-    def recording(name: str) -> Callable[..., Any]:
-        attend = getattr(fused_decode, name)
-
-        def attended(*arguments: Any) -> Any:
-            calls.append(name)
-            return attend(*arguments)
-
-        return attended
-
-    for name in ("attend_wide", "attend_apart"):
-        monkeypatch.setattr(fused_decode, name, recording(name))
-    monkeypatch.setattr(fused_decode, "WIDE_POSITIONS", 10)
-    requests = [GenerateRequest("r", tuple(range(40, 44)), Sampling(max_tokens=12, temperature=0.0), 2, 0)]
-    asyncio.run(all_of(sampler, requests))
-    layers = model.transformer.config.num_hidden_layers
-    assert calls == ["attend_wide"] * 6 * layers + ["attend_apart"] * 5 * layers
 
 
 @pytest.mark.usefixtures("native_bfloat16")
