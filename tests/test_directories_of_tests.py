@@ -32,7 +32,7 @@ def test_of_a_directory(written, turn):
 @pytest.mark.slow
 def test_a_directory_is_emptied_and_its_name_not_given_twice(tmp_path: Path) -> None:
     (tmp_path / "test_directories.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-c", ROOT / "pyproject.toml", tmp_path]
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-c", str(ROOT / "pyproject.toml"), str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stdout

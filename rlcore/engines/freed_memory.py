@@ -42,7 +42,7 @@ def yield_device(device: str) -> None:
 
 
 @contextmanager
-def turn_on(context: "WorkerContext") -> Iterator[None]:
+def device_turn(context: "WorkerContext") -> Iterator[None]:
     """Context of a call during which no other process computes on the worker's device; frees the cache afterwards if
     another one has its turn next."""
     try:

@@ -99,9 +99,10 @@ class Groups:
             meeting.over.set()
 
     def _send_in_turn(self, meeting: _Meeting) -> None:
-        """Send after the version before; without its end receivers are left to the copy, also at later versions.
+        """Broadcast when the broadcast of the version before has ended.
 
-        NCCL cannot be left while it connects to a member that has gone.
+        If that does not end, this version and later ones are read from the copy: NCCL cannot be left while it connects
+        to a member that has gone.
         """
         self._is_stuck = not self._sending.acquire(timeout=0.0 if self._is_stuck else TURN_S)
         if self._is_stuck:

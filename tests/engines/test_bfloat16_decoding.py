@@ -1,7 +1,6 @@
 """The embedded rollout in bfloat16 on a CPU that multiplies it."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 from test_hf_rollout_sharing import all_of, model_of, sampler_of, sorted_by_id
 
-from rlcore.engines.hf.sample import fused_decode
 from rlcore.engines.hf.sample.decode import PACK_TOKENS
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.types import GenerateRequest, Sampling
@@ -42,29 +40,3 @@ def test_bfloat16_decodes_with_packed_weights_and_fused_layers(tmp_path: Path) -
     for mine, theirs in zip(short, plain, strict=True):
         assert mine.token_ids[0] == theirs.token_ids[0]
         np.testing.assert_allclose(mine.logprobs[0], theirs.logprobs[0], atol=0.02)
-
-
-@pytest.mark.usefixtures("native_bfloat16")
-def test_short_rows_attend_in_float32_and_longer_ones_by_the_fused_operation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = model_of(write_tiny_model(tmp_path / "model", "Qwen3", head_dim=64, num_key_value_heads=2), "bfloat16")
-    sampler = sampler_of(model, max_rows=8)
-    calls: list[str] = []
-
-    def recording(name: str) -> Callable[..., Any]:
-        attend = getattr(fused_decode, name)
-
-        def attended(*arguments: Any) -> Any:
-            calls.append(name)
-            return attend(*arguments)
-
-        return attended
-
-    for name in ("attend_wide", "attend_apart"):
-        monkeypatch.setattr(fused_decode, name, recording(name))
-    monkeypatch.setattr(fused_decode, "WIDE_POSITIONS", 10)
-    requests = [GenerateRequest("r", tuple(range(40, 44)), Sampling(max_tokens=12, temperature=0.0), 2, 0)]
-    asyncio.run(all_of(sampler, requests))
-    layers = model.transformer.config.num_hidden_layers
-    assert calls == ["attend_wide"] * 6 * layers + ["attend_apart"] * 5 * layers

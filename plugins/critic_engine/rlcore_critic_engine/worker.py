@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.contracts.critic import CriticWorker
-from rlcore.engines.hf import turn_on
+from rlcore.engines.hf import device_turn
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Float32s, Metrics
 
@@ -57,7 +57,7 @@ class HfCritic(CriticWorker):
                 f"plugins.critic_engine.path: a row has {longest} tokens, and the critic's window holds {window}; "
                 "choose a model with a longer one, or lower data.max_prompt_tokens or rollout.max_tokens"
             )
-        with turn_on(self.context):
+        with device_turn(self.context):
             values_BT = self.engine.values(batch)
         if not np.isfinite(values_BT).all():
             num = int((~np.isfinite(values_BT)).sum())
@@ -80,7 +80,7 @@ class HfCritic(CriticWorker):
                 "sampled, so there is nothing to learn and nothing was updated; look at the loss masks that the "
                 "agent loop makes"
             )
-        with turn_on(self.context):
+        with device_turn(self.context):
             metrics = self.engine.update(minibatch)
         return metrics | explained(minibatch)
 

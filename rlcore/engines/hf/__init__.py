@@ -2,7 +2,7 @@
 
 In a worker: `prepare_process(context)`, then a `TrainEngine` with a `Loss` and `ranks=ranks_of(context)`. A
 worker inside the actor reads the actor's model through `actor_engine(context)`. A method that computes does so in
-`with turn_on(context)`. A `ClassifierEngine` scores rows with a sequence classifier.
+`with device_turn(context)`. A `ClassifierEngine` scores rows with a sequence classifier.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlcore.imports import lazy_names
 
 if TYPE_CHECKING:  # the one list of public names, read by type checkers and by `lazy_names`
-    from rlcore.engines.freed_memory import turn_on as turn_on
+    from rlcore.engines.freed_memory import device_turn as device_turn
     from rlcore.engines.hf.train.classifier import ClassifierEngine as ClassifierEngine
     from rlcore.engines.hf.train.engine import TrainEngine as TrainEngine
     from rlcore.engines.hf.train.microbatch import Loss as Loss

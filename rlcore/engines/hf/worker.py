@@ -14,7 +14,7 @@ from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.reference import ReferenceSlices, ReferenceWorker
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.contracts.weight_memory import ADDRESSES
-from rlcore.engines.freed_memory import give_back_freed_memory, turn_on, yield_device
+from rlcore.engines.freed_memory import device_turn, give_back_freed_memory, yield_device
 from rlcore.engines.pinned_memory import pin_exactly
 from rlcore.errors import WorkerError
 from rlcore.types import (
@@ -86,11 +86,11 @@ class HfActor(ActorWorker):
             engine.ranks.close()
 
     def logprobs(self, batch: Batch) -> Float32s:
-        with turn_on(self.context):
+        with device_turn(self.context):
             return self.engine.logprobs(batch)
 
     def token_scores(self, batch: Batch) -> TokenScores:
-        with turn_on(self.context):
+        with device_turn(self.context):
             return self.engine.token_scores(batch)
 
     def update(self, minibatch: Batch) -> Metrics:
@@ -99,7 +99,7 @@ class HfActor(ActorWorker):
             give_back_freed_memory(self.context.device)
         self._loss.weights_sampled = self.is_published
         self.is_published = False
-        with turn_on(self.context):
+        with device_turn(self.context):
             return self.engine.update(minibatch)
 
     def expect(self, num_updates: int) -> None:
@@ -246,7 +246,7 @@ class HfReference(ReferenceWorker):
 
     def logprobs(self, batch: Batch) -> Float32s:
         if self.context.host is None:
-            with turn_on(self.context):
+            with device_turn(self.context):
                 return self.engine.logprobs(batch)
         return self.engine.base_logprobs(batch, self.context.config.reference.micro_batch_tokens)
 

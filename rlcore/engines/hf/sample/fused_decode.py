@@ -16,14 +16,11 @@ from torch.nn.functional import linear, silu
 
 from rlcore.engines.hf.sample.kv_cache import RowPass, SlotCache, SlotLayer
 from rlcore.engines.hf.sample.packed_linear import PackedLinears
-from rlcore.engines.hf.sample.row_attention import attend_apart, attend_together, attend_wide, can_attend_together
+from rlcore.engines.hf.sample.row_attention import attend_apart, attend_together, can_attend_together
 from rlcore.engines.hf.train.half_products import multiplies_half
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 """Architectures with layers of norm, attention with rotated queries and keys, norm, gated SiLU."""
-
-WIDE_POSITIONS = 192
-"""Tokens of prompt and response up to which attention in half precision is computed in float32."""
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
 """A product of states with weights, plus an optional summand."""
@@ -75,16 +72,13 @@ class FusedDecode:
         cos_R1D, sin_R1D = self._base.rotary_emb(states_RH[:, None], position_ids=current.positions_RT)
         half = sin_R1D.shape[-1] // 2
         turn_R1D = torch.cat([-sin_R1D[..., :half], sin_R1D[..., half:]], dim=-1)
-        is_short = current.longest_prompt + current.longest_own <= WIDE_POSITIONS
-        attend = attend_wide if is_short else attend_apart
-        if can_attend_together(states_RH):
-            attend = attend_together
         for layer, kept in zip(self._layers, cache.layers, strict=True):
             if not isinstance(kept, SlotLayer):
                 raise TypeError(f"rollout: a cache of rows holds a {type(kept).__name__}; needs a SlotLayer")
             query_RAD, key_RhD, value_RhD = layer.heads(states_RH, cos_R1D, turn_R1D)
             kept.update(key_RhD[:, :, None], value_RhD[:, :, None])
             query_RhMD = query_RAD.reshape(len(query_RAD), key_RhD.shape[1], -1, query_RAD.shape[-1])
+            attend = attend_together if can_attend_together(query_RhMD) else attend_apart
             attended_RhMD = attend(query_RhMD, kept, current, layer.scale)
             states_RH = layer.rest(attended_RhMD.reshape(len(attended_RhMD), -1), states_RH)
         return _normed(self._base.norm, states_RH)

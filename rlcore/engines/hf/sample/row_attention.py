@@ -6,7 +6,7 @@ Both parts are then combined by their log-sums, as in arXiv:2402.05099.
 Letters as in `kv_cache`; M queries that share a key-value head: T times the heads of the group.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -106,13 +106,6 @@ def can_attend_together(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
 
 
-def attend_wide(query_RhMD: Tensor, layer: SlotLayer, current: RowPass, scale: float) -> Tensor:
-    """`attend_together` in float32 for half precision on a CPU: keys and values of short rows are converted each time,
-    which takes less than the fused operation does for so few queries."""
-    parts = [part(which).float() for part in (layer.prompt_part, layer.row_part) for which in (0, 1)]
-    return _attend_together(query_RhMD.float(), parts, current, scale, None).to(query_RhMD.dtype)
-
-
 def attend_together(
     query_RhMD: Tensor, layer: SlotLayer, current: RowPass, scale: float, window: int | None = None
 ) -> Tensor:
@@ -120,18 +113,12 @@ def attend_together(
 
     For so few queries, operations for whole sequences take several times as long as these products.
     """
-    parts = [part(which) for part in (layer.prompt_part, layer.row_part) for which in (0, 1)]
-    return _attend_together(query_RhMD, parts, current, scale, window)
-
-
-def _attend_together(
-    query_RhMD: Tensor, parts: Sequence[Tensor], current: RowPass, scale: float, window: int | None
-) -> Tensor:
     num_rows, kv_heads, queries, _ = query_RhMD.shape
     positions, split = current.longest_prompt + current.longest_own, current.longest_prompt
     scores_RhMX = query_RhMD.new_empty((num_rows, kv_heads, queries, positions))
     at_prompt, at_own = scores_RhMX[..., :split], scores_RhMX[..., split:]
-    keys_GhPD, values_GhPD, keys_RhLD, values_RhLD = parts
+    keys_GhPD, values_GhPD = layer.prompt_part(0), layer.prompt_part(1)
+    keys_RhLD, values_RhLD = layer.row_part(0), layer.row_part(1)
     with_prompt = _products(_by_prompt(query_RhMD, current), keys_GhPD.transpose(2, 3))
     if current.in_order:
         torch.mul(_apart_by_prompt(with_prompt, current), scale, out=_apart(at_prompt, current))
