@@ -12,6 +12,7 @@ from rlcore.config import RunConfig
 from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.errors import PlanError
+from rlcore.plan.catalog import more_nodes
 from rlcore.plan.colocation import ACTOR, ROLLOUT, actor_pool, can_sleep
 from rlcore.plan.device_memory import serves
 from rlcore.plan.machine_facts import Facts
@@ -87,9 +88,9 @@ def check_one_node(workers: Sequence[WorkerPlan], pools: Sequence[PoolPlan], fac
         on_node = (pool.gpus_per_node if shared else 0) if pool.nodes > 1 else facts.gpus_per_node
         if request.gpus > 1 and on_node and on_node % int(request.gpus):
             raise PlanError(
-                f"{_who(plan)}: a rank has {request.gpus:g} devices, and a node {on_node}; a rank, an engine with all "
-                f"its devices too, is on one node: needs a number that divides {on_node}, and more replicas or ranks; "
-                f"its class is {plan.offered_by}"
+                f"{_who(plan)}: a rank has {request.gpus:g} devices, and a node {on_node}; a rank is on one node: "
+                f"needs a number that divides {on_node}, and more replicas or ranks"
+                f"{more_nodes(request.role.name, request.backend)}; its class is {plan.offered_by}"
             )
 
 

@@ -202,11 +202,12 @@ def step_layout(plan: RunPlan, lengths: Lengths) -> StepLayout:
     config, requests = plan.config, {worker.request.role.name: worker.request for worker in plan.workers}
     actor, rollout, size = requests[ACTOR], requests[ROLLOUT], step_size(plan, lengths)
     embedded, reference = rollout.embedded_in is not None, _reference(plan, size)
-    tensor_parallel = 1 if embedded else max(1, int(rollout.gpus))
+    tensor_parallel = 1 if embedded else max(1, int(rollout.gpus)) * rollout.ranks
     return StepLayout(
         trainers=actor.ranks,
         engines=actor.ranks if embedded else rollout.replicas,
         tensor_parallel=tensor_parallel,
+        engine_nodes=1 if embedded else rollout.ranks,
         max_rows=config.rollout.max_rows,
         cached_rows=_cached_rows(plan, size, rollout.device_frac, tensor_parallel),
         embedded=embedded,

@@ -31,6 +31,8 @@ EAGER_LAYER_S = 15 * 10e-6
 individually."""
 COLLECTIVE_S = 15e-6
 """Assumed latency of a sum over the devices of an engine, of which a layer has two."""
+NODES_COLLECTIVE_S = 40e-6
+"""The same if they are on several nodes."""
 NODE_GB_S = 50.0
 """Bandwidth of a card to other nodes: one port of 400 Gbit/s each."""
 HOST_GB_S = 25.0
@@ -129,6 +131,8 @@ class StepLayout:
     """Number of devices that train together."""
     engines: int = 1
     tensor_parallel: int = 1
+    engine_nodes: int = 1
+    """Nodes over which an engine's devices are spread."""
     max_rows: int = 256
     """Rows that an engine decodes at a time."""
     cached_rows: int = 10**9
@@ -276,7 +280,10 @@ def _collectives_s(size: StepSize, layout: StepLayout, machine: Machine, tokens:
     if devices == 1:
         return 0.0
     sent = 2 * (devices - 1) / devices * size.bytes_per_weight * size.hidden_size * tokens
-    return 2 * size.layers * (COLLECTIVE_S + sent / (LINK_SHARE * machine.card.link_gb_s * 1e9))
+    latency_s, gb_s = COLLECTIVE_S, machine.card.link_gb_s
+    if layout.engine_nodes > 1:  # what a node sends goes through the ports of all its devices
+        latency_s, gb_s = NODES_COLLECTIVE_S, min(gb_s, NODE_GB_S * devices / layout.engine_nodes)
+    return 2 * size.layers * (latency_s + sent / (LINK_SHARE * gb_s * 1e9))
 
 
 def _critics(size: StepSize, layout: StepLayout) -> list[OtherModel]:
@@ -413,7 +420,8 @@ def assumptions(machine: Machine) -> list[str]:
         f"of the peak products of an update reach {TRAIN_SHARE:.0%}, of a forward pass {FORWARD_SHARE:.0%}; decoding "
         f"and values between products {MEMORY_SHARE:.0%} of the memory's bandwidth; {DECODE_STEP_S * 1e3:g} ms per "
         f"decoded token of all rows on top, and {EAGER_LAYER_S * 1e3:g} ms per layer without CUDA graphs",
-        f"devices of an engine add up values twice per layer: {COLLECTIVE_S * 1e6:g} us, and bytes over the links",
+        f"devices of an engine add up values twice per layer: {COLLECTIVE_S * 1e6:g} us, over nodes "
+        f"{NODES_COLLECTIVE_S * 1e6:g} us, and bytes over the links",
         f"weights travel at {DISK_WRITE_GB_S:g} GB/s into files and {DISK_READ_GB_S:g} GB/s out of them, or "
         f"{TCP_GB_S:g} GB/s over tcp; through shared memory or to be broadcast they cross host links twice at "
         f"{PAGEABLE_GB_S:g} GB/s each: through shared memory those of all ranks, and of all devices of an engine",

@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from rlcore.plan.machine_cards import CARDS, Card, Machine
-from rlcore.plan.machine_times import COLLECTIVE_S, EAGER_LAYER_S, StepLayout, StepSize, estimate_step
+from rlcore.plan.machine_times import (
+    COLLECTIVE_S,
+    EAGER_LAYER_S,
+    NODES_COLLECTIVE_S,
+    StepLayout,
+    StepSize,
+    estimate_step,
+)
 
 LAYERS, HIDDEN = 32, 4096
 LLAMA_8B = StepSize(8_030_261_248, LAYERS, HIDDEN, 4096, 1024, 64, 32, 160, 900, 3936, 14336, 128256)
@@ -29,6 +36,17 @@ def test_the_devices_of_an_engine_add_up_their_values_over_the_links_twice_per_l
     assert further > instant / 2 + LAYERS * passes * COLLECTIVE_S, "latency does not shrink with more devices"
     assert sampling(FOUR, replace(H100, link_gb_s=32.0)) - instant == pytest.approx(sums * 450 / 32, rel=1e-6)
     assert sampling(ONE) == sampling(ONE, replace(H100, link_gb_s=1.0)), "one device adds up nothing"
+
+
+def test_over_nodes_the_sums_of_an_engine_go_through_the_ports_of_its_devices() -> None:
+    """Two devices on each of two nodes have 100 GB/s, and more than the links of a card they never have."""
+    over_two, passes = replace(FOUR, engine_nodes=2), 1 + WAVES * 900 + 3936
+    latency = 2 * LAYERS * passes * (NODES_COLLECTIVE_S - COLLECTIVE_S)
+    instant = sampling(FOUR, replace(H100, link_gb_s=1e12))
+    on_one = sampling(FOUR) - instant
+    assert sampling(over_two) - instant == pytest.approx(latency + on_one * 450 / 100, rel=1e-3)
+    slow = replace(H100, link_gb_s=32.0)
+    assert sampling(over_two, slow) - sampling(FOUR, slow) == pytest.approx(latency, rel=1e-3)
 
 
 def test_an_engine_without_cuda_graphs_launches_each_kernel_in_every_decoding_step() -> None:

@@ -112,12 +112,34 @@ def test_devices_of_a_replica_that_do_not_divide_the_heads_of_the_model_are_refu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [8, 5])
-def test_an_engine_is_on_one_node(devices: int, settings: list[str], tmp_path: Path, capsys: Capture) -> None:
+def test_the_devices_of_a_rank_are_on_one_node(
+    devices: int, settings: list[str], tmp_path: Path, capsys: Capture
+) -> None:
     shape = QWEN_32B | {"num_attention_heads": 40, "num_key_value_heads": 40}
     (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
     line = refused(capsys, *settings, *settings_of_32b(20, 20 // devices, devices), "--on", "5x4xH100-80GB")
     assert f"a rank has {devices} devices, and a node 4" in line
-    assert "needs a number that divides 4, and more replicas or ranks; its class is VllmRollout" in line
+    assert "needs a number that divides 4, and more replicas or ranks, or plugins.vllm.nodes above 1; its" in line
+
+
+@pytest.mark.slow
+def test_an_engine_larger_than_a_node_has_a_rank_on_each_of_several(
+    settings: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    shape = QWEN_32B | {"num_attention_heads": 48, "num_key_value_heads": 16}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
+    engine = (*settings, *settings_of_32b(16, 1, 16))
+    line = refused(capsys, *engine, "--on", "2x8xH100-80GB")
+    assert "a rank has 16 devices, and a node 8" in line
+    assert "or plugins.vllm.nodes above 1" in line
+    over_two = planned(capsys, *engine, "plugins.vllm.nodes=2", "--on", "2x8xH100-80GB")
+    on_one = planned(capsys, *engine, "--on", "16xH100-80GB")
+    requests = [plan["workers"]["rollout"] for plan in (over_two, on_one)]
+    assert [(request["ranks"], request["gpus"]) for request in requests] == [(2, 8.0), (1, 16.0)]
+    memory = [plan["on"]["memory"]["main"]["sample"] for plan in (over_two, on_one)]
+    assert memory[0] == memory[1]
+    seconds = [plan["on"]["phases"]["sample"]["seconds"] for plan in (over_two, on_one)]
+    assert seconds[0] > 1.1 * seconds[1]
 
 
 @pytest.mark.slow

@@ -27,9 +27,9 @@ def spread(prompts, completions, **columns):
 '''
 
 
-@pytest.mark.parametrize("weights", ["disk", "tcp"])
+@pytest.mark.parametrize(("weights", "nodes"), [("disk", 1), ("tcp", 2)])
 def test_an_engine_of_two_workers_sleeps_while_two_ranks_train_and_samples_with_their_weights(
-    tmp_path: Path, weights: str
+    tmp_path: Path, weights: str, nodes: int
 ) -> None:
     """The policy moves far with every step: were an older version sampled from, its log-probs would be other ones."""
     write_tiny_model(tmp_path / "tiny", num_attention_heads=2, hidden_size=64)
@@ -50,6 +50,7 @@ def test_an_engine_of_two_workers_sleeps_while_two_ranks_train_and_samples_with_
         "rollout.max_tokens": 16,
         "rollout.samples_per_prompt": 4,
         "plugins.vllm.tensor_parallel": 2,
+        "plugins.vllm.nodes": nodes,
         "plugins.vllm.kv_cache_gib": 0.05,
         "plugins.vllm.max_model_len": 128,
         "plugins.vllm.enforce_eager": "true",

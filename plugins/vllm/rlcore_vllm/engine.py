@@ -88,10 +88,28 @@ def engine_threads(device: str, planned: int) -> int:
 
 
 def open_engine(arguments: Mapping[str, Any], who: str, threads: int = 0) -> Any:
-    """A started AsyncLLM for the running event loop; `who` names it in errors.
+    """A started AsyncLLM for the running event loop; see `engine_arguments`.
 
-    `threads`: of torch, as OMP_NUM_THREADS; 0: as many as vLLM takes, which are all cores while it loads a model, and
-    one while it serves. WorkerError when vLLM is missing, too old, or cannot serve the model with these arguments.
+    WorkerError when vLLM is missing, too old, or cannot serve the model with these arguments.
+    """
+    parsed = engine_arguments(arguments, who, threads)
+    with serving(who, arguments):
+        from vllm.v1.engine.async_llm import AsyncLLM  # type: ignore[import-not-found]
+
+        from rlcore_vllm.executor import BoundMultiprocExecutor, BoundUniProcExecutor
+
+        alone = "kv_cache_memory_bytes" not in arguments and arguments.get("tensor_parallel_size", 1) == 1
+        config = parsed.create_engine_config()
+        # Set here, because with several nodes vLLM takes no class as an argument.
+        config.parallel_config.distributed_executor_backend = BoundUniProcExecutor if alone else BoundMultiprocExecutor
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+
+
+def engine_arguments(arguments: Mapping[str, Any], who: str, threads: int) -> Any:
+    """The AsyncEngineArgs, with what holds for every engine of ours; sets the environment for vLLM.
+
+    `who` names the worker in errors. `threads`: of torch, as OMP_NUM_THREADS; 0: as many as vLLM takes, which are all
+    cores while it loads a model, and one while it serves. WorkerError when vLLM is missing or too old.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -103,26 +121,22 @@ def open_engine(arguments: Mapping[str, Any], who: str, threads: int = 0) -> Any
         if name in os.environ:
             os.environ[name] = without_expandable_segments(os.environ[name])
     check_installed(who)
-    with _serving(f"{who}: vLLM cannot serve '{arguments['model']}'"):
+    with serving(who, arguments):
         from vllm import AsyncEngineArgs  # type: ignore[import-not-found]
-        from vllm.v1.engine.async_llm import AsyncLLM  # type: ignore[import-not-found]
 
-        from rlcore_vllm.executor import BoundMultiprocExecutor, BoundUniProcExecutor
-
-        alone = "kv_cache_memory_bytes" not in arguments and arguments.get("tensor_parallel_size", 1) == 1
-        engine_arguments = AsyncEngineArgs(
+        return AsyncEngineArgs(
             disable_log_stats=True,
             trust_remote_code=False,
             worker_extension_cls="rlcore_vllm.extension.WorkerExtension",
-            distributed_executor_backend=BoundUniProcExecutor if alone else BoundMultiprocExecutor,
+            distributed_executor_backend="mp",
             **arguments,
         )
-        return AsyncLLM.from_engine_args(engine_arguments)
 
 
 @contextmanager
-def _serving(whose: str) -> Iterator[None]:
+def serving(who: str, arguments: Mapping[str, Any]) -> Iterator[None]:
     """WorkerError for a failure inside, with the reasons; vLLM's first line only counts them."""
+    whose = f"{who}: vLLM cannot serve '{arguments['model']}'"
     try:
         with boundary(whose, WorkerError):
             yield
@@ -140,12 +154,12 @@ def ending_with(engine: Any, context: WorkerContext) -> Iterator[None]:
     """End this process when its engine has died; both are then restarted.
 
     The engine is a separate process, and the likely victim when the kernel runs out of memory. With
-    `cluster.in_process` the process is the driver's, so it only raises the error.
+    `cluster.in_process` that of a single rank is the driver's, so it only raises the error.
     """
     try:
         yield
     except WorkerError:
-        if engine.errored and not context.config.cluster.in_process:
+        if engine.errored and (context.num_ranks > 1 or not context.config.cluster.in_process):
             os._exit(ENGINE_DIED)
         raise
 

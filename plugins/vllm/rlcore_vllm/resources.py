@@ -14,8 +14,15 @@ POOL = "rollout"
 """The pool of replicas when `rollout.pool` is empty."""
 GRAPH_BYTES = int(1.5 * 2**30)
 """CUDA graphs stay on an engine's device while it sleeps (vllm#47654); awake, its share includes them."""
-OVER_NODES = ("distributed_executor_backend", "nnodes", "node_rank", "pipeline_parallel_size")
-"""Options that would give an engine processes on several nodes, or devices that the plan does not count."""
+OVER_NODES = (
+    "distributed_executor_backend",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "pipeline_parallel_size",
+)
+"""Options that would give an engine nodes or devices that the plan does not count."""
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Environment variables with settings of torch's allocator."""
 
@@ -23,8 +30,8 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRequest) -> WorkerRequest:
     """The request, with a pool for the replicas, their devices, and the share of them that an awake engine reserves.
 
-    ConfigError when settings state an engine's devices twice, differently, or on several nodes; PlanError for an
-    adapter that is not handed over as files.
+    A replica has one rank per node of its engine. ConfigError when settings state an engine's devices or nodes twice,
+    differently, or in numbers that do not fit; PlanError for an adapter that is not handed over as files.
     """
     adapter = config.actor.lora.enabled and section.lora == "adapter"
     by = config.rollout.weight_sync
@@ -33,13 +40,14 @@ def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRe
             f"rollout.weight_sync={by} sends whole weights, and plugins.vllm.lora=adapter wants an adapter, which is "
             "handed over as files; choose weight_sync=disk, or lora=merged"
         )
-    check_one_node(section)
+    check_nodes(section)
     _check_heads(config, section.tensor_parallel)
     check_parallel("plugins.vllm.options", section.options, section.tensor_parallel, "plugins.vllm.tensor_parallel")
     return replace(
         request,
         pool=config.rollout.pool or POOL,
-        gpus=request.gpus * section.tensor_parallel,
+        ranks=section.nodes,
+        gpus=request.gpus * section.tensor_parallel / section.nodes,
         bytes_per_parameter=_weight_bytes(config, section) if request.gpus else 0.0,
         device_frac=section.gpu_memory_frac if request.gpus else 0.0,
         asleep_bytes=asleep_bytes(eager=section.enforce_eager) if request.gpus else 0,
@@ -56,17 +64,19 @@ def _weight_bytes(config: RunConfig, section: VllmSettings) -> float:
     return (4.0 if dtype == "float32" else 2.0) / section.tensor_parallel
 
 
-def check_one_node(section: VllmSettings) -> None:
-    """ConfigError for an option that would spread a replica over nodes.
-
-    vLLM's multi-node executor needs one Ray bundle per device; a replica has one bundle for all its devices.
-    """
+def check_nodes(section: VllmSettings) -> None:
+    """ConfigError for an option that states the nodes of a replica, which the plan counts, and for devices that cannot
+    be spread over them evenly."""
     found = [name for name in OVER_NODES if name in section.options]
     if found:
         raise ConfigError(
-            f"plugins.vllm.options.{found[0]}: a rollout replica is an engine on one node, whose devices are counted "
-            "by plugins.vllm.tensor_parallel; leave the option out, and choose tensor_parallel up to the devices of a "
-            "node and more rollout.replicas"
+            f"plugins.vllm.options.{found[0]}: the devices of a rollout replica are counted by "
+            "plugins.vllm.tensor_parallel, and its nodes by plugins.vllm.nodes; leave the option out, and set those"
+        )
+    if section.tensor_parallel % section.nodes:
+        raise ConfigError(
+            f"plugins.vllm.nodes={section.nodes}: does not divide plugins.vllm.tensor_parallel="
+            f"{section.tensor_parallel}; needs as many devices on each node"
         )
 
 

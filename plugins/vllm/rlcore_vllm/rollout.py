@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
 from rlcore import Completion, GenerateRequest, RolloutWorker, WeightsHandle
 
 if TYPE_CHECKING:
+    from rlcore_vllm.nodes import NodeWorkers
     from rlcore_vllm.sampler import VllmSampler
 
 
 class VllmRollout(RolloutWorker):
     """A vLLM engine that samples with the newest weights it received."""
 
-    _sampler: VllmSampler
+    _sampler: VllmSampler | NodeWorkers
     _ending: Callable[[], AbstractContextManager[None]]
 
     def setup(self) -> None:
-        """Start the engine; WorkerError when vLLM is missing, too old, or does not know the model."""
+        """Start the engine, or the workers of its other nodes; WorkerError when vLLM is missing, too old, or does not
+        know the model."""
         from rlcore import load_tokens
         from rlcore_vllm.engine import ending_with, engine_threads, open_engine, rollout_arguments
+        from rlcore_vllm.nodes import NodeWorkers, node_arguments
         from rlcore_vllm.sampler import VllmSampler
         from rlcore_vllm.settings import VllmSettings
 
         context, config = self.context, self.context.config
         settings = context.settings(VllmSettings)
         threads = engine_threads(context.device, context.threads)
-        engine = open_engine(rollout_arguments(config, settings, context.device), str(context), threads)
+        arguments = rollout_arguments(config, settings, context.device) | node_arguments(context)
+        if context.rank > 0:
+            self._sampler, self._ending = NodeWorkers(arguments, str(context), threads), nullcontext
+            return
+        engine = open_engine(arguments, str(context), threads)
         tokens = load_tokens(config.model, config.data.system_prompt)
         adapter = context.weights_kind == "adapter"
         keeps = config.rollout.on_new_weights == "continue"

@@ -16,6 +16,9 @@ class VllmSettings:
     """Number format of weights and activations; actor: `actor.dtype`."""
     tensor_parallel: int = option(1, used_when=SAMPLES, at_least=1)
     """Devices that share one replica's weights."""
+    nodes: int = option(1, used_when=SAMPLES, at_least=1)
+    """Nodes over which the devices of a replica are spread evenly, for a model that needs more than one. The sums after
+    each layer then cross the network."""
     max_model_len: int = option(0, used_when=SAMPLES, at_least=0)
     """Most tokens of prompt and response together. 0: what the model allows; on a GPU, what prompts and responses of a
     run with single_turn can have, if less. A smaller value takes less memory, and on a CPU, where a prompt is computed

@@ -51,6 +51,17 @@ def test_a_rollout_states_its_devices_memory_pool_and_weights(planned: Planned) 
     assert request_of(planned(SAMPLES, "rollout.pool=mine"), "rollout").pool == "mine"
 
 
+@pytest.mark.parametrize(("device", "gpus"), [("cuda", 4.0), ("cpu", 0.0)])
+def test_a_replica_over_nodes_has_a_rank_on_each_with_as_many_of_its_devices(
+    planned: Planned, device: str, gpus: float
+) -> None:
+    over_two = planned(SAMPLES, "plugins.vllm.tensor_parallel=8", "plugins.vllm.nodes=2", device=device)
+    request = request_of(over_two, "rollout")
+    assert (request.ranks, request.gpus, request.replicas) == (2, gpus, 1)
+    on_one = request_of(planned(SAMPLES, "plugins.vllm.tensor_parallel=8", device=device), "rollout")
+    assert request.bytes_per_parameter == on_one.bytes_per_parameter
+
+
 @pytest.mark.parametrize(
     ("error", "overrides", "message"),
     [
@@ -73,13 +84,19 @@ def test_a_rollout_states_its_devices_memory_pool_and_weights(planned: Planned) 
         (
             ConfigError,
             ("plugins.vllm.options.pipeline_parallel_size=2",),
-            r"plugins\.vllm\.options\.pipeline_parallel_size: a rollout replica is an engine on one node",
+            r"plugins\.vllm\.options\.pipeline_parallel_size: the devices of a rollout replica are counted by",
         ),
         (
             ConfigError,
             ("plugins.vllm.options.distributed_executor_backend=ray",),
-            "choose tensor_parallel up to the devices of a node and more rollout.replicas",
+            r"distributed_executor_backend: .* its nodes by plugins\.vllm\.nodes; leave the option out, and set those",
         ),
+        (
+            ConfigError,
+            ("plugins.vllm.tensor_parallel=4", "plugins.vllm.nodes=3"),
+            r"plugins\.vllm\.nodes=3: does not divide plugins\.vllm\.tensor_parallel=4; needs as many devices on each",
+        ),
+        (ConfigError, ("plugins.vllm.nodes=0",), r"plugins\.vllm\.nodes: "),
         (PlanError, ("rollout.weight_sync=nccl", "rollout.pool=main"), "choose shm, tcp or disk, or cluster.layout=sp"),
         (PlanError, ("rollout.replicas=16", "cluster.layout=split"), "the pools need 17 GPUs"),
     ],
