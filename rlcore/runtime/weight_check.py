@@ -100,7 +100,7 @@ class WeightsCheck:
 
     async def sample(self, version: int) -> None:
         """Let replicas continue the sentence: all of them at the first two versions and at those of the settings, at
-        any other version one in turn and those that were restarted.
+        any other version one in turn and those that were restarted. Lost ones are not asked.
 
         A replica that is too busy delays every hand-over, so none is asked in turn until all are asked again.
         """
@@ -115,10 +115,11 @@ class WeightsCheck:
         else:
             turn = None if self._one_is_busy else version % len(replicas)
             replicas = tuple(
-                replica
-                for index, replica in enumerate(replicas)
-                if index == turn or (replica.name in self._returned and replica.alive)
+                replica for index, replica in enumerate(replicas) if index == turn or replica.name in self._returned
             )
+        replicas = tuple(
+            replica for replica in replicas if replica.alive
+        )  # a line per step about a lost one would hide others
         self._returned -= {replica.name for replica in replicas}
         answers = await asyncio.gather(
             *(self._sampled(replica, version) for replica in replicas), return_exceptions=True

@@ -38,7 +38,7 @@ class WeightsSync:
     async def publish(self, version: int) -> None:
         """Publish the actor's weights as `version`; the replicas sample with them when this returns.
 
-        A replica that is being restarted, or is restarted because it took too long, gets them before it serves again.
+        A lost replica, or one that is restarted because it took too long, gets them before it serves again.
         WorkerError if one refuses them.
         """
         async with self._turn:
@@ -48,11 +48,8 @@ class WeightsSync:
             before, self._latest = self._latest, handle
             # Wait for all replicas before an error is raised, so that none is left in the middle of reading.
             living = [replica for replica in self._rollout.replicas if replica.alive]
-            together = replace(handle, members=len(living)) if handle.kind == "nccl" else handle
-            calls = [
-                self._hand_over(replica, together if replica in living else handle)
-                for replica in self._rollout.replicas
-            ]
+            shared = replace(handle, members=len(living)) if handle.kind == "nccl" else handle
+            calls = [self._hand_over(replica, shared) for replica in living]
             for error in await asyncio.gather(*calls, return_exceptions=True):
                 if isinstance(error, BaseException):
                     raise error

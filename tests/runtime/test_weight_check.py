@@ -230,6 +230,19 @@ def test_one_that_is_being_restarted_and_one_that_is_busy_are_passed_over(
     assert "rollout[1]: version 1 of the weights is not checked: no token in 0.01 s" in caplog.text
 
 
+def test_a_lost_replica_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
+    """A node may be away for hours: a line per step about it would hide all others."""
+    lost, second = Replica(), Replica("rollout[1]")
+    lost.alive = False
+    hands = Hands(lost, second)
+    with caplog.at_level(logging.WARNING):
+        for version in (1, 2, 3, 4):
+            hands.over(version)
+    assert lost.requests == []
+    assert second.requests
+    assert caplog.text == ""
+
+
 def test_an_error_of_one_that_lives_is_raised() -> None:
     replica = Replica()
 

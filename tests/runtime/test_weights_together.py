@@ -74,12 +74,12 @@ def test_the_living_take_a_version_together_and_one_that_returns_takes_it_alone(
         await sync.publish(1)
         second.alive = False
         await sync.publish(2)
-        second.is_welcomed = True  # its processes answer, and the others do not count on it yet
+        second.is_welcomed = True  # its processes answer, and it is only given weights when it returns
         await sync.publish(3)
         await group.prepare(_back(second))
         await sync.publish(4)
         assert first.taken == third.taken == [(1, 3), (2, 2), (3, 2), (4, 3)]
-        assert second.taken == [(1, 3), (3, 0), (3, 0), (4, 3)]
+        assert second.taken == [(1, 3), (3, 0), (4, 3)]
 
     asyncio.run(story())
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import ray
 
 from rlcore.aio import in_daemon_thread
@@ -32,6 +33,13 @@ END_OF_OUTPUT = "rlcore: end of output"
 """The last line that an actor prints to stdout and stderr; after it the collector has all lines."""
 
 
+def interface_of(address: str) -> str:
+    """The network interface with this address, for libraries that would ask for the host's name instead: where that is
+    a name of 127.0.0.1 or 127.0.1.1, as on Debian, ranks of other nodes could not connect. Empty if none has it."""
+    found = psutil.net_if_addrs().items()
+    return next((name for name, addresses in found if any(has.address == address for has in addresses)), "")
+
+
 class ActorHost:
     """The workers of one actor. Calls are numbered, so that they can be cancelled by number."""
 
@@ -39,7 +47,9 @@ class ActorHost:
         """`directory` is the controller's; relative paths of the configuration start there."""
         self._directory = directory
         sys.path += [entry for entry in path if entry not in sys.path and Path(entry).exists()]
-        self._host = WorkerHost(ray.util.get_node_ip_address())
+        address = ray.util.get_node_ip_address()
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address))
+        self._host = WorkerHost(address)
         self._tasks: dict[int, asyncio.Future[Any]] = {}
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._cancelled: set[int] = set()
