@@ -96,6 +96,8 @@ def check_rules(config: RunConfig) -> None:
     _check_sources(config)
     _check_watched(config)
     check_sampling(config)
+    if "" in config.rollout.stop:
+        raise ConfigError("rollout.stop: an empty string, which would end every response; needs text, or leave it out")
     if config.reward.manager == "functions" and not config.reward.functions:
         raise ConfigError(
             "reward.functions: empty, so there is nothing to learn from; needs at least one, such as "

@@ -13,7 +13,7 @@ from rlcore.contracts.dispatch import ReplicaDispatcher
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import RlcoreError, WorkerError, worker_call
-from rlcore.errors.checks.arrays import check_completion
+from rlcore.errors.checks.arrays import check_answer, check_completion
 from rlcore.runtime.suspects import RequestRecord, Suspects
 from rlcore.types import Completion, FinishReason, GenerateRequest, Lane
 
@@ -36,6 +36,8 @@ class RolloutService:
         self._replicas = replicas
         self._deadline_s = deadline_s
         self._vocabulary = vocabulary
+        self.newest_version = 0
+        """Of the weights that replicas have, or are being given."""
         self._dispatcher = ReplicaDispatcher(replicas)
         self._suspects = Suspects(self._dispatcher, len(replicas.replicas))
 
@@ -205,7 +207,9 @@ class RolloutService:
             async with contextlib.aclosing(replica.stream(RolloutWorker.generate, requests)) as completions:
                 async for completion in completions:
                     check_completion(who, completion, self._vocabulary)
-                    if missing.arrived(completion):
+                    is_new = missing.arrived(completion)
+                    check_answer(who, completion, missing.records[completion.request_id].request, self.newest_version)
+                    if is_new:
                         self._dispatcher.finish(places[completion.request_id], 1)
                         finished.put(completion)
 

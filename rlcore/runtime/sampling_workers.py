@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.clusters import Deadlines
-from rlcore.contracts.rollout import ROLLOUT, Generator, RolloutWorker
+from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.contracts.tokens import Tokens
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.data.tokenizer import load_tokens
@@ -52,7 +52,7 @@ class Sampler:
     """Every worker group of the plan, by role."""
     tokens: Tokens
     actor: WorkerGroup[ActorWorker]
-    generator: Generator
+    generator: RolloutService
     lease: DeviceLease
     """The lease of the devices that several roles share."""
     utilization: BusyMeter
@@ -75,6 +75,7 @@ class Sampler:
         at the same time.
         """
         await self.lease.train()
+        self.generator.newest_version = version
         if self.weights is not None:
             began = time.monotonic()
             await self.weights.publish(version)

@@ -15,7 +15,7 @@ from rlcore.contracts.tokens import Tokens
 from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, WorkerGroup
 from rlcore.data.batch import collate
 from rlcore.errors import WorkerError, worker_call
-from rlcore.errors.checks.arrays import check_completion, per_token
+from rlcore.errors.checks.arrays import check_answer, check_completion, per_token
 from rlcore.types import (
     Batch,
     Completion,
@@ -164,6 +164,7 @@ class WeightsCheck:
             if len(completions) != 1:
                 raise WorkerError(f"{who} yielded {len(completions)} completions of one sample; needs 1")
             check_completion(who, completions[0], None)
+            check_answer(who, completions[0], request, version)
         return _Sampled(version, request.token_ids, completions[0])
 
     def _request(self, window: int | None) -> GenerateRequest:

@@ -17,12 +17,12 @@ from rlcore.algo.kl import FixedKl
 from rlcore.algo.reward_shaping import rewards_all_equal
 from rlcore.algo.step import weigh, with_advantages
 from rlcore.contracts.offers import Need
-from rlcore.errors import WorkerError
+from rlcore.errors import PluginError, WorkerError
 from rlcore.report.learning import step_facts
 from rlcore.report.metrics import average, trajectory_lines
 from rlcore.reward.policy import Budget, apply_failures, apply_policies
 from rlcore.reward.step_metrics import reward_metrics
-from rlcore.runtime.launch import Runtime
+from rlcore.runtime.launch import Runtime, owner_of
 from rlcore.train.buffer import RolloutBuffer
 from rlcore.train.greedy import with_greedy_baselines
 from rlcore.train.minibatches import completion_metrics, epoch_minibatches, later_epoch, one_ahead, row_advantages
@@ -243,7 +243,13 @@ class StepBatcher:
             issued = await self._flight.next_ready(self._step)
         self.taken.append(issued)
         for row in issued.trajectories.values():
-            staleness = self._staleness_of(row.versions)
+            staleness, newest = self._staleness_of(row.versions), max([of for _, of in row.versions], default=0)
+            if newest >= self._step:
+                agent = owner_of(self._run.plan.components["agent"])
+                raise PluginError(
+                    f"{agent}: rollout(): trajectory {row.id} has tokens of version {newest} of the weights, the "
+                    f"newest is {self._step - 1}; needs the versions of its completions"
+                )
             if staleness > self._schedule.max_staleness:
                 raise WorkerError(
                     f"rollout: trajectory {row.id} was sampled with version {self._step - 1 - staleness} of the "

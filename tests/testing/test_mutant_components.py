@@ -57,6 +57,10 @@ class PairsOthersLogprobs(SingleTurn):
             )
 
 
+def without_end(row):
+    return replace(row, token_ids=row.token_ids[:-2], loss_mask=row.loss_mask[:-2], logprobs=row.logprobs[:-2])
+
+
 class SeedsByPlace(SingleTurn):
     async def rollout(self, tasks, sampling, lane):
         moved = [replace(task, seed=task.seed + 10 * index) for index, task in enumerate(tasks)]
@@ -106,7 +110,9 @@ AGENTS = [
     (changed(lambda trajectory: [replace(trajectory, logprobs=trajectory.logprobs - 1)]), WHOLE),
     (changed(lambda trajectory: [replace(trajectory, loss_mask=np.ones_like(trajectory.loss_mask))]), WHOLE),
     (changed(lambda sample: [replace(sample, versions=())]), WHOLE),
+    (changed(lambda sample: [replace(sample, versions=((sample.versions[0][0], 9),))]), WHOLE),
     (Retokenises, SAMPLED),
+    (changed(lambda trajectory: [without_end(trajectory)]), SAMPLED),
     (PairsOthersLogprobs, SAMPLED),
     (SeedsByPlace, "test_seeds_decide_what_is_sampled"),
     (OneSeed, "test_seeds_decide_what_is_sampled"),

@@ -127,6 +127,7 @@ AGENTS: dict[str, tuple[Any, str]] = {
     "a completion that is None": (Agent(row(completion=None)), "completion is None; needs text"),
     "a finish reason as text": (Agent(row(finish="stop")), "finish is 'stop'; needs one of"),
     "versions that are None": (Agent(row(versions=None)), "versions is None; needs pairs"),
+    "no versions": (Agent(row(versions=())), "versions is empty; needs those of its completions"),
     "parts as text": (Agent(row(num_segments="1")), "num_segments is '1'; needs the number of segments"),
     "a sample as text": (Agent(row(id=TrajectoryId("p", 0, "0"))), "its sample is '0'; needs a whole number"),  # type: ignore[arg-type]
     "a sample that is True": (Agent(row(id=TrajectoryId("p", 0, True))), "its sample is True; needs a whole number"),

@@ -15,12 +15,12 @@ from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.workers import Worker
 from rlcore.errors import WorkerError
-from rlcore.errors.checks.arrays import check_completion
+from rlcore.errors.checks.arrays import check_answer, check_completion
 from rlcore.errors.checks.results import checked_result
 from rlcore.plugins.planning import plan_run
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
-from rlcore.types import Completion, FinishReason
+from rlcore.types import Completion, FinishReason, GenerateRequest, Sampling
 
 NAN, INF = float("nan"), float("inf")
 
@@ -85,6 +85,26 @@ def test_a_completion_that_cannot_be_trained_on_names_the_replica(case: str) -> 
     bad.__dict__.update(GOOD.__dict__ | change)
     with pytest.raises(WorkerError, match=rf"^rollout\[1\]\.generate\(\): sample .* of request ('a/0'|3): {message}"):
         check_completion("rollout[1].generate()", bad, 257)
+
+
+REQUEST = GenerateRequest("a/0", (1, 2), Sampling(max_tokens=3), 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"token_ids": ids(), "logprobs": floats(), "versions": ()}, "0 tokens; needs 1 to max_tokens=3"),
+        ({"token_ids": ids(1, 2, 3, 4)}, "4 tokens; needs 1 to max_tokens=3"),
+        ({"versions": ((0, 3), (2, 5))}, "version 5 of the weights; the newest is 4"),
+        ({"version": 6, "versions": ()}, "version 6 of the weights; the newest is 4"),
+    ],
+)
+def test_a_completion_of_another_length_or_of_weights_to_come_names_the_replica(
+    change: dict[str, Any], message: str
+) -> None:
+    check_answer("rollout[1].generate()", GOOD, REQUEST, 4)
+    with pytest.raises(WorkerError, match=rf"^rollout\[1\]\.generate\(\): sample 0 of request 'a/0': {message}$"):
+        check_answer("rollout[1].generate()", replace(GOOD, **change), REQUEST, 4)
 
 
 @pytest.mark.parametrize("item", [None, "text", ids(1)])

@@ -10,6 +10,8 @@ FAR_KL = 3.0
 """Nats per token from the reference."""
 DRIFT = 0.1
 """Nats per token between sampler and trainer; baseline: the first step, which samples with the actor's own weights."""
+MISTAKEN = 1.0
+"""The same, where sampler and trainer are one backend; half precision differs by less than 0.1."""
 FAR_RATIO = 100.0
 MOST_CLIPPED = 0.75
 """Share of the tokens over all updates of a step; the first update clips nothing."""
@@ -66,6 +68,12 @@ def skipped_updates(history: History) -> Finding | None:
             "leaves those out",
             f"raise {history.named('rollout.max_tokens')}, or choose another algo.overlong",
         )
+    if history.now.metrics.get("completion/length_mean") == 0:
+        return Finding(
+            "updates are skipped",
+            f"{share:.0%} of the updates had nothing to learn from: no token is marked as sampled",
+            f"look at the loss_mask of rollout.agent={history.setting('rollout.agent')}",
+        )
     return Finding(
         "updates are skipped",
         f"{share:.0%} of the updates changed nothing, because their loss or gradient was not finite",
@@ -77,13 +85,26 @@ def sampler_differs(history: History) -> Finding | None:
     backends = history.setting("rollout.backend"), history.setting("actor.backend")
     limit = history.number("rollout.warn_logprob_diff", 0.0)
     difference = history.now.metrics.get("policy/rollout_logprob_diff", 0.0)
-    if not limit or backends[0] == backends[1] or difference <= limit or _draws_from_a_part(history):
+    if not limit or difference <= limit or _draws_from_a_part(history):
         return None
+    if backends[0] == backends[1]:
+        return _other_logprobs(history, difference)
     return Finding(
         "sampler and trainer differ",
         f"log-probs of rollout.backend={backends[0]} and of the actor differ by {difference:.3g} per token on average "
         f"(rollout.warn_logprob_diff={limit:g})",
         "the loss corrects for it up to algo.importance.cap; look at the number formats of both",
+    )
+
+
+def _other_logprobs(history: History, difference: float) -> Finding | None:
+    """One backend computes both, so a large difference is a mistake of what stands between them."""
+    if difference <= MISTAKEN:
+        return None
+    return Finding(
+        "log-probs are not those of the policy",
+        f"log-probs of the trajectories and of the actor differ by {difference:.3g} per token on average",
+        f"look at the token_ids and logprobs of rollout.agent={history.setting('rollout.agent')}",
     )
 
 

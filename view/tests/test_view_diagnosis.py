@@ -72,6 +72,9 @@ FAULTS: dict[str, Callable[[], Run]] = {
         policy__clip_frac_low=[0.5, 0.5, 0.5], policy__clip_frac_high=[0.45, 0.45, 0.45]
     ),
     "updates are skipped": lambda: learning(actor__skipped=[1.0, 1.0, 1.0]),
+    "log-probs are not those of the policy": lambda: with_settings(
+        learning(policy__rollout_logprob_diff=[5.5, 5.5, 5.5])
+    ),
     "sampler and trainer differ": lambda: with_settings(
         learning(policy__rollout_logprob_diff=[0.2, 0.2, 0.2]), rollout__backend="other"
     ),
@@ -138,6 +141,15 @@ def test_masked_responses_are_the_cause_of_skipped_updates() -> None:
     run = replace(run_of(groups_of(0.0, 1.0, truncated=True)), metrics=learning(actor__skipped=[1.0] * 3).metrics)
     skipped = {finding.name: finding for finding in diagnose(with_settings(run, algo__overlong="mask"))}
     assert "algo.overlong=mask leaves those out" in skipped["updates are skipped"].evidence
+
+
+def test_a_mask_without_a_sampled_token_is_the_cause_of_skipped_updates() -> None:
+    run = with_settings(
+        learning(actor__skipped=[1.0] * 3, completion__length_mean=[0.0] * 3), rollout__agent="my_agent"
+    )
+    skipped = {finding.name: finding for finding in diagnose(run)}["updates are skipped"]
+    assert "no token is marked as sampled" in skipped.evidence
+    assert "loss_mask of rollout.agent=my_agent" in skipped.advice
 
 
 def test_a_run_that_learns_has_no_finding() -> None:

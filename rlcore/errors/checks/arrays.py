@@ -18,6 +18,7 @@ from rlcore.types import (
     FinishReason,
     Float32s,
     FrozenDict,
+    GenerateRequest,
     Metrics,
     Prompt,
     Reward,
@@ -40,7 +41,7 @@ def check_completion(who: str, completion: Any, vocabulary: int | None) -> None:
     """WorkerError unless `completion` is a completion that can be trained on.
 
     Needs (N,) ids inside the vocabulary (None: its size is unknown), (N,) finite log-probs of at most 0 except for
-    rounding, a finish reason, and versions that begin with the first token. The rollout service checks the request.
+    rounding, a finish reason, and versions that begin with the first token. `check_answer` compares it to the request.
     """
     if not isinstance(completion, Completion):
         raise WorkerError(f"{who} yielded {kind(completion)}; needs Completion")
@@ -48,6 +49,19 @@ def check_completion(who: str, completion: Any, vocabulary: int | None) -> None:
         raise WorkerError(
             f"{who}: sample {shown(completion.sample)} of request {shown(completion.request_id)}: {problem}"
         )
+
+
+def check_answer(who: str, completion: Completion, request: GenerateRequest, newest: int) -> None:
+    """WorkerError unless a completion has 1 to `max_tokens` tokens, sampled with weights up to the `newest` version."""
+    num, most = len(completion.token_ids), request.sampling.max_tokens
+    sampled_with = max([version for _, version in completion.versions], default=completion.version)
+    if not 1 <= num <= most:
+        problem = f"{num} tokens; needs 1 to max_tokens={most}"
+    elif max(sampled_with, completion.version) > newest:
+        problem = f"version {max(sampled_with, completion.version)} of the weights; the newest is {newest}"
+    else:
+        return
+    raise WorkerError(f"{who}: sample {completion.sample} of request '{request.id}': {problem}")
 
 
 def _wrong_completion(completion: Completion, vocabulary: int | None) -> str:
@@ -178,6 +192,8 @@ def _wrong_trajectory(row: Trajectory) -> str:
         return f"finish is {shown(row.finish)}; needs one of {', '.join(map(repr, FinishReason))}"
     if not isinstance(row.num_segments, int) or row.num_segments < 0:
         return f"num_segments is {shown(row.num_segments)}; needs the number of segments, or 0"
+    if row.versions == () and row.loss_mask.any():
+        return "versions is empty; needs those of its completions, for the tokens that were sampled"
     return _wrong_versions(row.versions, None, num)
 
 

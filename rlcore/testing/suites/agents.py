@@ -16,6 +16,8 @@ from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Prompt
 
 NUM_SAMPLES = 3
 MAX_TOKENS = 400
+VERSION = 2
+"""Of the weights that sample."""
 
 
 class Policy:
@@ -49,7 +51,7 @@ class Policy:
             token_ids=np.array(kept, dtype=np.int32),
             logprobs=logprobs_N,
             finish=FinishReason.STOP if len(kept) == len(ids) else FinishReason.LENGTH,
-            version=2,
+            version=VERSION,
         )
 
 
@@ -141,9 +143,14 @@ class AgentLoopSuite(ComponentSuite):
         starts = [start for start, _ in trajectory.versions]
         ordered = starts == sorted(set(starts)) and all(0 <= start < len(mask_T) for start in starts)
         self.need(bool(starts) and ordered, f"{who}: versions {trajectory.versions}; needs starts in order")
+        others = {version for _, version in trajectory.versions} - {VERSION}
+        self.need(not others, f"{who}: versions {trajectory.versions}; its completions have version {VERSION}")
 
     def test_tokens_are_trained_as_they_were_sampled(self) -> None:
-        """Ids and log-probs are those of the completions: none were tokenised again or paired with those of others."""
+        """Ids and log-probs are those of the completions: none were tokenised again or paired with those of others.
+
+        A completion may lack its end only in a trajectory that says that it was cut off.
+        """
 
         async def main(agent: AgentLoop) -> None:
             for trajectory in await self.roll(agent, self.tasks()):
@@ -155,6 +162,8 @@ class AgentLoopSuite(ComponentSuite):
                     found = tuple(trajectory.token_ids[here].tolist())
                     same = bool(drawn) and found == drawn[: len(found)] and int(here[-1] - here[0]) == len(here) - 1
                     self.need(same, f"{trajectory.id}: the ids {found[:12]} at {here[0]} were not sampled so")
+                    whole = len(found) == len(drawn) or trajectory.finish is FinishReason.LENGTH
+                    self.need(whole, f"{trajectory.id}: lacks {len(drawn) - len(found)} sampled tokens of {len(drawn)}")
                     at += len(here)
 
         self.use(main)
