@@ -4,8 +4,6 @@ import asyncio
 import random
 import selectors
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_runs import ForkedRun, fork_run
 from rich.console import Console
 
 from rlcore.algo.kl import FixedKl
@@ -266,7 +265,7 @@ async def slow(trajectory, seconds=0.05):
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path: Path, forked_runs: None) -> Path:
     (tmp_path / "rewards.py").write_text(REWARDS)
     path = tmp_path / "run.yaml"
     prompts = write_prompts(tmp_path / "prompts.jsonl", 30)
@@ -274,10 +273,9 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def start(config: Path, name: str, *more: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rlcore", "train", str(config), "--plugin", "null", f"train.name={name}", *more]
-    with (config.parent / f"{name}.log").open("a") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, text=True)
+def start(config: Path, name: str, *more: str) -> ForkedRun:
+    arguments = ["train", str(config), "--plugin", "null", f"train.name={name}", *more]
+    return fork_run(arguments, config.parent / f"{name}.log")
 
 
 def finish(config: Path, name: str, *more: str) -> None:
@@ -299,7 +297,7 @@ def test_killed_at_random_moments_and_resumed_each_prompt_is_trained_once(config
     while kills < 5:
         process = start(config, "killed", *slow, *more)
         more = ("--resume", "--from-start")
-        time.sleep(rng.uniform(1.0, 4.0))
+        time.sleep(rng.uniform(0.2, 1.2))
         if process.poll() is not None:
             break
         kills += 1
