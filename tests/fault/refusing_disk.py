@@ -1,13 +1,12 @@
 """Runs `rlcore` in forked children whose k-th change of a directory the operating system refuses.
 
-As a program: `refusing_disk.py DIRECTORY ERROR STAYS SHARD SHARDS` trains on the null backend below the directory, once
+As a program: `refusing_disk.py DIRECTORY ERROR STAYS` trains on the null backend below the directory, once
 per kind of change that such a run asks for, and prints a line of JSON about each.
 """
 
 import builtins
 import contextlib
 import errno
-import importlib
 import io
 import json
 import os
@@ -18,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from forked_runs import prepare_forks
 
 CHANGES = ("fsync", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", "link", "symlink", "truncate")
 """Functions of `os` that change a file system and take a path or a descriptor first."""
@@ -131,10 +132,9 @@ def _run_here(arguments: Sequence[str], log: Path, disk: Disk) -> None:
         os._exit(code)
 
 
-def main(base: Path, error: int, stays: bool, shard: int, num_shards: int) -> None:
+def main(base: Path, error: int, stays: bool) -> None:
     """Print the outcome of every change that is the first of its kind."""
-    for heavy in ("rlcore.plugins.planning", "rlcore.train.session"):  # once, and not in every fork
-        importlib.import_module(heavy)
+    prepare_forks()
     from rlcore.testing.runs import differing, run_settings
 
     settings = run_settings(base, 8, **{"train.max_steps": 2, "checkpoint.every_steps": 1})
@@ -150,7 +150,7 @@ def main(base: Path, error: int, stays: bool, shard: int, num_shards: int) -> No
     kinds = dict[str, int]()
     for number, change in enumerate(changes, 1):
         kinds.setdefault(re.sub(r"\d+", "#", change), number)
-    for number in list(kinds.values())[shard::num_shards]:
+    for number in kinds.values():
         name = f"run{number}"
         directory = base / "runs" / name
         code, output, asked_changes = run(command(name), directory, base / f"{name}.log", number, error, stays)
@@ -164,4 +164,4 @@ def main(base: Path, error: int, stays: bool, shard: int, num_shards: int) -> No
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "stays", int(sys.argv[4]), int(sys.argv[5]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "stays")

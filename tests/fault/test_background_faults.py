@@ -1,40 +1,37 @@
 """Runs that end while a checkpoint is being written in the background and training has gone on."""
 
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked_runs import ForkedRun, fork_run
 
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.runs import differing
 from rlcore.train import checkpoint
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300), pytest.mark.usefixtures("forked_runs")]
 
 WRITE_S = 2.0
 SLOW = (f"plugins.null.save_s={WRITE_S}", "plugins.null.update_s=0.1")
 
 
-def command(directory: Path, name: str, *more: str) -> list[str]:
+def start(directory: Path, name: str, *more: str) -> ForkedRun:
     settings = ("train.max_steps=8", "train.prompts_per_step=4", "rollout.max_tokens=8", "checkpoint.every_steps=2")
-    base = [sys.executable, "-m", "rlcore", "train", "--plugin", "null", *SETTINGS, *settings]
-    return [*base, f"train.dir={directory / 'runs'}", f"train.name={name}", *more]
+    where = (f"train.dir={directory / 'runs'}", f"train.name={name}")
+    return fork_run(["train", "--plugin", "null", *SETTINGS, *settings, *where, *more], directory / "output")
 
 
 def finished(directory: Path, name: str, *more: str) -> Path:
-    done = subprocess.run(command(directory, name, *more), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr + done.stdout
+    assert start(directory, name, *more).wait(timeout=120) == 0, (directory / "output").read_text()
     return directory / "runs" / name
 
 
 @pytest.fixture
-def interrupted(tmp_path: Path) -> "subprocess.Popen[str]":
+def interrupted(tmp_path: Path) -> ForkedRun:
     """A run that trains step 5 while the checkpoint of step 4 is being written; that of step 2 is there."""
-    with (tmp_path / "output").open("w") as output:
-        process = subprocess.Popen(command(tmp_path, "run", *SLOW), stdout=output, stderr=output, text=True)
+    process = start(tmp_path, "run", *SLOW)
     log, until = tmp_path / "runs" / "run" / "log.txt", time.monotonic() + 90
     while not (log.exists() and "step 5: updating" in log.read_text()):
         assert process.poll() is None, (tmp_path / "output").read_text()
@@ -45,7 +42,7 @@ def interrupted(tmp_path: Path) -> "subprocess.Popen[str]":
 
 
 def test_a_run_killed_while_writing_a_checkpoint_resumes_from_the_previous_one(
-    tmp_path: Path, interrupted: "subprocess.Popen[str]"
+    tmp_path: Path, interrupted: ForkedRun
 ) -> None:
     interrupted.kill()
     interrupted.wait()
@@ -59,9 +56,7 @@ def test_a_run_killed_while_writing_a_checkpoint_resumes_from_the_previous_one(
     assert not [path for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
 
 
-def test_a_signal_waits_for_the_checkpoint_that_is_being_written(
-    tmp_path: Path, interrupted: "subprocess.Popen[str]"
-) -> None:
+def test_a_signal_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path, interrupted: ForkedRun) -> None:
     interrupted.send_signal(signal.SIGTERM)
     assert interrupted.wait(timeout=30) == 128 + signal.SIGTERM
     run, output = tmp_path / "runs" / "run", (tmp_path / "output").read_text()
@@ -76,8 +71,7 @@ def test_a_signal_waits_for_the_checkpoint_that_is_being_written(
 
 def terminated(directory: Path, text: str, *settings: str) -> str:
     """The output of a run that is terminated when its log has this text."""
-    with (directory / "output").open("w") as output:
-        process = subprocess.Popen(command(directory, "run", *settings), stdout=output, stderr=output, text=True)
+    process = start(directory, "run", *settings)
     log, until = directory / "runs" / "run" / "log.txt", time.monotonic() + 90
     while not (log.exists() and text in log.read_text()):
         assert process.poll() is None, (directory / "output").read_text()
@@ -96,7 +90,7 @@ def test_a_signal_does_not_wait_longer_than_it_may(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_complete_when_it_is_written_and_not_when_the_update_ends(tmp_path: Path) -> None:
-    slow = ("plugins.null.save_s=0.3", "plugins.null.update_s=12", "checkpoint.shutdown_s=6")
+    slow = ("plugins.null.save_s=0.3", "plugins.null.update_s=5", "checkpoint.shutdown_s=2.5")
     output = terminated(tmp_path, "step 2: updating", *slow, "checkpoint.every_steps=1")
     newest = checkpoint.latest(tmp_path / "runs" / "run")
     assert newest is not None, output

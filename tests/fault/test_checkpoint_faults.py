@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -171,24 +170,28 @@ def test_power_loss_at_every_file_operation_loses_at_most_one_interval(
         check_resumable(run_dir, keep, journal, VolatileFiles(0, stop))
 
 
-CHILD = """
+KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[5])
+sys.path.insert(0, sys.argv[2])
 import test_checkpoint_faults as faults
-stop = lambda: os.kill(os.getpid(), signal.SIGKILL)
-faults.save_all(Path(sys.argv[1]), int(sys.argv[2]), faults.CountedFiles(int(sys.argv[3]), stop), Path(sys.argv[4]))
+base, stop = Path(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGKILL)
+for point in map(int, sys.argv[3:]):
+    if not (pid := os.fork()):
+        try:
+            faults.save_all(base / f"run{point}", 1, faults.CountedFiles(point, stop), base / f"journal{point}")
+        finally:
+            os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL, point
 """
 
 
 def test_kill_at_file_operations_all_over_a_run_loses_at_most_one_interval(tmp_path: Path) -> None:
-    points = num_operations(tmp_path, keep=1)
-    for point in range(1, points + 1, 7):
-        run_dir, journal = tmp_path / f"run{point}", tmp_path / f"journal{point}"
-        arguments = [str(run_dir), "1", str(point), str(journal), str(Path(__file__).parent)]
-        child = subprocess.run([sys.executable, "-c", CHILD, *arguments], cwd=ROOT, timeout=60, check=False)
-        assert child.returncode == -signal.SIGKILL
-        check_resumable(run_dir, 1, journal, FileOperations())
+    points = range(1, num_operations(tmp_path, keep=1) + 1, 3)
+    arguments = [str(tmp_path), str(Path(__file__).parent), *map(str, points)]
+    subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, timeout=120, check=True)
+    for point in points:
+        check_resumable(tmp_path / f"run{point}", 1, tmp_path / f"journal{point}", FileOperations())
 
 
 def test_a_disk_full_at_any_byte_leaves_the_previous_checkpoint_intact(tmp_path: Path) -> None:

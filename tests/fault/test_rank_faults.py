@@ -111,7 +111,7 @@ def test_ranks_end_with_a_killed_driver(tmp_path: Path) -> None:
 
 def test_a_stopped_rank_is_named_and_the_run_completes_when_it_continues(tmp_path: Path) -> None:
     log = tmp_path / "runs" / "run" / "log.txt"
-    with training(tmp_path, **{"cluster.stuck_s": 3, "train.max_steps": 150}) as run:
+    with training(tmp_path, **{"cluster.stuck_s": 3, "train.max_steps": 30}) as run:
         ranks = ranks_of(run.pid)
         os.kill(ranks[1], signal.SIGSTOP)
         try:

@@ -5,13 +5,12 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked_runs import fork_run
 
 from rlcore.cli import main
 from rlcore.testing import write_prompts
@@ -167,14 +166,13 @@ def test_a_prepared_run_directory_is_resumed_or_refused_in_one_line(
         assert len(output.strip().splitlines()[-1]) < 1000
 
 
+@pytest.mark.usefixtures("forked_runs")
 def test_of_two_resumes_at_once_one_is_refused(origin: Path, tmp_path: Path) -> None:
     shutil.copytree(origin / "runs" / "three", tmp_path / "runs" / "three")
-    more = ("--resume", f"train.dir={tmp_path / 'runs'}", "plugins.null.update_s=5")
-    command = [sys.executable, "-m", "rlcore", *arguments(origin, "three", *more)]
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-    processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(3)]  # type: ignore[call-overload]
-    results = [(process.communicate(timeout=120)[1], process.returncode) for process in processes]
-    results = [(code, message) for message, code in results]
+    more = ("--resume", f"train.dir={tmp_path / 'runs'}", "plugins.null.update_s=3")
+    outputs = [tmp_path / f"output-{number}" for number in range(3)]
+    processes = [fork_run(arguments(origin, "three", *more), output) for output in outputs]
+    results = [(process.wait(timeout=120), out.read_text()) for process, out in zip(processes, outputs, strict=True)]
     assert sorted(code for code, _ in results) == [0, 2, 2], results
     assert all("another process is training" in message for code, message in results if code)
     assert differing(origin / "runs" / "whole", tmp_path / "runs" / "three") == []

@@ -3,20 +3,19 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from forked_runs import ForkedRun, fork_run
 
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.train import checkpoint
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(540)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(540), pytest.mark.usefixtures("forked_runs")]
 
 CONFIG = """
 model: {{path: "", tokenizer: bytes}}
@@ -46,24 +45,26 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def command(config: Path, name: str, *more: str) -> list[str]:
-    base = [sys.executable, "-m", "rlcore", "train", str(config), "--plugin", "null", f"train.name={name}"]
-    return [*base, *more]
-
-
 def train(config: Path, name: str, *more: str) -> Path:
-    done = subprocess.run(command(config, name, *more), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr + done.stdout
+    assert start(config, name, *more).wait(timeout=120) == 0, (config.parent / f"{name}.log").read_text()
     return config.parent / "runs" / name
 
 
-def start(config: Path, name: str, *more: str) -> "subprocess.Popen[str]":
-    log = (config.parent / f"{name}.log").open("w")
-    with log:
-        return subprocess.Popen(command(config, name, *more), stdout=log, stderr=log, text=True)
+def timed(config: Path, name: str, *more: str) -> tuple[Path, float]:
+    """The directory of a whole run, and the seconds from its lock to its end: others die at any moment of these."""
+    process, run = start(config, name, *more), config.parent / "runs" / name
+    wait_for(run / ".lock", process)
+    started = time.monotonic()
+    assert process.wait(timeout=120) == 0, (config.parent / f"{name}.log").read_text()
+    return run, time.monotonic() - started
 
 
-def wait_for(what: Path, process: "subprocess.Popen[str]", text: str = "", deadline_s: float = 60.0) -> None:
+def start(config: Path, name: str, *more: str) -> ForkedRun:
+    arguments = ["train", str(config), "--plugin", "null", f"train.name={name}", *more]
+    return fork_run(arguments, config.parent / f"{name}.log")
+
+
+def wait_for(what: Path, process: ForkedRun, text: str = "", deadline_s: float = 60.0) -> None:
     ends = time.monotonic() + deadline_s
     while not (what.exists() and text in what.read_text()):
         assert process.poll() is None, f"the run ended with {process.returncode} before {what.name} said {text!r}"
@@ -71,7 +72,7 @@ def wait_for(what: Path, process: "subprocess.Popen[str]", text: str = "", deadl
         time.sleep(0.02)
 
 
-def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+def descendants(process: ForkedRun) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
@@ -81,9 +82,9 @@ def assert_gone(processes: list[psutil.Process], deadline_s: float) -> None:
 
 
 def test_killed_at_random_moments_and_resumed_a_run_is_bitwise_the_uninterrupted_one(config: Path) -> None:
-    whole = train(config, "whole")
+    slow = ("plugins.null.update_s=0.02", "plugins.null.save_s=0.02")
+    whole, whole_s = timed(config, "whole", *slow)
     rng = random.Random(0)
-    slow = ("plugins.null.update_s=0.05", "plugins.null.save_s=0.05")
     kills, names = 0, [f"killed-{number}" for number in range(60)]
     for name in names:
         run, more = config.parent / "runs" / name, ("train.seed=0",)
@@ -92,8 +93,7 @@ def test_killed_at_random_moments_and_resumed_a_run_is_bitwise_the_uninterrupted
             process = start(config, name, *slow, *more)
             wait_for(run / ".lock", process)
             more = ("--resume", "--from-start")
-            # most of a short life is start-up: aim at the time after it
-            time.sleep(rng.uniform(0.5, 3.5))
+            time.sleep(rng.uniform(0.0, 1.2 * whole_s))
             ended = process.poll() is not None
             if not ended:
                 kills += 1
@@ -117,7 +117,7 @@ def test_five_steps_kill_and_five_more_equal_ten(config: Path) -> None:
     newest = checkpoint.latest(run)
     assert newest is not None
     assert newest.name == "step_5"
-    train(config, "halves", "checkpoint.every_steps=5", "plugins.null.update_s=0.2", "--resume")
+    train(config, "halves", "checkpoint.every_steps=5", "--resume")
     assert differing(whole, run) == []
     assert [row["step"] for row in metrics.read(run) if "reward/mean" in row] == list(range(1, 11))
 
@@ -125,9 +125,10 @@ def test_five_steps_kill_and_five_more_equal_ten(config: Path) -> None:
 PHASES = {
     "setting up": (("plugins.null.setup_s=30",), "plan.json", ""),
     "scoring": (("reward.functions.slow.fn={rewards}:slow",), "log.txt", "launched"),
-    "generating": (("plugins.null.token_s=0.5",), "log.txt", "evaluated"),
+    # twelve seconds of tokens: a run that waited for their end would be too late
+    "generating": (("plugins.null.token_s=1", "eval.at_start=false"), "log.txt", "launched"),
     "updating": (("plugins.null.update_s=30",), "log.txt", "updating"),
-    "saving": (("plugins.null.save_s=3", "checkpoint.every_steps=1"), "log.txt", "saving"),
+    "saving": (("plugins.null.save_s=1", "checkpoint.every_steps=1"), "log.txt", "saving"),
 }
 
 
@@ -163,7 +164,7 @@ def test_a_signal_ends_the_run_within_ten_seconds_in_every_phase(
 
 
 def test_a_signal_between_checkpoints_saves_the_last_published_step(config: Path) -> None:
-    process = start(config, "saved", "checkpoint.every_steps=0", "plugins.null.token_s=0.3")
+    process = start(config, "saved", "checkpoint.every_steps=0", "plugins.null.token_s=0.08")
     run = config.parent / "runs" / "saved"
     wait_for(run / "metrics.jsonl", process, '"step":2')
     time.sleep(0.3)

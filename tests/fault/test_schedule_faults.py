@@ -4,8 +4,6 @@ import asyncio
 import random
 import selectors
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_runs import ForkedRun, fork_run
 from rich.console import Console
 
 from rlcore.algo.kl import FixedKl
@@ -266,7 +265,7 @@ async def slow(trajectory, seconds=0.05):
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path: Path, forked_runs: None) -> Path:
     (tmp_path / "rewards.py").write_text(REWARDS)
     path = tmp_path / "run.yaml"
     prompts = write_prompts(tmp_path / "prompts.jsonl", 30)
@@ -274,10 +273,18 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def start(config: Path, name: str, *more: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rlcore", "train", str(config), "--plugin", "null", f"train.name={name}", *more]
-    with (config.parent / f"{name}.log").open("a") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, text=True)
+def start(config: Path, name: str, *more: str) -> ForkedRun:
+    arguments = ["train", str(config), "--plugin", "null", f"train.name={name}", *more]
+    return fork_run(arguments, config.parent / f"{name}.log")
+
+
+def reach(process: ForkedRun, run: Path, text: str, times: int = 1) -> None:
+    """Returns when the run's log has said this so many times."""
+    until = time.monotonic() + 60
+    while not ((run / "log.txt").exists() and (run / "log.txt").read_text().count(text) >= times):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def finish(config: Path, name: str, *more: str) -> None:
@@ -299,14 +306,14 @@ def test_killed_at_random_moments_and_resumed_each_prompt_is_trained_once(config
     while kills < 5:
         process = start(config, "killed", *slow, *more)
         more = ("--resume", "--from-start")
-        time.sleep(rng.uniform(1.0, 4.0))
+        # the first kill leaves something to resume from, the others fall on runs that were resumed
+        reach(process, run, "launched" if kills else ": saved ", kills + 1)
+        time.sleep(rng.uniform(0.0, 1.2))
         if process.poll() is not None:
             break
-        kills += 1
         process.kill()
+        kills += 1
         process.wait()
-        if not (run / "config.yaml").exists():
-            more = ()
     finish(config, "killed", *slow, *more)
     assert kills > 1
     assert_each_prompt_once(run)
@@ -325,11 +332,7 @@ PHASES = {
 def test_a_signal_ends_a_run_with_trajectories_in_flight_and_it_can_be_resumed(config: Path, phase: str) -> None:
     setting, text = PHASES[phase]
     process, run = start(config, phase, setting), config.parent / "runs" / phase
-    until = time.monotonic() + 60
-    while not ((run / "log.txt").exists() and text in (run / "log.txt").read_text()):
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    reach(process, run, text)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     sent = time.monotonic()

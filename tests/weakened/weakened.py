@@ -2,7 +2,8 @@
 
 `python -m pytest -p weakened --weaken rlcore/plan/pools.py tests/plan/test_plan_offers.py` runs each test as usual and
 notes which checks refused something in it. Then each of these is switched off and the test runs again: one that still
-passes does not hold that check. The run fails when a check is held by no test, and names it.
+passes does not hold that check. The run fails when a check is held by no test, and names it. Tests marked slow come
+last, and only while there is a check that no other test holds.
 
 A check is
 
@@ -31,6 +32,10 @@ hit: set[str] = set()
 """Checks that have refused something since this was emptied."""
 off = ""
 """The check that is switched off."""
+imported: set[str] = set()
+"""The files of weakened modules that have been imported."""
+unreachable: list[str] = []
+"""Parts of the names of checks that no test can hold."""
 RETURNED = {"awaitable": 1, "plain": 1, "as_stream": 1, "listed": 0}
 RETURNED |= {"checked_metrics": 1, "checked_result": 2, "checked_advantages": 1, "checked_selection": 1}
 RETURNED |= {"finite_tensor": 1, "per_token": 1}
@@ -207,6 +212,7 @@ def _name_of(function: ast.expr) -> str:
 
 class _Loader(importlib.machinery.SourceFileLoader):
     def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> Any:  # type: ignore[override]
+        imported.add(str(path))
         tree = Weakener(_short(path)).visit(ast.parse(data, str(path)))
         return compile(ast.fix_missing_locations(tree), str(path), "exec", dont_inherit=True, optimize=_optimize)
 
@@ -238,6 +244,7 @@ def _short(path: Any) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--weaken", action="append", default=[], help="a module whose checks are weakened")
+    parser.addoption("--unreachable", action="append", default=[], help="a part of the name of a check not to report")
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
@@ -247,12 +254,28 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     loaded = [name for name, module in sys.modules.items() if getattr(module, "__file__", None) in {*map(str, paths)}]
     if loaded:
         raise pytest.UsageError(f"imported before they could be weakened: {', '.join(loaded)}")
+    unreachable[:] = early_config.known_args_namespace.unreachable
     sys.meta_path.insert(0, _Finder(paths))
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
+
+
+def _free() -> list[str]:
+    """The checks that are held by no test so far and could be."""
+    return [name for name, held in CHECKS.items() if not held and not any(text in name for text in unreachable)]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_is_slow)
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
     """Run the test, and once more without each check that refused something in it and is not known to be held."""
     global off
+    if _is_slow(item) and not _free() and len(imported) == len(set(item.config.option.weaken)):
+        return True
     hit.clear()
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     passed = not any(report.failed for report in runtestprotocol(item, nextitem=nextitem))
@@ -268,12 +291,12 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    free = [name for name, held in CHECKS.items() if not held]
+    free = _free()
     terminalreporter.write_line(f"{len(CHECKS)} checks, {len(free)} of them held by no test")
     for name in free:
         terminalreporter.write_line(f"FREE {name}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.exitstatus == 0 and not all(CHECKS.values()):
+    if session.exitstatus == 0 and _free():
         session.exitstatus = 1
