@@ -15,7 +15,7 @@ import numpy as np
 
 from rlcore.contracts.offers import Scope
 from rlcore.errors import CALLED, PluginError, boundary
-from rlcore.errors.checks.arrays import check_scored, check_trajectory, checked_metrics, per_token
+from rlcore.errors.checks.arrays import check_trajectory, checked_metrics, checked_scored, per_token
 from rlcore.errors.checks.results import as_stream, awaitable, plain
 from rlcore.runtime.hang_watch import HangWatch, WatchedCall
 from rlcore.types import (
@@ -158,10 +158,10 @@ class CheckedRewards(_Checked):
         who = f"{self._who}: score()"
         with self._streaming(who) as call:
             pending = _Unscored(call)
-            found = self._component.score(pending.noted(trajectories), lane)
-            async with aclosing(as_stream(who, found, PluginError)) as rows:
-                async for row in rows:
-                    check_scored(who, row)
+            stream = as_stream(who, self._component.score(pending.noted(trajectories), lane), PluginError)
+            async with aclosing(stream) as rows:
+                async for found in rows:
+                    row = checked_scored(who, found)
                     place = _place(row.trajectory.id)
                     if place not in pending.rows:
                         raise PluginError(f"{who} yielded trajectory {row.trajectory.id}, which it was not given")
