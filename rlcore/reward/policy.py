@@ -136,7 +136,10 @@ def causes(failures: Iterable[Reward]) -> str:
 
 
 def _valued(scored: ScoredTrajectory, decisions: dict[TrajectoryId, str], config: RewardConfig) -> ScoredTrajectory:
-    """The sample with `failure_value` as the score of each function that failed, under the policy value."""
+    """The sample with `failure_value` as the score of each function that failed, under the policy value.
+
+    The token scores of the other functions stay.
+    """
     reward = scored.reward
     if decisions[scored.trajectory.id.unit()] != "value":
         return scored

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlcore.config import RewardConfig, RewardFunctionConfig
+from rlcore.contracts.scorer import Outcome, failed
 from rlcore.errors import RewardError
+from rlcore.reward.combine import combine
 from rlcore.reward.policy import apply_failures
 from rlcore.reward.step_metrics import reward_metrics
 from rlcore.testing.rewards import make_trajectory
@@ -73,6 +76,26 @@ def test_value_puts_the_configured_score_in_place_of_the_missing_one() -> None:
     assert kept[0][0].reward.status is RewardStatus.OK
     assert kept[0][0].reward.info["error"] == "f: it broke", "why stays on record"
     assert counts["reward/valued_samples"] == 1.0
+
+
+def test_value_replaces_a_score_and_leaves_the_token_scores_of_the_others() -> None:
+    tokens: Any = np.arange(len(make_trajectory().token_ids), dtype=np.float32)
+    good, broken = Outcome(RewardStatus.OK, 3.0, token_scores=tokens), failed("it broke")
+    reward = combine({"other": good, "f": broken}, {"other": 2.0, "f": 2.0}, 0.0)
+    kept, _ = apply_failures([group(0, reward)], config(f="value", other="drop_sample"))
+    assert scores(kept) == [[2.0 * 3.0 + 2.0 * -1.0]]
+    found = kept[0][0].reward.token_scores
+    assert found is not None
+    assert found.tolist() == (2.0 * tokens).tolist()
+
+
+def test_token_scores_that_fail_their_function_are_not_among_those_that_stay() -> None:
+    tokens: Any = np.ones(len(make_trajectory().token_ids), dtype=np.float32)
+    good, huge = Outcome(RewardStatus.OK, 3.0, token_scores=tokens), Outcome(RewardStatus.OK, 1.0, token_scores=tokens)
+    reward = combine({"other": good, "f": huge}, {"other": 2.0, "f": 1e31}, 0.0)
+    assert reward.status is RewardStatus.FAILED
+    assert reward.token_scores is not None
+    assert reward.token_scores.tolist() == (2.0 * tokens).tolist()
 
 
 def test_the_strongest_policy_of_the_functions_that_failed_counts() -> None:
