@@ -151,7 +151,7 @@ class FunctionCalls:
                 latest = await self._caller.call(trajectories, lane, allowance, scores)
             except (TimeoutError, ChildError, WorkerError) as cause:
                 latest = [self._failed(cause, allowance)] * len(trajectories)
-            outcomes = _latest_that_did_not_fail(outcomes or latest, latest)
+            outcomes = _latest_that_did_not_fail(outcomes, latest) if outcomes else latest
             if tries <= 0 or all(outcome.status is not RewardStatus.FAILED for outcome in outcomes):
                 return outcomes
             wait = pause * JITTER.uniform(0.5, 1.5)

@@ -207,15 +207,13 @@ def checked_scored(who: str, row: Any) -> ScoredTrajectory:
         )
     if problem := _wrong_reward(row.reward, len(row.trajectory.token_ids)):
         raise PluginError(f"{who}: reward of {row.trajectory.id}: {problem}")
-    return _with_floats(row)
+    exact = type(score) is type(row.reward.latency_s) is float and (status is RewardStatus.OK or score == 0.0)
+    return row if exact and {float}.issuperset(map(type, row.reward.components.values())) else _with_floats(row)
 
 
 def _with_floats(row: ScoredTrajectory) -> ScoredTrajectory:
     reward, components = row.reward, row.reward.components
     score, latency_s = float(reward.score) if reward.status is RewardStatus.OK else 0.0, float(reward.latency_s)
-    same = type(reward.score) is type(reward.latency_s) is float and score == reward.score
-    if same and {float}.issuperset(map(type, components.values())):
-        return row
     floats = FrozenDict({name: float(value) for name, value in components.items()})
     return replace(row, reward=replace(reward, score=score, components=floats, latency_s=latency_s))
 
