@@ -37,7 +37,8 @@ SAMPLE_NAMES = frozenset(
 is called once, and returns the reward function."""
 
 ROLLOUT_ERROR = "rollout_error"
-"""Key of `Trajectory.info`: why the sample could not be sampled (`Completion.error`). Its reward is FAILED."""
+"""Key of `Trajectory.info` in every segment of a sample that could not be sampled: the reason (`Completion.error`). Its
+reward is FAILED, and no reward manager gets it."""
 
 K = TypeVar("K")
 V = TypeVar("V")

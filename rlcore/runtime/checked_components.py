@@ -7,7 +7,6 @@ is.
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +18,11 @@ from rlcore.errors.checks.arrays import check_trajectory, checked_metrics, check
 from rlcore.errors.checks.results import as_stream, awaitable, plain
 from rlcore.runtime.hang_watch import HangWatch, WatchedCall
 from rlcore.types import (
-    ROLLOUT_ERROR,
     Batch,
     Float32s,
-    FrozenDict,
     Lane,
     Metrics,
     Prompt,
-    Reward,
-    RewardStatus,
     Sampling,
     ScoredTrajectory,
     Trajectory,
@@ -136,8 +131,7 @@ class CheckedAgent(_Checked):
 
 
 class CheckedRewards(_Checked):
-    """A reward manager that is checked to score every given trajectory exactly once. Samples that failed get a failed
-    reward."""
+    """A reward manager that is checked to score every given trajectory exactly once."""
 
     @property
     def scope(self) -> Scope:
@@ -178,7 +172,7 @@ class CheckedRewards(_Checked):
                         )
                     pending.rows[place] = None
                     call.pause()
-                    yield row if ROLLOUT_ERROR not in row.trajectory.info else _not_sampled(row)
+                    yield row
                     call.resume_stream()
             pending.check_complete(who)
 
@@ -292,13 +286,6 @@ class CheckedCritic(_Checked):
         """See `CriticEngine.restore_state`."""
         with self._boundary("restore_state()"):
             self._component.restore_state(state)
-
-
-def _not_sampled(row: ScoredTrajectory) -> ScoredTrajectory:
-    """The row with a failed reward, whatever its score: the engine cut the sample off, not the policy."""
-    error = str(row.trajectory.info[ROLLOUT_ERROR])
-    info = FrozenDict({"error": error, "failed": FrozenDict({"rollout": error})})
-    return replace(row, reward=Reward(0.0, status=RewardStatus.FAILED, latency_s=row.reward.latency_s, info=info))
 
 
 def _same_tokens(one: Trajectory, other: Trajectory) -> bool:
