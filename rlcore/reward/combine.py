@@ -12,6 +12,9 @@ from rlcore.types import Float32s, FrozenDict, Reward, RewardStatus
 LARGEST_SUM = 1e30
 """The largest weighted sum of scores. Advantages are differences and multiples of sums, and float32."""
 
+OURS = frozenset(("skipped", "failed", "on_failure", "others_score"))
+"""Keys of a reward's info that say how its functions ended: none of them may write these."""
+
 
 def combine(
     outcomes: Mapping[str, Outcome],
@@ -23,10 +26,10 @@ def combine(
 
     FAILED if a function failed or all skipped; then `info['failed']` maps each failed function to its error, the score
     is 0.0, and components and token scores of the others are kept, for the policy value. `info['skipped']` lists
-    functions that skipped. With several functions their info has keys '<name>/<key>'; 'answer' is from the first that
-    extracted one. `policies` are the failure policies of components outside `reward.functions`: a failed reward keeps
-    those of the failed components in `info['on_failure']`, and the weighted sum of the others in
-    `info['others_score']`.
+    functions that skipped. With several functions their info has keys '<name>/<key>', as do keys of one function that
+    are in `OURS`; 'answer' is from the first that extracted one. `policies` are the failure policies of components
+    outside `reward.functions`: a failed reward keeps those of the failed components in `info['on_failure']`, and the
+    weighted sum of the others in `info['others_score']`.
     """
     parts: dict[str, float] = {}
     errors: dict[str, str] = {}
@@ -37,7 +40,9 @@ def combine(
     alone = len(outcomes) == 1
     for name, outcome in outcomes.items():
         if outcome.info:
-            info |= outcome.info if alone else {f"{name}/{key}": value for key, value in outcome.info.items()}
+            info |= {
+                key if alone and key not in OURS else f"{name}/{key}": value for key, value in outcome.info.items()
+            }
             if "answer" in outcome.info:
                 info.setdefault("answer", outcome.info["answer"])
         if outcome.status is RewardStatus.FAILED:

@@ -9,6 +9,7 @@ from rlcore.config import RewardConfig, RewardFunctionConfig
 from rlcore.contracts.scorer import Outcome, failed
 from rlcore.errors import RewardError
 from rlcore.reward.combine import combine
+from rlcore.reward.outcome import outcome_of_one
 from rlcore.reward.policy import Budget, apply_failures
 from rlcore.reward.step_metrics import reward_metrics
 from rlcore.testing.rewards import make_trajectory
@@ -155,6 +156,14 @@ def test_reward_metrics_are_over_samples_that_did_not_fail() -> None:
             "reward/g/mean": 3.5,
         }
     )
+
+
+def test_an_entry_of_a_function_is_no_sign_that_one_skipped_the_sample() -> None:
+    entries = outcome_of_one({"score": 1.0, "skipped": 0, "failed": 2, "note": 3}, 1, may_skip=False)
+    [row] = group(0, combine({"f": entries}, {"f": 1.0}, 0.0))
+    assert dict(row.reward.info) == {"f/skipped": 0, "f/failed": 2, "note": 3}
+    assert reward_metrics([row])["reward/skipped"] == 0.0
+    assert reward_metrics([row])["reward/f/skipped/mean"] == 0.0, "it is a number that the function logs"
 
 
 def test_parts_of_a_sample_count_once_and_nothing_is_a_number_over_nothing() -> None:
