@@ -37,7 +37,8 @@ SAMPLE_NAMES = frozenset(
 is called once, and returns the reward function."""
 
 ROLLOUT_ERROR = "rollout_error"
-"""Key of `Trajectory.info`: why the sample could not be sampled (`Completion.error`). Its reward is FAILED."""
+"""Key of `Trajectory.info` in every segment of a sample that could not be sampled: the reason (`Completion.error`). Its
+reward is FAILED, and no reward manager gets it."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -66,12 +67,15 @@ class FrozenDict(dict[K, V]):
 def plain(value: Any, leaf: Callable[[Any], Any] | None = None, key: Callable[[Any], Any] | None = None) -> Any:
     """Mappings as dicts and sequences as lists, recursively, for code that tests for those types or writes JSON.
 
-    `leaf` converts each other value, and `key` each key; by default they stay.
+    `leaf` converts each other value, and `key` each key; by default they stay. A scalar of numpy becomes Python's
+    number, which JSON has.
     """
     if isinstance(value, Mapping):
         return {key(name) if key else name: plain(inner, leaf, key) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(inner, leaf, key) for inner in value]
+    if isinstance(value, (np.number, np.bool_)):
+        value = value.item()
     return leaf(value) if leaf else value
 
 

@@ -138,17 +138,20 @@ class FunctionCalls:
         return after_the_group(outcomes, good, await self._after.score(scored, lane))
 
     async def _ask(self, trajectories: Sequence[Trajectory], lane: Lane, scores: Scores = None) -> list[Outcome]:
+        """The outcome of each sample in the last try that did not fail it; of the last try where all did."""
         allowance = Allowance(self.deadline_s)
         tries = self.config.tries if self.config.on_failure == "retry" else 1
         pause = FIRST_RETRY_S
         if self._caller is None:
             raise WorkerError(f"{self.spec}: was called before it was started")
+        outcomes: list[Outcome] = []
         while True:
             tries -= 1
             try:
-                outcomes = await self._caller.call(trajectories, lane, allowance, scores)
+                latest = await self._caller.call(trajectories, lane, allowance, scores)
             except (TimeoutError, ChildError, WorkerError) as cause:
-                outcomes = [self._failed(cause, allowance)] * len(trajectories)
+                latest = [self._failed(cause, allowance)] * len(trajectories)
+            outcomes = _latest_that_did_not_fail(outcomes, latest) if outcomes else latest
             if tries <= 0 or all(outcome.status is not RewardStatus.FAILED for outcome in outcomes):
                 return outcomes
             wait = pause * JITTER.uniform(0.5, 1.5)
@@ -193,3 +196,10 @@ class FunctionCalls:
         if trace and trace not in self._traces and len(self._traces) < LOGGED_TRACES:
             self._traces.add(trace)
             logger.warning("%s raised:\n%s", self.spec, trace)
+
+
+def _latest_that_did_not_fail(before: Sequence[Outcome], latest: Sequence[Outcome]) -> list[Outcome]:
+    """A later try that fails as a whole, or a sample that an earlier one scored, takes no score away."""
+    pairs = zip(before, latest, strict=True)
+    failed = RewardStatus.FAILED
+    return [old if new.status is failed and old.status is not failed else new for old, new in pairs]

@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from numbers import Real
+
+import numpy as np
 
 from rlcore.contracts.offers import Scope
 from rlcore.contracts.scorer import LARGEST, Outcome, Scorer
@@ -79,7 +82,18 @@ class CheckedScorer(Scorer):
         for trajectory, outcome in zip(trajectories, outcomes, strict=True):
             if problem := problem_of(outcome, trajectory):
                 raise PluginError(f"{self._who}: {method} returned {problem}, for {trajectory.id}")
-        return list(outcomes)
+        return [with_floats(outcome) for outcome in outcomes]
+
+
+def with_floats(outcome: Outcome) -> Outcome:
+    """The outcome with Python's floats for any others: metrics and checkpoints write them as JSON."""
+    tokens, components = outcome.token_scores, outcome.components
+    exact = tokens is None or tokens.dtype == np.float32
+    if exact and type(outcome.score) is float and {float}.issuperset(map(type, components.values())):
+        return outcome
+    floats = {name: float(value) for name, value in components.items()}
+    token_scores = None if tokens is None else tokens.astype(np.float32)
+    return replace(outcome, score=float(outcome.score), components=floats, token_scores=token_scores)
 
 
 def problem_of(outcome: object, trajectory: Trajectory) -> str:
@@ -92,6 +106,10 @@ def problem_of(outcome: object, trajectory: Trajectory) -> str:
     if not all(isinstance(value, Real) and abs(value) <= LARGEST for value in numbers):
         return f"the numbers {shown(numbers)}; needs finite ones that a float32 holds"
     tokens = outcome.token_scores
-    if tokens is not None and tokens.shape != trajectory.token_ids.shape:
+    if tokens is None:
+        return ""
+    if not isinstance(tokens, np.ndarray) or tokens.dtype.kind not in "fiu":
+        return f"token_scores that are {shown(tokens)}; needs a numpy array of numbers"
+    if tokens.shape != trajectory.token_ids.shape:
         return f"token_scores of shape {tokens.shape}; needs {trajectory.token_ids.shape}"
     return ""

@@ -12,6 +12,9 @@ from rlcore.types import Float32s, FrozenDict, Reward, RewardStatus
 LARGEST_SUM = 1e30
 """The largest weighted sum of scores. Advantages are differences and multiples of sums, and float32."""
 
+OURS = frozenset(("skipped", "failed", "on_failure", "others_score"))
+"""Keys of a reward's info that say how its functions ended: none of them may write these."""
+
 
 def combine(
     outcomes: Mapping[str, Outcome],
@@ -22,10 +25,11 @@ def combine(
     """The weighted sum over the functions that did not skip the sample.
 
     FAILED if a function failed or all skipped; then `info['failed']` maps each failed function to its error, the score
-    is 0.0, and the other components are kept. `info['skipped']` lists functions that skipped. With several functions
-    their info has keys '<name>/<key>'; 'answer' is from the first that extracted one. `policies` are the failure
-    policies of components outside `reward.functions`: a failed reward keeps those of the failed components in
-    `info['on_failure']`, and the weighted sum of the others in `info['others_score']`.
+    is 0.0, and components and token scores of the others are kept, for the policy value. `info['skipped']` lists
+    functions that skipped. With several functions their info has keys '<name>/<key>', as do keys of one function that
+    are in `OURS`; 'answer' is from the first that extracted one. `policies` are the failure policies of components
+    outside `reward.functions`: a failed reward keeps those of the failed components in `info['on_failure']`, and the
+    weighted sum of the others in `info['others_score']`.
     """
     parts: dict[str, float] = {}
     errors: dict[str, str] = {}
@@ -36,7 +40,9 @@ def combine(
     alone = len(outcomes) == 1
     for name, outcome in outcomes.items():
         if outcome.info:
-            info |= outcome.info if alone else {f"{name}/{key}": value for key, value in outcome.info.items()}
+            info |= {
+                key if alone and key not in OURS else f"{name}/{key}": value for key, value in outcome.info.items()
+            }
             if "answer" in outcome.info:
                 info.setdefault("answer", outcome.info["answer"])
         if outcome.status is RewardStatus.FAILED:
@@ -47,20 +53,17 @@ def combine(
             parts[name] = outcome.score
             for part, value in outcome.components.items():
                 parts[f"{name}/{part}"] = value
-            if not abs(score + weights[name] * outcome.score) <= LARGEST_SUM:
+            weighted, with_tokens = weights[name] * outcome.score, _added(total, weights[name], outcome.token_scores)
+            if not abs(score + weighted) <= LARGEST_SUM:
                 errors[name] = (
                     f"its score {outcome.score:g} times its weight {weights[name]:g} lifts the sum beyond "
                     f"{LARGEST_SUM:g}: advantages would leave what a float32 holds"
                 )
-                continue
-            score += weights[name] * outcome.score
-            if policies and name in policies:
-                others_score += weights[name] * outcome.score
-            if outcome.token_scores is not None:
-                weighted = np.float32(weights[name]) * outcome.token_scores
-                total = weighted if total is None else total + weighted
-                if not (np.abs(total) <= LARGEST_SUM).all():
-                    errors[name] = f"its token scores times its weight {weights[name]:g} exceed {LARGEST_SUM:g}"
+            elif with_tokens is not None and not (np.abs(with_tokens) <= LARGEST_SUM).all():
+                errors[name] = f"its token scores times its weight {weights[name]:g} exceed {LARGEST_SUM:g}"
+            else:
+                score, total = score + weighted, with_tokens
+                others_score += weighted if policies and name in policies else 0.0
     if skipped:
         info["skipped"] = skipped
     if not errors and parts:
@@ -70,4 +73,11 @@ def combine(
     if policies:
         info["on_failure"] = {name: policy for name, policy in policies.items() if name in errors}
         info["others_score"] = others_score
-    return Reward(0.0, FrozenDict(parts), RewardStatus.FAILED, None, latency_s, FrozenDict(info))
+    return Reward(0.0, FrozenDict(parts), RewardStatus.FAILED, total, latency_s, FrozenDict(info))
+
+
+def _added(total: Float32s | None, weight: float, token_scores: Float32s | None) -> Float32s | None:
+    if token_scores is None:
+        return total
+    weighted: Float32s = np.float32(weight) * token_scores
+    return weighted if total is None else total + weighted

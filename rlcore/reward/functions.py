@@ -78,7 +78,7 @@ class FunctionRewards(RewardManager):
             self._log.close()
 
     async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
-        """See `RewardManager.score`. RewardError as soon as a training step's error budget is certainly spent."""
+        """See `RewardManager.score`. RewardError as soon as the error budget of a training step is certainly spent."""
         evaluation = self._context.config.eval
         group_size = self._context.config.rollout.samples_per_prompt
         if lane is Lane.EVAL:
@@ -101,10 +101,25 @@ class FunctionRewards(RewardManager):
     def _check(self, trajectory: Trajectory, failures: Sequence[Reward], num_scored: int, lane: Lane) -> None:
         if failure_policy(failures[-1], self._config) == "abort":
             raise aborted(trajectory.id.unit(), failures[-1])
-        config = self._context.config
-        num_samples = max(num_scored, config.train.prompts_per_step * config.rollout.samples_per_prompt)
-        if lane is Lane.TRAIN and len(failures) > allowed_failures(num_samples, self._config):
+        if lane is Lane.EVAL:
+            return
+        num_samples, num_allowed = self._most_samples()
+        num_samples = max(num_scored, num_samples)
+        if len(failures) > max(num_allowed, allowed_failures(num_scored, self._config)):
             raise over_budget(failures, num_samples, self._config)
+
+    def _most_samples(self) -> tuple[int, int]:
+        """The most samples that a step's budget may be a share of, over all steps that may train on those of one call;
+        and how many of them may fail.
+
+        With on_stale=drop these are as many steps as prompts may be old; with dynamic sampling a step may replace all
+        of its prompts in every round.
+        """
+        config = self._context.config
+        steps = 1 + config.schedule.max_staleness if config.schedule.on_stale == "drop" else 1
+        rounds = 1 + config.algo.max_resample_rounds if config.algo.dynamic_sampling else 1
+        num_samples = rounds * config.train.prompts_per_step * config.rollout.samples_per_prompt
+        return steps * num_samples, steps * allowed_failures(num_samples, self._config)
 
     def metrics(self) -> Metrics:
         """time/service_bound is 1.0 if calls of a function waited for a slot most of the time.

@@ -19,22 +19,14 @@ NUM_CAUSES = 3
 
 
 def apply_failures(
-    groups: Sequence[Sequence[ScoredTrajectory]], config: RewardConfig
+    groups: Sequence[Sequence[ScoredTrajectory]], config: RewardConfig, budget: "Budget"
 ) -> tuple[list[list[ScoredTrajectory]], Metrics]:
     """The remaining groups to train on, and counts.
 
     Under drop_sample only the failed sample is removed; a group with fewer than two remaining samples stays, and is
-    counted in reward/small_groups. RewardError when more samples failed than the error budget allows, or under the
-    policy abort.
+    counted in reward/small_groups. RewardError when the step's `budget` is spent, or under the policy abort.
     """
-    check_budget(groups, config)
-    return apply_policies(groups, config)
-
-
-def apply_policies(
-    groups: Sequence[Sequence[ScoredTrajectory]], config: RewardConfig
-) -> tuple[list[list[ScoredTrajectory]], Metrics]:
-    """Applies failure policies as `apply_failures` does, without the budget."""
+    budget.spend(groups)
     counts = dict.fromkeys(
         ("dropped_samples", "dropped_groups", "dropped_siblings", "valued_samples", "small_groups"), 0.0
     )
@@ -73,38 +65,31 @@ def failure_policy(reward: Reward, config: RewardConfig) -> str:
     return max(policies, key=STRENGTH.__getitem__, default="drop_sample")
 
 
-def check_budget(groups: Sequence[Sequence[ScoredTrajectory]], config: RewardConfig) -> None:
-    """RewardError if a failure has the policy abort, or more samples failed than `reward.error_budget_frac` allows.
-
-    The budget is a share of all samples of `groups`, at least one sample unless it is 0.
-    """
-    if all(sample.reward.status is RewardStatus.OK for group in groups for sample in group):
-        return
-    rewards = {sample.trajectory.id.unit(): sample.reward for group in groups for sample in group}
-    for unit, reward in rewards.items():
-        if failure_policy(reward, config) == "abort":
-            raise aborted(unit, reward)
-    failures = [reward for reward in rewards.values() if reward.status is not RewardStatus.OK]
-    if len(failures) > allowed_failures(len(rewards), config):
-        raise over_budget(failures, len(rewards), config)
-
-
 class Budget:
-    """The error budget of a step whose groups arrive one at a time."""
+    """The error budget of a step, whose groups may arrive in several parts."""
 
     def __init__(self, num_samples: int, config: RewardConfig) -> None:
-        self._num_samples, self._config = num_samples, config
+        """`num_samples`: the least number that the step will have; groups that replace others are further ones."""
+        self._least, self._config = num_samples, config
+        self._num_samples = 0
         self._failures: list[Reward] = []
 
-    def spend(self, group: Sequence[ScoredTrajectory]) -> None:
-        """Count the group's failures; RewardError as in `check_budget`, including those of earlier groups."""
-        for unit, reward in {sample.trajectory.id.unit(): sample.reward for sample in group}.items():
+    def spend(self, groups: Sequence[Sequence[ScoredTrajectory]]) -> None:
+        """Count the failures of further groups.
+
+        RewardError if one has the policy abort, or if more samples of the step failed than `reward.error_budget_frac`
+        allows.
+        """
+        rows = [row for group in groups for row in group]
+        self._num_samples += sum([row.trajectory.id.segment == 0 for row in rows])
+        failed = {row.trajectory.id.unit(): row.reward for row in rows if row.reward.status is not RewardStatus.OK}
+        for unit, reward in failed.items():
             if failure_policy(reward, self._config) == "abort":
                 raise aborted(unit, reward)
-            if reward.status is not RewardStatus.OK:
-                self._failures.append(reward)
-        if len(self._failures) > allowed_failures(self._num_samples, self._config):
-            raise over_budget(self._failures, self._num_samples, self._config)
+        self._failures += failed.values()
+        num_samples = max(self._least, self._num_samples)
+        if len(self._failures) > allowed_failures(num_samples, self._config):
+            raise over_budget(self._failures, num_samples, self._config)
 
 
 def allowed_failures(num_samples: int, config: RewardConfig) -> int:
@@ -136,7 +121,10 @@ def causes(failures: Iterable[Reward]) -> str:
 
 
 def _valued(scored: ScoredTrajectory, decisions: dict[TrajectoryId, str], config: RewardConfig) -> ScoredTrajectory:
-    """The sample with `failure_value` as the score of each function that failed, under the policy value."""
+    """The sample with `failure_value` as the score of each function that failed, under the policy value.
+
+    The token scores of the other functions stay.
+    """
     reward = scored.reward
     if decisions[scored.trajectory.id.unit()] != "value":
         return scored

@@ -7,7 +7,6 @@ is.
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +14,15 @@ import numpy as np
 
 from rlcore.contracts.offers import Scope
 from rlcore.errors import CALLED, PluginError, boundary
-from rlcore.errors.checks.arrays import check_scored, check_trajectory, checked_metrics, per_token
+from rlcore.errors.checks.arrays import check_trajectory, checked_metrics, checked_scored, per_token
 from rlcore.errors.checks.results import as_stream, awaitable, plain
 from rlcore.runtime.hang_watch import HangWatch, WatchedCall
 from rlcore.types import (
-    ROLLOUT_ERROR,
     Batch,
     Float32s,
-    FrozenDict,
     Lane,
     Metrics,
     Prompt,
-    Reward,
-    RewardStatus,
     Sampling,
     ScoredTrajectory,
     Trajectory,
@@ -136,8 +131,7 @@ class CheckedAgent(_Checked):
 
 
 class CheckedRewards(_Checked):
-    """A reward manager that is checked to score every given trajectory exactly once. Samples that failed get a failed
-    reward."""
+    """A reward manager that is checked to score every given trajectory exactly once."""
 
     @property
     def scope(self) -> Scope:
@@ -158,10 +152,10 @@ class CheckedRewards(_Checked):
         who = f"{self._who}: score()"
         with self._streaming(who) as call:
             pending = _Unscored(call)
-            found = self._component.score(pending.noted(trajectories), lane)
-            async with aclosing(as_stream(who, found, PluginError)) as rows:
-                async for row in rows:
-                    check_scored(who, row)
+            stream = as_stream(who, self._component.score(pending.noted(trajectories), lane), PluginError)
+            async with aclosing(stream) as rows:
+                async for found in rows:
+                    row = checked_scored(who, found)
                     place = _place(row.trajectory.id)
                     if place not in pending.rows:
                         raise PluginError(f"{who} yielded trajectory {row.trajectory.id}, which it was not given")
@@ -178,7 +172,7 @@ class CheckedRewards(_Checked):
                         )
                     pending.rows[place] = None
                     call.pause()
-                    yield row if ROLLOUT_ERROR not in row.trajectory.info else _not_sampled(row)
+                    yield row
                     call.resume_stream()
             pending.check_complete(who)
 
@@ -292,13 +286,6 @@ class CheckedCritic(_Checked):
         """See `CriticEngine.restore_state`."""
         with self._boundary("restore_state()"):
             self._component.restore_state(state)
-
-
-def _not_sampled(row: ScoredTrajectory) -> ScoredTrajectory:
-    """The row with a failed reward, whatever its score: the engine cut the sample off, not the policy."""
-    error = str(row.trajectory.info[ROLLOUT_ERROR])
-    info = FrozenDict({"error": error, "failed": FrozenDict({"rollout": error})})
-    return replace(row, reward=Reward(0.0, status=RewardStatus.FAILED, latency_s=row.reward.latency_s, info=info))
 
 
 def _same_tokens(one: Trajectory, other: Trajectory) -> bool:

@@ -150,6 +150,8 @@ class RolloutBuffer:
         self.order.record((member.group(), member.version) for member in used)
         self.retire(used)
         self.num_discarded += self._discard_stale()
+        for queue in [queue for queue, ready in self._ready.items() if not ready]:
+            del self._ready[queue]
 
     def retire(self, members: Iterable[PendingGroup]) -> None:
         """Remove them from the buffer."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlcore.contracts.agents import RolloutTask
-from rlcore.reward.policy import apply_failures
+from rlcore.reward.policy import Budget, apply_failures
 from rlcore.runtime.launch import Runtime
 from rlcore.train.pending import Group, collect
 from rlcore.train.tasks import training_sampling
@@ -16,19 +16,19 @@ from rlcore.types import Lane, Metrics
 
 
 async def with_greedy_baselines(
-    run: Runtime, tasks: Sequence[RolloutTask], groups: Sequence[Group], metrics: Metrics
+    run: Runtime, tasks: Sequence[RolloutTask], groups: Sequence[Group], metrics: Metrics, budget: Budget
 ) -> list[Group]:
     """The groups with the score of a greedy sample of their prompt as `ScoredTrajectory.baseline`.
 
     A group whose greedy sample failed is dropped, because it has no baseline. Failed rewards follow the usual policies
-    and error budget. Adds to `metrics`: reward/greedy_mean, data/greedy_failed and the time.
+    and the step's `budget` of greedy samples. Adds to `metrics`: reward/greedy_mean, data/greedy_failed and the time.
     """
     config = run.plan.config
     wanted = {_prompt_of(group) for group in groups}
     baselines = [replace(task, epoch=-1 - task.epoch, n=1) for task in tasks if (task.prompt.id, task.epoch) in wanted]
     sampling = replace(training_sampling(config.rollout), temperature=0.0)
     answered, generated_s = await collect(run.agent, run.reward, baselines, sampling, Lane.TRAIN)
-    kept, _ = apply_failures(answered, config.reward)
+    kept, _ = apply_failures(answered, config.reward, budget)
     scores = {_greedy_of(group): group[0].reward.score for group in kept}
     metrics["data/greedy_failed"] = metrics.get("data/greedy_failed", 0.0) + len(baselines) - len(scores)
     metrics["time/generate_s"] = metrics.get("time/generate_s", 0.0) + generated_s

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from rlcore.contracts.activity import SAMPLE, BegunWork, SampleCounts, Span, current_activity
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.reward_manager import RewardManager
-from rlcore.types import Lane, Sampling, ScoredTrajectory, Trajectory, TrajectoryId
+from rlcore.types import (
+    ROLLOUT_ERROR,
+    FrozenDict,
+    Lane,
+    Reward,
+    RewardStatus,
+    Sampling,
+    ScoredTrajectory,
+    Trajectory,
+    TrajectoryId,
+)
 
 Group = list[ScoredTrajectory]
 """The rows of a prompt, by sample and segment."""
@@ -84,10 +94,11 @@ class PendingGroup:
         self.trajectories[row.id.sample, row.id.segment] = row
         self.finished.add(row, now)
 
-    def record_reward(self, row: ScoredTrajectory, now: float) -> None:
-        """Record a reward."""
+    def record_reward(self, row: ScoredTrajectory, now: float) -> bool:
+        """Record a reward; True if every sample now has one."""
         self.scored[row.trajectory.id.sample, row.trajectory.id.segment] = row
         self.judged.add(row.trajectory, now)
+        return _whole(self, self.judged)
 
     def restore(self, rows: Sequence[ScoredTrajectory], keep_partial: bool) -> None:
         """Restore scored trajectories of a checkpoint: those of complete groups, or all if partial groups are kept."""
@@ -129,8 +140,9 @@ async def run_pass(
 ) -> None:
     """Issue the members together, and see each become sampled and ready.
 
-    Each trajectory goes to its reward as soon as it is finished. Sampling starts after `begin`; `done` is set when it
-    has ended. Everything is matched by id, never by position.
+    Each trajectory goes to its reward as soon as it is finished. One that could not be sampled has failed, and does not
+    go there, so that the rewards of its group are what they would be without it. Sampling starts after `begin`; `done`
+    is set when it has ended. Everything is matched by id, never by position.
     """
     clock = asyncio.get_running_loop().time
     by_key = {member.key: member for member in members}
@@ -144,7 +156,11 @@ async def run_pass(
                     member.record_trajectory(row, clock())
                     if not member.sampled and _whole(member, member.finished):
                         callbacks.sampled(member)
-                    yield row
+                    if ROLLOUT_ERROR in row.info:
+                        if member.record_reward(not_sampled(row), clock()) and not member.ready:
+                            callbacks.ready(member)
+                    else:
+                        yield row
         done.set()
         for member in members:
             member.finished.end(clock())
@@ -161,8 +177,7 @@ async def run_pass(
         async with aclosing(reward.score(trajectories(), lane)) as scored:  # type: ignore[type-var]
             async for row in scored:
                 member = by_key[row.trajectory.id.prompt, row.trajectory.id.epoch]
-                member.record_reward(row, clock())
-                if not member.ready and _whole(member, member.judged):
+                if member.record_reward(row, clock()) and not member.ready:
                     callbacks.ready(member)
     finally:
         done.set()
@@ -170,6 +185,13 @@ async def run_pass(
         member.judged.end(clock())
         if not member.ready:
             callbacks.ready(member)
+
+
+def not_sampled(row: Trajectory) -> ScoredTrajectory:
+    """The row with a failed reward: the engine cut the sample off, not the policy."""
+    error = str(row.info[ROLLOUT_ERROR])
+    info = FrozenDict({"error": error, "failed": FrozenDict({"rollout": error})})
+    return ScoredTrajectory(row, Reward(0.0, status=RewardStatus.FAILED, info=info))
 
 
 async def collect(

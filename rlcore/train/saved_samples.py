@@ -120,7 +120,7 @@ def _restored(
     )
     reward = Reward(
         score=record["score"],
-        components=FrozenDict(record["components"]),
+        components=FrozenDict({name: float(value) for name, value in record["components"].items()}),
         status=RewardStatus(record["status"]),
         token_scores=token_scores,
         latency_s=record["latency_s"],

@@ -20,7 +20,7 @@ from rlcore.contracts.offers import Need
 from rlcore.errors import PluginError, WorkerError
 from rlcore.report.learning import step_facts
 from rlcore.report.metrics import average, trajectory_lines
-from rlcore.reward.policy import Budget, apply_failures, apply_policies
+from rlcore.reward.policy import Budget, apply_failures
 from rlcore.reward.step_metrics import reward_metrics
 from rlcore.runtime.launch import Runtime, owner_of
 from rlcore.train.buffer import RolloutBuffer
@@ -194,7 +194,8 @@ class StepBatcher:
         """
         algo, wanted = self._config.algo, self._config.train.prompts_per_step
         groups, spare = list[Group](), list[Group]()
-        kept = await self._round(self._num_prompts())
+        budgets = self._budget(self._config.rollout.samples_per_prompt), self._budget(1)
+        kept = await self._round(self._num_prompts(), *budgets)
         if not algo.dynamic_sampling:
             return kept
         rounds = 0
@@ -206,31 +207,34 @@ class StepBatcher:
                 break
             rounds += 1
             self._flight.issue(wanted - len(groups), self._step)
-            kept = await self._round(wanted - len(groups))
+            kept = await self._round(wanted - len(groups), *budgets)
         self._metrics |= {"data/resample_rounds": float(rounds), "data/equal_groups": float(len(spare))}
         return groups[:wanted] + spare[: max(0, wanted - len(groups))]
 
-    async def _round(self, num: int) -> list[Group]:
-        """The groups that the failure policies leave of the next `num` prompts."""
+    def _budget(self, samples_per_prompt: int) -> Budget:
+        return Budget(self._num_prompts() * samples_per_prompt, self._config.reward)
+
+    async def _round(self, num: int, budget: Budget, greedy: Budget) -> list[Group]:
+        """The groups that the failure policies leave of the next `num` prompts. `greedy` is for their baselines."""
         taken = sorted([await self._next() for _ in range(num)], key=lambda pending: pending.number)
         groups = [pending.group() for pending in taken]
-        kept, counts = apply_failures(groups, self._config.reward)
+        kept, counts = apply_failures(groups, self._config.reward, budget)
         self._count(counts)
         if Need.GREEDY_BASELINE in self._run.advantage_algorithm.needs:
-            kept = await with_greedy_baselines(self._run, [pending.task for pending in taken], kept, self._metrics)
+            tasks = [pending.task for pending in taken]
+            kept = await with_greedy_baselines(self._run, tasks, kept, self._metrics, greedy)
         return kept
 
     async def _first_ready(self) -> AsyncGenerator[list[Group], None]:
         """Yields the groups of each mini-batch, in the order in which their rewards arrive."""
         prompts = self._num_prompts()
         size = self._config.actor.minibatch_prompts or prompts
-        budget = Budget(prompts * self._config.rollout.samples_per_prompt, self._config.reward)
+        budget = self._budget(self._config.rollout.samples_per_prompt)
         waiting: list[tuple[int, Group]] = []
         for left in reversed(range(prompts)):
             issued = await self._next()
             group = issued.group()
-            budget.spend(group)
-            kept, counts = apply_policies([group], self._config.reward)
+            kept, counts = apply_failures([group], self._config.reward, budget)
             self._count(counts)
             waiting += [(issued.number, trajectory) for trajectory in kept]
             if waiting and (len(waiting) == size or not left):

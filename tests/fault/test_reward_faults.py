@@ -19,7 +19,7 @@ from rlcore.config import RewardConfig, RewardFunctionConfig, RolloutConfig, Run
 from rlcore.data.batch import collate
 from rlcore.errors import RewardError
 from rlcore.reward.functions import FunctionRewards, build_function_rewards
-from rlcore.reward.policy import apply_failures
+from rlcore.reward.policy import Budget, apply_failures
 from rlcore.testing.leaks import descendants, is_running
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all
 from rlcore.types import Metrics, RewardStatus, ScoredTrajectory, Trajectory
@@ -149,7 +149,8 @@ def test_11_a_function_that_raises_for_one_of_64_changes_no_other_advantage(rewa
     ([scored], _) = run(functions, step, budget=0.1)
     check(scored, step)
     groups = [sorted(value, key=lambda row: row.trajectory.id) for value in by_prompt(scored)]
-    kept, counts = apply_failures(groups, RewardConfig(functions=functions))
+    config = RewardConfig(functions=functions)
+    kept, counts = apply_failures(groups, config, Budget(0, config))
     without = [[row for row in group if row.reward.status is RewardStatus.OK] for group in groups]
     assert counts["reward/dropped_samples"] == 1.0
     assert sum(map(len, kept)) == 63

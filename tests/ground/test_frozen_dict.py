@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
@@ -73,3 +74,8 @@ def test_plain_values_are_dicts_and_lists_all_the_way_down() -> None:
     assert found == {"a": [1, {"b": [2]}], 3: "text"}
     assert [type(found), type(found["a"]), type(found["a"][1])] == [dict, list, dict]
     assert plain(value, leaf=repr, key=str) == {"a": ["1", {"b": ["2"]}], "3": "'text'"}
+
+
+def test_plain_numbers_are_those_of_python() -> None:
+    found = plain({"a": np.float32(0.5), "b": [np.int64(3)], "c": np.bool_(True)})
+    assert repr(found) == "{'a': 0.5, 'b': [3], 'c': True}"

@@ -15,6 +15,7 @@ from rlcore.contracts.call_log import CallLog
 from rlcore.errors import ConfigError, PluginError
 from rlcore.errors.redaction import remember_variable
 from rlcore.reward.functions import FunctionRewards, build_function_rewards
+from rlcore.testing.here import HereChildren
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all, score_rewards, use_rewards
 from rlcore.types import Lane, Reward, RewardStatus, ScoredTrajectory
 
@@ -44,6 +45,36 @@ def test_a_function_that_returns_too_few_scores_fails_its_group() -> None:
     for reward in group(post_process=f"{FORMS}:too_few"):
         assert reward.status is RewardStatus.FAILED
         assert reward.info["error"] == "f: post_process: returned a list of 3 for 4 samples"
+
+
+LATER_TRIES = {"raises": (1.0, 0.0), "scores all": (7.0, 7.0), "fails another": (7.0, 0.0)}
+
+
+@pytest.mark.parametrize("later", LATER_TRIES)
+def test_a_later_try_takes_no_score_of_a_group_away(tmp_path: Path, later: str) -> None:
+    (tmp_path / "own.py").write_text(
+        "calls = []\n"
+        "async def own(trajectories, later):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 1:\n"
+        "        return [1.0, float('nan'), 0.0, 0.0]\n"
+        "    if later == 'raises':\n"
+        "        raise ConnectionError('503')\n"
+        "    return [7.0, 7.0, 7.0, 7.0 if later == 'scores all' else float('nan')]\n"
+    )
+    own = function(f"{tmp_path}/own.py:own", scope="group", on_failure="retry", tries=2, kwargs={"later": later})
+
+    async def score() -> list[ScoredTrajectory]:
+        manager = build_function_rewards(reward_context({"f": own}, tmp_path, HereChildren()))
+        await manager.start()
+        try:
+            return await score_all(manager, [make_trajectory(0, sample) for sample in range(4)])
+        finally:
+            await manager.close()
+
+    found = [scored.reward for scored in sorted(asyncio.run(score()), key=lambda scored: scored.trajectory.id)]
+    assert (found[0].score, found[3].score) == LATER_TRIES[later]
+    assert [reward.status is RewardStatus.FAILED for reward in found] == [False, later == "raises", False, False]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlcore.config import EvalConfig, RewardFunctionConfig, RunConfig, TrainConfig
@@ -214,3 +215,11 @@ def test_settings_without_a_section_are_an_error_by_name() -> None:
             one(name)
     assert one("maybe_settings").score == 1.0
     assert one("with_settings", kwargs={"settings": 3}).score == 3.0, "kwargs are the user's word"
+
+
+def test_completion_ids_are_those_after_the_prompt_tool_results_included() -> None:
+    turn, result, answer = 3, 4, 2
+    mask: Any = np.repeat([False, True, False, True], [5, turn, result, answer])
+    numbers: Any = np.arange(len(mask), dtype=np.int32)
+    row = make_trajectory(loss_mask=mask, token_ids=numbers, logprobs=np.zeros(len(mask), np.float32))
+    assert one("only_ids", row).score == turn + result + answer

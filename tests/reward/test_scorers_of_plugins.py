@@ -1,6 +1,7 @@
 """Properties and results of a plugin's scorer are checked, and errors name the one that is wrong."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 from rlcore.config import RewardFunctionConfig
 from rlcore.contracts.scorer import Outcome, Scorer, failed
 from rlcore.errors import ConfigError, PluginError, RewardError
+from rlcore.report.metrics import trajectory_lines
 from rlcore.reward.functions import FunctionRewards
 from rlcore.testing.here import HereChildren
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all
-from rlcore.types import Lane, Reward, RewardStatus, Trajectory
+from rlcore.train.saved_samples import read_scored, write_scored
+from rlcore.types import Lane, Reward, RewardStatus, ScoredTrajectory, Trajectory
 
 GOOD = Outcome(RewardStatus.OK, 2.0)
 
@@ -81,6 +84,7 @@ def test_a_subclass_with_a_name_and_a_score_is_a_scorer(tmp_path: Path) -> None:
         ([Outcome(RewardStatus.OK, "1")], "score() returned the numbers ['1']"),  # type: ignore[arg-type]
         ([failed("")], "score() returned a FAILED outcome without an error"),
         ([Outcome(RewardStatus.OK, 1.0, token_scores=np.ones(99, np.float32))], "token_scores of shape (99,)"),
+        ([Outcome(RewardStatus.OK, 1.0, token_scores=[1.0])], "token_scores that are [1.0]; needs a numpy array"),  # type: ignore[arg-type]
         (ValueError("a bug"), "score(): ValueError: a bug"),
     ],
 )
@@ -106,6 +110,26 @@ def test_scores_of_tokens_are_those_of_the_trajectory(tmp_path: Path) -> None:
     [reward] = rewards(tmp_path, Fixed([Outcome(RewardStatus.OK, 1.0, token_scores=scores)], weight=2.0))
     assert reward.token_scores is not None
     assert reward.token_scores.tolist() == (2 * scores).tolist()
+
+
+def test_numbers_of_numpy_are_kept_as_those_that_json_has(tmp_path: Path) -> None:
+    trajectory = make_trajectory(0, 0, "a")
+    tokens: Any = np.ones(len(trajectory.token_ids), np.float64)
+    score: Any = np.float32(0.5)
+    length: Any = np.int64(3)
+    outcome = Outcome(RewardStatus.OK, score, "", {"length": length}, {"count": np.int64(7)}, tokens)
+    [reward] = rewards(tmp_path, Fixed([outcome]))
+    assert dict(reward.components) == {"fixed": 0.5, "fixed/length": 3.0}
+    assert {type(reward.score), *map(type, reward.components.values())} == {float}
+    assert reward.token_scores is not None
+    assert reward.token_scores.dtype == np.float32
+    row = ScoredTrajectory(trajectory, reward)
+    write_scored(tmp_path / "scored", [row])
+    [again] = read_scored(tmp_path / "scored", lambda name: trajectory.prompt)
+    assert dict(again.reward.components) == dict(reward.components)
+    assert dict(again.reward.info) == {"count": 7}
+    line = json.loads(trajectory_lines([(row, None)], Lane.TRAIN))
+    assert (line["score"], line["components"], line["info"]) == (0.5, dict(reward.components), {"count": 7})
 
 
 @pytest.mark.parametrize(

@@ -187,14 +187,22 @@ def scored(trajectory: Trajectory, score: Any = 1.0, **more: Any) -> ScoredTraje
     return made
 
 
-def test_scored_trajectories_pass_in_any_order_and_failures_may_have_any_score() -> None:
+def test_scored_trajectories_pass_in_any_order_and_the_score_of_a_failure_is_0() -> None:
     assert len(asyncio.run(_judged(Manager(lambda rows: [scored(value) for value in reversed(rows)])))) == 3
     failed = Manager(lambda rows: [scored(row, NAN, status=RewardStatus.FAILED) for row in rows])
-    assert len(asyncio.run(_judged(failed))) == 3
-    numpy = Manager(lambda rows: [scored(row, np.float32(0.5)) for row in rows])
-    assert len(asyncio.run(_judged(numpy))) == 3
+    assert [row.reward.score for row in asyncio.run(_judged(failed))] == [0.0] * 3, "JSON has no NaN"
     sent = Manager(lambda rows: [scored(pickle.loads(pickle.dumps(row)), token_scores=floats(0, 1, 2)) for row in rows])
     assert len(asyncio.run(_judged(sent))) == 3
+
+
+def test_the_numbers_of_a_reward_are_floats_of_python_whichever_they_were() -> None:
+    numbers = {"components": {"length": np.int64(3)}, "latency_s": np.float64(2.0)}
+    manager = Manager(lambda rows: [scored(row, np.float32(0.5), **numbers) for row in rows])
+    for judged in asyncio.run(_judged(manager)):
+        reward = judged.reward
+        found = [reward.score, reward.components["length"], reward.latency_s]
+        assert found == [0.5, 3.0, 2.0]
+        assert set(map(type, found)) == {float}
 
 
 def _late_manager() -> Any:
@@ -250,6 +258,7 @@ MANAGERS: dict[str, tuple[Any, str]] = {
         Manager(lambda rows: [scored(rows[0], components=3)]),
         "components is int and info .*; needs map",
     ),
+    "a latency of text": (Manager(lambda rows: [scored(rows[0], latency_s="1")]), "latency_s is str; needs seconds"),
     "info that is a number": (Manager(lambda rows: [scored(rows[0], info=3)]), "info int; needs mappings"),
     "token scores of others": (
         Manager(lambda rows: [scored(rows[0], token_scores=floats(1, 2))]),

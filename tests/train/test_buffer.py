@@ -38,10 +38,13 @@ class Ones(RewardManager):
             yield ScoredTrajectory(row, Reward(1.0))
 
 
-def flight(reward: RewardManager) -> RolloutBuffer:
-    """Of groups of two, a prompt per step, where steps take what is ready first and may be one version late."""
+def flight(reward: RewardManager, drop: bool = True) -> RolloutBuffer:
+    """Of groups of two, a prompt per step, where steps take what is ready first and may be one version late.
+
+    Without `drop` they take their own.
+    """
     order = seeded_prompts({"test": [make_prompt(0), make_prompt(1), make_prompt(2)]}, {}, 0, False)
-    issuing = Issuing(1, 2, 0, Sampling(), max_staleness=1, drop=True)
+    issuing = Issuing(1, 2, 0, Sampling(), max_staleness=1, drop=drop)
     return RolloutBuffer(AtOnce(), reward, order, issuing)
 
 
@@ -115,6 +118,19 @@ def test_a_prompt_of_a_checkpoint_that_is_sampled_again_as_a_whole_is_as_old_as_
         return ledger.num_discarded, left
 
     assert asyncio.run(resumed()) == (0, [3])
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_step_leaves_no_queue_when_it_is_published(drop: bool) -> None:
+    async def steps() -> int:
+        ledger = flight(Ones(), drop)
+        for step in range(1, 4):
+            ledger.refill(step, 3)
+            ledger.published(step, [await asyncio.wait_for(ledger.next_ready(step), DEADLINE_S)])
+        await ledger.close()
+        return len(ledger._ready)
+
+    assert asyncio.run(steps()) == 0
 
 
 def test_a_prompt_that_became_stale_is_not_handed_out_even_if_it_was_ready() -> None:

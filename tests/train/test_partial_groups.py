@@ -8,7 +8,7 @@ import torch
 from rlcore.algo.advantage import AdvantageInputs, dr_grpo, rloo
 from rlcore.config import RewardConfig, RewardFunctionConfig
 from rlcore.data.batch import collate
-from rlcore.reward.policy import apply_failures
+from rlcore.reward.policy import Budget, apply_failures
 from rlcore.testing.rewards import make_trajectory
 from rlcore.types import FrozenDict, Reward, RewardStatus, ScoredTrajectory
 
@@ -43,7 +43,7 @@ def test_the_advantages_of_partial_groups_are_those_that_are_documented(policy: 
     config = RewardConfig(
         functions={"f": RewardFunctionConfig("x:y", on_failure=policy, failure_value=-1.0)}, error_budget_frac=1.0
     )
-    kept, _ = apply_failures(groups, config)
+    kept, _ = apply_failures(groups, config, Budget(0, config))
     batch = collate(kept, 0)
     inputs = AdvantageInputs(
         torch.tensor(batch.rewards_B),

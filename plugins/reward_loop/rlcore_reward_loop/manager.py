@@ -107,8 +107,9 @@ class RewardLoop(RewardManager):
 
     async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         """See `RewardManager.score`; errors of the stream propagate."""
-        groups: set[str] = set()
-        if lane is Lane.TRAIN and self._normalising:
+        groups: dict[str, set[int]] = {}
+        normalising = lane is Lane.TRAIN and bool(self._normalising)
+        if normalising:
             stream = self._scaled(stream, groups)
         results = self._functions.score(stream, lane)
         async with AsyncExitStack() as stack:
@@ -116,21 +117,33 @@ class RewardLoop(RewardManager):
                 stack.callback(statistics.end, groups)
             await stack.enter_async_context(aclosing(results))  # type: ignore[type-var]
             async for scored in results:
+                if normalising:
+                    self._count(scored.trajectory, groups)
                 yield scored
+
+    def _count(self, trajectory: Trajectory, groups: dict[str, set[int]]) -> None:
+        """The sample has its whole reward, like those in `groups`. One that could not be sampled never comes, so that
+        its group does not count."""
+        group = group_of(trajectory)
+        groups[group].add(trajectory.id.sample)
+        if len(groups[group]) == self._context.config.rollout.samples_per_prompt:
+            for statistics in self._normalising:
+                statistics.complete(group)
 
     @property
     def _normalising(self) -> list[RunningStatistics]:
         return [reward.statistics for reward in self._rewards if reward.statistics is not None]
 
-    async def _scaled(self, stream: AsyncIterator[Trajectory], groups: set[str]) -> AsyncIterator[Trajectory]:
+    async def _scaled(
+        self, stream: AsyncIterator[Trajectory], groups: dict[str, set[int]]
+    ) -> AsyncIterator[Trajectory]:
         """The stream. Notes its groups in `groups`, to be normalised by the statistics as of now."""
-        num_samples = self._context.config.rollout.samples_per_prompt
         scales = [(function, function.scale()) for function in self._normalising]
         async for trajectory in stream:
             if (group := group_of(trajectory)) not in groups:
-                groups.add(group)
+                groups[group] = set()
                 for statistics, scale in scales:
-                    statistics.begin(group, num_samples, scale)
+                    statistics.begin(group, scale)
             yield trajectory
 
     def metrics(self) -> Metrics:

@@ -1,8 +1,10 @@
 """One named component of the reward: its request, and the score it makes of the answer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -45,16 +47,20 @@ class ServiceSource(ScoreSource):
 
     async def ask(self, reward: str, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
         questions = [question(trajectory) for trajectory in trajectories]
-        first = questions[0]
+        body = questions[0] if self._scope == "sample" else {"samples": questions}
+        ids = [sample["id"] for sample in questions]
+        read = partial(self._outcomes, ids)
+        call = Call(reward, ids[0], body, with_ids=True, readable=partial(can_read, read))
+        return read(await self._service.ask(call, lane))
+
+    def _outcomes(self, ids: Sequence[str], answer: Any) -> list[Outcome]:
         if self._scope == "sample":
-            answer = await self._service.ask(Call(reward, first["id"], first, with_ids=True), lane)
-            return [self._judgement(answer, first["id"])]
-        answer = await self._service.ask(Call(reward, first["id"], {"samples": questions}, with_ids=True), lane)
+            return [self._judgement(answer, ids[0])]
         answers = answer.get("scores") if isinstance(answer, Mapping) else None
-        if not isinstance(answers, list) or len(answers) != len(questions):
+        if not isinstance(answers, list) or len(answers) != len(ids):
             found = f"{len(answers)} of them" if isinstance(answers, list) else clipped(repr(answer), 80)
-            raise self._named(f"answered with {found}; needs 'scores' with {len(questions)} objects")
-        return [self._judged(answer, sample["id"]) for answer, sample in zip(answers, questions, strict=True)]
+            raise self._named(f"answered with {found}; needs 'scores' with {len(ids)} objects")
+        return [self._judged(answer, request_id) for answer, request_id in zip(answers, ids, strict=True)]
 
     def _judged(self, answer: Any, request_id: str) -> Outcome:
         """A wrong answer within a group fails only its own sample."""
@@ -84,15 +90,15 @@ class JudgeSource(ScoreSource):
         judge = self._settings
         if isinstance(self._served_by, Service):
             body = chat(trajectory, self._template, judge)
-            call = Call(reward, identity(trajectory), body, CHAT_PATH, answer_tokens(judge))
-            text = answer_text(await self._served_by.ask(call, lane))
-        else:
-            conversation = tuple(
-                FrozenDict[str, Any](message) for message in messages(trajectory, self._template, judge)
-            )
-            request = ScoreRequest(identity(trajectory), conversation, FrozenDict(engine_options(judge)))
-            text = (await self._served_by.ask(reward, request, lane)).text
-        return [Outcome(RewardStatus.OK, score_of(text, judge), info={"said": clipped(text, 500)})]
+            readable = partial(can_read, lambda answer: self._outcomes(answer_text(answer)))
+            call = Call(reward, identity(trajectory), body, CHAT_PATH, answer_tokens(judge), readable=readable)
+            return self._outcomes(answer_text(await self._served_by.ask(call, lane)))
+        conversation = tuple(FrozenDict[str, Any](message) for message in messages(trajectory, self._template, judge))
+        request = ScoreRequest(identity(trajectory), conversation, FrozenDict(engine_options(judge)))
+        return self._outcomes((await self._served_by.ask(reward, request, lane)).text)
+
+    def _outcomes(self, text: str) -> list[Outcome]:
+        return [Outcome(RewardStatus.OK, score_of(text, self._settings), info={"said": clipped(text, 500)})]
 
 
 class ModelSource(ScoreSource):
@@ -185,6 +191,13 @@ class RemoteReward(Scorer):
         if not taken:
             return {}
         return {f"latency_p{rank}_s": float(np.percentile(taken, rank)) for rank in (50, 95)}
+
+
+def can_read(read: Callable[[Any], list[Outcome]], answer: Any) -> bool:
+    """True if `read` finds a score for every sample in a service's answer."""
+    with suppress(NoAnswer):
+        return all(outcome.status is not RewardStatus.FAILED for outcome in read(answer))
+    return False
 
 
 def identity(trajectory: Trajectory) -> str:

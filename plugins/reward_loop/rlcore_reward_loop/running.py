@@ -1,6 +1,7 @@
 """Running mean and deviation of a reward: one scale for all samples of a group, in any order of arrival."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,27 +18,19 @@ class Scale:
         return (score - self.mean) / self.deviation
 
 
-@dataclass
-class _Group:
-    """A group that is being scored."""
-
-    scale: Scale
-    num_left: int
-    """Samples without an answer so far."""
-
-
 class RunningStatistics:
     """Welford's algorithm over the training samples of earlier steps (doi 10.1080/00401706.1962.10490022).
 
     Rewards of several steps may arrive at a time. Each group is normalised by one scale, taken when its stream of
-    trajectories began. It enters the statistics at the end of the step in which its last sample is answered. A group
-    that is incomplete in a checkpoint is scored again after a resume, so none of it has been counted.
+    trajectories began. It enters the statistics at the end of the step in which the last of its samples has its whole
+    reward, of which this may be a part. A group that is incomplete in a checkpoint is scored again after a resume, so
+    none of it has been counted.
     """
 
     def __init__(self) -> None:
         self.count, self.mean, self._squares = 0, 0.0, 0.0
         self._seen: dict[tuple[str, int], float] = {}
-        self._incomplete: dict[str, _Group] = {}
+        self._incomplete: dict[str, Scale] = {}
 
     @property
     def deviation(self) -> float:
@@ -49,24 +42,23 @@ class RunningStatistics:
         """The scale of the statistics as of now; in the first step it changes nothing."""
         return Scale(self.mean, self.deviation) if self.count else Scale()
 
-    def begin(self, group: str, num_samples: int, scale: Scale) -> None:
-        """Announce a group of `num_samples`; does nothing for one that has begun."""
-        self._incomplete.setdefault(group, _Group(scale, num_samples))
+    def begin(self, group: str, scale: Scale) -> None:
+        """Announce a group; does nothing for one that has begun."""
+        self._incomplete.setdefault(group, scale)
+
+    def complete(self, group: str) -> None:
+        """Every sample of the group has its whole reward."""
+        self._incomplete.pop(group, None)
 
     def answered(self, group: str, sample: int, score: float | None) -> float:
-        """A training sample's normalised score, to be counted; a failed sample (None) only completes its group."""
-        found = self._incomplete.get(group)
-        if found is not None:
-            found.num_left -= 1
-            if found.num_left <= 0:
-                del self._incomplete[group]
+        """A training sample's normalised score, to be counted with its group; a failed sample (None) never counts."""
         if score is None:
             return 0.0
         self._seen[group, sample] = score
-        return (self.scale() if found is None else found.scale).normalised(score)
+        return self._incomplete.get(group, self.scale()).normalised(score)
 
-    def end(self, groups: set[str]) -> None:
-        """No further samples of these groups will come. Groups left incomplete by a stop never count."""
+    def end(self, groups: Iterable[str]) -> None:
+        """No further samples of these groups will come. Groups left incomplete, as by a stop, never count."""
         incomplete = {group for group in groups if self._incomplete.pop(group, None) is not None}
         for key in [key for key in self._seen if key[0] in incomplete]:
             del self._seen[key]

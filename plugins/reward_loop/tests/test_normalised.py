@@ -3,6 +3,7 @@
 import asyncio
 import random
 import statistics
+import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,8 +19,8 @@ from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, Serv
 
 from rlcore import Scope
 from rlcore.config import RewardFunctionConfig
-from rlcore.testing.rewards import make_trajectory, reward_context
-from rlcore.testing.service import ServiceAnswer, serving
+from rlcore.testing.rewards import make_trajectory, reward_context, score_all
+from rlcore.testing.service import ScriptedService, ServiceAnswer, ServiceCall, serving
 from rlcore.types import Lane, ScoredTrajectory, Trajectory
 
 GROUP_SIZE = 4
@@ -47,11 +48,13 @@ def test_all_samples_of_a_group_are_normalised_alike_in_whatever_order_rewards_a
         for place in range(len(scores)):
             if place not in scales and (starts[place] <= now or place == group):
                 scales[place] = plain()
-                found.begin(f"p/{place}", 3, found.scale())
+                found.begin(f"p/{place}", found.scale())
         seen[group, sample] = scores[group][sample]
         mean, deviation = scales[group]
         expected = (scores[group][sample] - mean) / deviation
         assert found.answered(f"p/{group}", sample, scores[group][sample]) == pytest.approx(expected, abs=1e-9)
+        if sum(key[0] == group for key in seen) == 3:
+            found.complete(f"p/{group}")
         if now in steps_after:
             whole = [index for index in range(len(scores)) if sum(key[0] == index for key in seen) == 3]
             counted += [seen.pop((sample, index)) for sample in whole for index in range(3)]  # type: ignore[misc]
@@ -60,13 +63,16 @@ def test_all_samples_of_a_group_are_normalised_alike_in_whatever_order_rewards_a
             assert (found.mean, found.deviation) == pytest.approx(plain(), abs=1e-9)
 
 
-def test_a_failed_sample_completes_its_group_and_does_not_count() -> None:
+def test_a_failed_sample_does_not_count_with_its_group() -> None:
     found = RunningStatistics()
-    found.begin("p/0", 2, Scale())
+    found.begin("p/0", Scale())
     found.answered("p/0", 0, 4.0)
     found.step()
     assert found.count == 0, "its other sample is pending"
     found.answered("p/0", 1, None)
+    found.step()
+    assert found.count == 0, "its reward has further parts"
+    found.complete("p/0")
     found.step()
     assert (found.count, found.mean) == (1, 4.0)
 
@@ -74,9 +80,10 @@ def test_a_failed_sample_completes_its_group_and_does_not_count() -> None:
 def test_what_a_stop_cuts_off_does_not_count_for_it_will_be_asked_again() -> None:
     found = RunningStatistics()
     for group in ("p/0", "p/1"):
-        found.begin(group, 2, Scale())
+        found.begin(group, Scale())
         found.answered(group, 0, 4.0)
     found.answered("p/1", 1, 6.0)
+    found.complete("p/1")
     found.end({"p/0", "p/1"})
     assert found.state()["count"] == 2
     found.step()
@@ -146,6 +153,40 @@ def test_a_step_that_ends_while_a_group_of_the_next_is_pending_does_not_split_th
 
     with serving(lambda call: ServiceAnswer({"score": float(call.json()["completion"])})) as service:
         assert asyncio.run(run(service.url)) == [5.0] * GROUP_SIZE
+
+
+def test_a_group_counts_when_all_parts_of_its_rewards_are_in(tmp_path: Path) -> None:
+    """A checkpoint made before that has none of the group, and the resumed run scores it again."""
+
+    async def run(fast: ScriptedService, slow: ScriptedService, answer: threading.Event) -> None:
+        section = normalised(fast.url)
+        rewards = {**section.rewards, "late": RewardSettings(served_by="slow")}
+        services = {**section.services, "slow": ServiceSettings(urls=(slow.url,))}
+        manager = build(reward_context({}, tmp_path, section=RewardLoopSettings(rewards, services)))
+        group = [make_trajectory(0, sample, text="5") for sample in range(GROUP_SIZE)]
+        try:
+            await manager.start()
+            scoring = asyncio.create_task(score_all(manager, group))
+            while fast.num_answered < GROUP_SIZE or slow.num_open < GROUP_SIZE:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            assert manager.metrics()["reward/liked/running_mean"] == 0.0
+            assert manager.state()["liked"]["count"] == 0
+            answer.set()
+            await scoring
+            assert manager.state()["liked"]["count"] == GROUP_SIZE
+        finally:
+            await manager.close()
+
+    answer = threading.Event()
+
+    async def late(call: ServiceCall) -> ServiceAnswer:
+        while not answer.is_set():
+            await asyncio.sleep(0.01)
+        return ServiceAnswer({"score": 1})
+
+    with serving(lambda call: ServiceAnswer({"score": 5})) as fast, serving(late) as slow:
+        asyncio.run(run(fast, slow, answer))
 
 
 SCOPES: dict[str, tuple[dict[str, Any], str, Scope]] = {

@@ -5,6 +5,7 @@ method. Metrics may be NaN or infinite, which is information about a run; traini
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -197,8 +198,12 @@ def _wrong_trajectory(row: Trajectory) -> str:
     return _wrong_versions(row.versions, None, num)
 
 
-def check_scored(who: str, row: Any) -> None:
-    """PluginError unless `row` is a trajectory with a reward, whose score is a finite float32 if its status is OK."""
+def checked_scored(who: str, row: Any) -> ScoredTrajectory:
+    """The row, with Python's floats for any others: metrics and checkpoints write a reward's numbers as JSON. The score
+    of a reward that is not OK is 0.0.
+
+    PluginError unless it is a trajectory with a reward, whose score is a finite float32 if its status is OK.
+    """
     if not isinstance(row, ScoredTrajectory):
         raise PluginError(f"{who} yielded {kind(row)}; needs ScoredTrajectory")
     if not isinstance(row.trajectory, Trajectory) or not isinstance(row.reward, Reward):
@@ -218,15 +223,26 @@ def check_scored(who: str, row: Any) -> None:
         )
     if problem := _wrong_reward(row.reward, len(row.trajectory.token_ids)):
         raise PluginError(f"{who}: reward of {row.trajectory.id}: {problem}")
+    exact = type(score) is type(row.reward.latency_s) is float and (status is RewardStatus.OK or score == 0.0)
+    return row if exact and {float}.issuperset(map(type, row.reward.components.values())) else _with_floats(row)
+
+
+def _with_floats(row: ScoredTrajectory) -> ScoredTrajectory:
+    reward, components = row.reward, row.reward.components
+    score, latency_s = float(reward.score) if reward.status is RewardStatus.OK else 0.0, float(reward.latency_s)
+    floats = FrozenDict({name: float(value) for name, value in components.items()})
+    return replace(row, reward=replace(reward, score=score, components=floats, latency_s=latency_s))
 
 
 def _wrong_reward(reward: Reward, num_tokens: int) -> str:
-    """The problem with a reward's components, info or token scores; empty: none."""
+    """The problem with a reward's components, info, latency or token scores; empty: none."""
     if not _is_mapping(reward.components) or not _is_mapping(reward.info):
         return f"components is {kind(reward.components)} and info {kind(reward.info)}; needs mappings"
     for name, value in reward.components.items():
         if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, _NUMBER):
             return f"components has {shown(name)}: {shown(value)}; needs a mapping of str to float"
+    if not isinstance(reward.latency_s, _NUMBER):
+        return f"latency_s is {kind(reward.latency_s)}; needs seconds"
     scores_T = reward.token_scores
     if scores_T is None:
         return ""

@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,11 @@ JITTER = random.Random()
 """A separate generator: pauses must not change other random numbers."""
 
 
+def any_answer(answer: Any) -> bool:
+    """True: the caller decides later whether an answer is of use."""
+    return True
+
+
 @dataclass(frozen=True)
 class Call:
     """One question."""
@@ -42,14 +47,17 @@ class Call:
     answer_tokens: int = 0
     """Most tokens of the answer, for the rate."""
     with_ids: bool = False
-    """The body contains ids, which are ignored when two calls are compared."""
+    """Body and answer contain ids, which are ignored when two calls are compared, and not kept."""
+    readable: Callable[[Any], bool] = any_answer
+    """False for an answer that fails a sample: it is neither kept nor given to identical calls."""
 
 
 @dataclass(eq=False)
 class _Asking:
     """A call that identical ones wait for."""
 
-    answer: "asyncio.Future[Any] | None" = None
+    answer: "asyncio.Future[Any]"
+    """Cancelled if no answer can be shared."""
     begun: bool = False
     """True once it has a slot and a turn."""
 
@@ -123,23 +131,26 @@ class Service:
         """The answer to an identical call, if there was one."""
         key = _key(call)
         for _ in range(MOST_SHARED):
-            if key in self._cache:
+            if key in self._cache and call.readable(self._cache[key]):
                 self.counts["num_cache_hits"] += 1
                 self._cache.move_to_end(key)
                 return self._cache[key]
             if (same := self._identical(key, lane)) is None:
                 break
             await asyncio.wait([same])
-            if not same.cancelled() and same.exception() is None:
+            if not same.cancelled() and call.readable(same.result()):
                 self.counts["num_cache_hits"] += 1
                 return same.result()
             # The first caller has left or failed. Failures are not shared, so the next caller asks.
-        asking = _Asking()
-        mine = asking.answer = asyncio.ensure_future(self._ask(call, lane, asking))
+        asking = _Asking(asyncio.get_running_loop().create_future())
         self._in_flight.setdefault((key, lane), asking)
         try:
-            answer = self._cache[key] = await mine
+            answer = await self._ask(call, lane, asking)
+            if call.readable(answer):
+                self._cache[key] = shared = _without_ids(call, answer)
+                asking.answer.set_result(shared)
         finally:
+            asking.answer.cancel()
             if self._in_flight.get((key, lane)) is asking:
                 del self._in_flight[key, lane]
         while len(self._cache) > self.settings.cache:
@@ -150,7 +161,7 @@ class Service:
         """The answer of an identical call worth waiting for; an evaluation does not wait for a queued training call."""
         for of in Lane:
             found = self._in_flight.get((key, of))
-            if found is not None and found.answer is not None and (found.begun or lane in (of, Lane.TRAIN)):
+            if found is not None and (found.begun or lane in (of, Lane.TRAIN)):
                 return found.answer
         return None
 
@@ -174,6 +185,19 @@ def _key(call: Call) -> bytes:
     identity = [{key: value for key, value in question.items() if key not in left_out} for question in questions]
     text = json.dumps([call.path, identity], default=plain, sort_keys=True)
     return hashlib.sha256(text.encode()).digest()
+
+
+def _without_ids(call: Call, answer: Any) -> Any:
+    """A readable answer without the ids of the samples that it was asked about."""
+    if not call.with_ids:
+        return answer
+    if "samples" not in call.body:
+        return _without_id(answer)
+    return {**answer, "scores": [_without_id(judged) for judged in answer["scores"]]}
+
+
+def _without_id(judged: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in judged.items() if key != "id"}
 
 
 class _Tries:
