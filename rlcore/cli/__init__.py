@@ -9,6 +9,7 @@ This module imports nothing heavy, so that `rlcore --help` is immediate. Exit co
 The boundary around called code refuses `os._exit()` and `os.execv()` like `sys.exit()` (`endings`).
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -95,6 +96,9 @@ def _explained(bug: BaseException | None) -> int:
     """The exit code of a bug, whose traceback is shown, or of a lack of memory or permission, which is one line."""
     if isinstance(bug, PermissionError):
         complain(f"rlcore: {describe(bug)}; needs a user with access, or other permissions")
+        return ERROR
+    if isinstance(bug, OSError) and bug.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        complain(f"rlcore: {describe(bug)}; needs room for what is written, output included")
         return ERROR
     try:
         from rlcore.cli.lack_of_memory import lack_of_memory

@@ -20,8 +20,14 @@ def stdout() -> "Console":
     """The console that commands print their tables to."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+    class LastingConsole(Console):
+        """Leaves a reader that is gone to the command, instead of ending the process."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    console = LastingConsole(highlight=False)
+    return console if console.is_terminal else LastingConsole(highlight=False, width=_PIPE_WIDTH)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":

@@ -18,9 +18,9 @@ def run(arguments: Sequence[str]) -> int:
     parsed = parser.parse(arguments)
 
     with outliving_terminal():
-        from rlcore.plugins.saved_run import open_run
+        from rlcore.plugins.saved_run import open_to_resume
 
-        plan = open_run(parsed.run).plan(parsed.overrides)
+        plan = open_to_resume(parsed.run).plan(parsed.overrides)
 
         from rlcore.train import Start
 

@@ -49,3 +49,15 @@ def open_run(path: Path) -> SavedRun:
             return SavedRun(place)
     found = "found no such directory" if not full.exists() else f"found no {CONFIG} in it"
     raise ConfigError(f"'{path}': is not a run: {found}; needs a directory that rlcore train has written")
+
+
+def open_to_resume(path: Path) -> SavedRun:
+    """The run in the directory `path`; ConfigError also for a path in it, because a run continues after its newest
+    checkpoint."""
+    run = open_run(path)
+    if path.expanduser().resolve() != run.path.resolve():
+        raise ConfigError(
+            f"'{path}': is in the run '{run.path}', which continues after its newest checkpoint; name the run, or "
+            f"begin another one here: rlcore train ... --resume-from {path}"
+        )
+    return run

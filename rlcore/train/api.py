@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.plan import RunPlan
-from rlcore.plugins.saved_run import open_run
+from rlcore.plugins.saved_run import open_run, open_to_resume
 from rlcore.train import Start, TrainResult, find_checkpoint, run_evaluation, run_training
 from rlcore.train.callbacks import Callbacks, OnStep, StopWhen
 from rlcore.train.exported import Form, export_checkpoint
@@ -97,7 +97,7 @@ def resume(
     `overrides` ('train.max_steps=200') win over that. With `from_start`, begin at step 1 if no checkpoint can be used.
     """
     callbacks = Callbacks(on_step, stop_when)
-    return run_training(open_run(Path(run)).plan(overrides), Start(True, from_start), callbacks)
+    return run_training(open_to_resume(Path(run)).plan(overrides), Start(True, from_start), callbacks)
 
 
 def export(

@@ -19,6 +19,7 @@ from rlcore.runtime.launch import owner_of
 from rlcore.train import checkpoint
 from rlcore.train.best import best_step
 from rlcore.train.run_dir import has_results, plan_files
+from rlcore.train.same_model import check_same_model, model_digest
 from rlcore.train.saved_samples import read_scored, write_scored
 from rlcore.train.trainer import Trainer
 
@@ -28,6 +29,8 @@ UNFINISHED_CRITIC = ".critic"
 """Its name while it is written, so that an actor's directory of that name is noticed."""
 IN_FLIGHT = "in_flight"
 """Directory of the scored trajectories that no step was trained on yet."""
+MODEL = "model"
+"""Key of the state: the digest of the model at `model.path`."""
 OURS = (checkpoint.STATE, checkpoint.MANIFEST, "config.yaml", "plan.json", CRITIC, IN_FLIGHT)
 """Files in addition to the actor's."""
 BYTES_PER_PARAMETER = 16
@@ -52,6 +55,7 @@ class Saver:
         self._step_saving = 0
         self._activity = current_activity()
         self._save_s: float | None = None
+        self._model = ""
         self._num_kept = 0
         """Scored trajectories in flight of the newest checkpoint."""
         self.ready = False
@@ -130,9 +134,9 @@ class Saver:
 
     async def _save(self, copied: asyncio.Event) -> None:
         """Save the published step; `copied` is set when training may continue."""
-        began, trainer = time.monotonic(), self._trainer
+        began, trainer, model = time.monotonic(), self._trainer, await self._model_digest()
         step, (state, in_flight) = trainer.progress.step, trainer.snapshot()
-        state, best = copy.deepcopy(state), self.best_step
+        state, best = copy.deepcopy(state) | {MODEL: model}, self.best_step
         logger.info("saving step %d", step)
         self._check_states(state)
         await trainer.written()
@@ -213,6 +217,10 @@ class Saver:
         await self.finish()
         return "saved"
 
+    async def _model_digest(self) -> str:
+        self._model = self._model or await asyncio.to_thread(model_digest, self._trainer.run.plan)
+        return self._model
+
     async def _expected_s(self) -> float:
         if self._save_s is not None:
             return self._save_s
@@ -230,6 +238,8 @@ class Saver:
     async def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`, bit for bit."""
         loaded = await asyncio.to_thread(checkpoint.load, path)
+        if path.is_relative_to(self._run_dir):  # another run's checkpoint may be combined with another reference
+            check_same_model(self._trainer.run.plan, path, loaded.state.get(MODEL, ""), await self._model_digest())
         await self._trainer.run.lease.train()  # until its weights are with the servers
         await self._trainer.actor.call(ActorWorker.restore, loaded.path)
         await self._trainer.run.critic.restore(loaded.path / CRITIC)

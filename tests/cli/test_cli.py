@@ -16,6 +16,7 @@ import rlcore
 from rlcore.cli import COMMANDS, main
 from rlcore.testing import write_prompts
 from rlcore.testing.packages import importable, write_package
+from rlcore.testing.runs import run_settings
 from rlcore.train import checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
@@ -313,10 +314,16 @@ def test_ctrl_c_is_130_and_a_bug_is_a_traceback_without_secrets(
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_early_is_not_an_error() -> None:
-    command = f"set -o pipefail; {sys.executable} -m rlcore config --reference | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize("command", ["config --reference", "plugins", "plan --plugin null {settings}"])
+def test_a_reader_that_leaves_early_is_not_an_error_and_a_full_disk_is_one_line(tmp_path: Path, command: str) -> None:
+    settings = " ".join(f"'{key}={value}'" for key, value in run_settings(tmp_path, 4).items())
+    shown = f"{sys.executable} -m rlcore {command.format(settings=settings)}"
+    ends = [
+        subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False)
+        for line in (f"set -o pipefail; {shown} | true", f"{shown} > /dev/full")
+    ]
+    assert [(done.returncode, done.stderr.count("\n")) for done in ends] == [(0, 0), (2, 1)], ends
+    assert ends[1].stderr.startswith("rlcore: OSError: [Errno 28] No space left on device; needs room")
 
 
 @pytest.mark.slow

@@ -85,6 +85,10 @@ def test_a_chat_starts_the_actor_and_the_rollout_and_no_process_for_rewards(
 
 @pytest.mark.slow
 def test_resume_reads_the_runs_own_configuration(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = run_dir / "checkpoints" / "step_1"
+    assert f"name the run, or begin another one here: rlcore train ... --resume-from {named}" in failing(
+        capsys, "resume", str(named), "train.max_steps=3"
+    )
     assert main(["resume", str(run_dir), "train.max_steps=3"]) == 0
     assert "continuing after step 2" in capsys.readouterr().out
     assert (run_dir / "checkpoints" / "step_3").is_dir()
