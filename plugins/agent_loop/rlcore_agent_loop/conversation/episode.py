@@ -47,6 +47,8 @@ class Segment:
     """Seconds of each turn's generation."""
     tools_s: list[float] = field(default_factory=list)
     """Seconds of the tools, or of the environment, that followed each turn."""
+    cut_by: str = ""
+    """The run's budget that cut off an agent's last turn of this part; empty: none did."""
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.ids)
