@@ -175,6 +175,7 @@ def _describe(scored: ScoredTrajectory, advantage: float | None, lane: Lane) -> 
         "agent": trajectory.info,
         "status": reward.status,
         "score": reward.score,
+        **({} if reward.token_scores is None else {"token_score": scored.token_score}),
         "components": reward.components,
         "info": reward.info,
         "advantage": advantage,

@@ -1,7 +1,9 @@
 """Consequences of failed rewards."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlcore.config import RewardConfig, RewardFunctionConfig
@@ -127,6 +129,18 @@ def test_reward_metrics_are_over_samples_that_did_not_fail() -> None:
             "reward/g/mean": 3.5,
         }
     )
+
+
+def test_groups_that_differ_in_token_scores_alone_are_not_equal() -> None:
+    def with_tokens(*sums: float) -> list[ScoredTrajectory]:
+        rows = group(0, *[Reward(0.5)] * len(sums))
+        return [
+            replace(row, reward=replace(row.reward, token_scores=row.trajectory.loss_mask * np.float32(total)))
+            for row, total in zip(rows, sums, strict=True)
+        ]
+
+    assert reward_metrics(with_tokens(1.0, 0.0))["reward/zero_std_frac"] == 0.0
+    assert reward_metrics(with_tokens(1.0, 1.0))["reward/zero_std_frac"] == 1.0
 
 
 def test_parts_of_a_sample_count_once_and_nothing_is_a_number_over_nothing() -> None:

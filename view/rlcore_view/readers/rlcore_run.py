@@ -90,7 +90,11 @@ def _sample(record: Mapping[str, Any], step: int, tokens: Mapping[str, Mapping[R
         truncated=None if finish is None else finish == "length",
         status=str(record.get("status", "ok")),
         versions=record.get("versions") or (),
-        info={"agent": record.get("agent") or {}, "reward": record.get("info") or {}},
+        info={
+            "agent": record.get("agent") or {},
+            "reward": record.get("info") or {},
+            **({"token_score": record["token_score"]} if "token_score" in record else {}),
+        },
         tokens=tokens.get(lane, {}).get(key),
     )
 
