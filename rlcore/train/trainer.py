@@ -54,6 +54,13 @@ class Sinks:
         self.metrics.append(step, metrics)
         self.trackers.log(step, metrics)
 
+    def cut_back(self, step: int, evaluated: bool = True) -> None:
+        """Drop what a run that is resumed after the step writes again; `evaluated`: its state has the evaluation."""
+        self.metrics.cut_back(step, evaluated)
+        self.trajectories.cut_back(step, evaluated)
+        self.tokens.cut_back(step, evaluated)
+        self.trace.cut_back(step)
+
     def write(self, step: int, lines: bytes, found: StepTokens, ended: EndedWork) -> None:
         """The records of a training step: its trajectories, their tokens and the work that has ended."""
         self.trajectories.append(step, lines)

@@ -123,6 +123,9 @@ def test_cutting_back_drops_later_records_and_is_harmless_without_a_file(tmp_pat
         log.append(step, {"a": float(step)})
     log.cut_back(1)
     assert [record["step"] for record in read(tmp_path)] == [0, 1, 1]
+    log.append(1, {"eval/heldout/mean": 0.5})
+    log.cut_back(1, evaluated=False)
+    assert [record.get("a") for record in read(tmp_path)] == [0.0, 1.0, 1.0]
     log.cut_back(-1)
     assert read(tmp_path) == []
 
