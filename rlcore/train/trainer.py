@@ -259,6 +259,7 @@ class Trainer:
             "order": self.progress.order.state(),
             "in_flight": self.flight.state(),
             "retired": self.flight.num_retired,
+            "discarded": self.flight.num_discarded,
             "agent": self.run.agent.state(),
             "reward": self.run.reward.state(),
         }
@@ -279,6 +280,7 @@ class Trainer:
         self.progress.kl.restore(state["kl"])
         self.flight.restore(self.progress.step, state.get("in_flight", []), scored)
         self.flight.num_retired = _count({"retired": 0, **state}, "retired")
+        self.flight.num_discarded = _count({"discarded": 0, **state}, "discarded")
         self.run.agent.restore(state["agent"])
         self.run.reward.restore(state["reward"])
         self.run.critic.restore_state(state["critic"])

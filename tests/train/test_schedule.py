@@ -159,7 +159,8 @@ def test_later_epochs_use_every_minibatch_again(config: dict[str, Any]) -> None:
 def test_late_samples_are_discarded_and_counted(config: dict[str, Any]) -> None:
     drop = ("schedule.max_staleness=1", "schedule.on_stale=drop", "schedule.stream_minibatches=true")
     config["reward"]["functions"]["score"]["fn"] = config["reward"]["functions"]["score"]["fn"].replace("slow", "late")
-    result = run(config, *drop, "schedule.old_logprobs=behaviour", "train.max_steps=12")
+    settings = (*drop, "schedule.old_logprobs=behaviour")
+    result = run(config, *settings, "train.max_steps=12")
     rows = step_rows(result)
     assert max(row["schedule/staleness_max"] for row in rows) <= 1
     discarded = rows[-1]["data/given_up"]
@@ -169,6 +170,8 @@ def test_late_samples_are_discarded_and_counted(config: dict[str, Any]) -> None:
     assert discarded > 0
     assert state["retired"] == 48 + discarded
     assert state["retired"] + len(state["in_flight"]) == state["order"]["position"]["issued"]["train"]
+    resumed = step_rows(run(config, *settings, "train.max_steps=13", resume=True))
+    assert resumed[-1]["data/given_up"] >= discarded
 
 
 @pytest.mark.fault
