@@ -81,8 +81,7 @@ class HfCritic(CriticWorker):
                 "agent loop makes"
             )
         with device_turn(self.context):
-            metrics = self.engine.update(minibatch)
-        return metrics | explained(minibatch)
+            return self.engine.update(minibatch)
 
     def save(self, directory: Path) -> None:
         self.engine.save(directory)
@@ -100,21 +99,3 @@ class HfCritic(CriticWorker):
 
         check_has_head(directory)
         self.engine.restore(directory)
-
-
-def explained(minibatch: Batch) -> Metrics:
-    """Means over loss tokens of the step-start values and the returns, and the share of variance explained.
-
-    critic/explained_variance is 1 - Var(returns - values) / Var(returns); left out when all returns are equal.
-    """
-    import numpy as np
-
-    if minibatch.values_BT is None or minibatch.returns_BT is None:
-        raise ValueError("the mini-batch has no returns or no values from the step's start")
-    mask_BT = minibatch.tokens.loss_mask_BT
-    values_N = minibatch.values_BT[mask_BT].astype(np.float64)
-    returns_N = minibatch.returns_BT[mask_BT].astype(np.float64)
-    metrics = {"critic/value_mean": float(values_N.mean()), "critic/return_mean": float(returns_N.mean())}
-    if returns_N.min() < returns_N.max():
-        metrics["critic/explained_variance"] = float(1.0 - np.var(returns_N - values_N) / np.var(returns_N))
-    return metrics
