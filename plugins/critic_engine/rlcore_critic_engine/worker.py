@@ -69,17 +69,11 @@ class HfCritic(CriticWorker):
         return values_BT
 
     def update(self, minibatch: Batch) -> Metrics:
-        """One optimizer step; WorkerError for a mini-batch without a sampled token.
+        """One optimizer step.
 
-        A mini-batch with every row left out of the loss (truncated, with `algo.overlong=mask`) changes nothing and
-        counts as skipped.
+        A mini-batch without a loss token (nothing sampled, or every row truncated, with `algo.overlong=mask`) changes
+        nothing and counts as skipped.
         """
-        if not minibatch.num_sampled_B.any():
-            raise WorkerError(
-                f"{self.context}: none of the {len(minibatch)} rows of the mini-batch has a token that the policy "
-                "sampled, so there is nothing to learn and nothing was updated; look at the loss masks that the "
-                "agent loop makes"
-            )
         with device_turn(self.context):
             return self.engine.update(minibatch)
 
