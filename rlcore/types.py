@@ -185,6 +185,13 @@ class Trajectory(ReadOnlyArrays):
     """Number of segments of the sample; it is scored when all are in. 0: the end of the stream decides."""
     info: FrozenDict[str, Any] = field(default_factory=FrozenDict)
     """Details from the agent loop, for rewards and the trajectories on disk; plain values that pickle."""
+    opening: tuple[Message, ...] | None = None
+    """The messages before the response if an environment or an agent program chose others than the prompt's."""
+
+    @property
+    def prompt_messages(self) -> tuple[Message, ...]:
+        """The messages that the response continues."""
+        return self.prompt.messages if self.opening is None else self.opening
 
     @property
     def num_sampled(self) -> int:

@@ -176,6 +176,7 @@ def _describe(scored: ScoredTrajectory, advantage: float | None, lane: Lane) -> 
         "lane": lane,
         "source": trajectory.prompt.source,
         "prompt": trajectory.prompt.messages,
+        **({} if trajectory.opening is None else {"opening": trajectory.opening}),
         "answer": trajectory.prompt.answer,
         "completion": trajectory.completion,
         "num_tokens": len(trajectory.token_ids),

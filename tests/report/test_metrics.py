@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from datetime import date
 from enum import Enum
 from pathlib import Path
@@ -157,6 +158,8 @@ def test_trajectories_hold_what_a_reader_asks_for(tmp_path: Path) -> None:
         "advantage": 0.75,
     }
     assert (second["status"], second["advantage"], second["score"]) == ("failed", None, 0.0)
+    opened = replace(scored(2, good), trajectory=replace(scored(2, good).trajectory, opening=({"role": "user"},)))
+    assert json.loads(trajectory_lines([(opened, None)], Lane.TRAIN))["opening"] == [{"role": "user"}]
     assert second["info"] == {"error": "x", "n": None}
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -338,10 +339,12 @@ def test_scored_trajectories_come_back_as_they_were_saved(tmp_path: Path) -> Non
         scored(prompt, 1, 3, messages, np.array([0, 0, 1], np.float32)),
         scored(prompt, 2, 5, "", np.arange(5, dtype=np.float32)),
     ]
+    opening = (FrozenDict({"role": "user", "content": "a new game"}),)
+    rows[1] = replace(rows[1], trajectory=replace(rows[1].trajectory, opening=opening))
     write_scored(tmp_path / "rows", rows)
     found = read_scored(tmp_path / "rows", {"train/1": prompt}.__getitem__)
     for left, right in zip(rows, found, strict=True):
-        for name in ("id", "prompt", "completion", "finish", "versions", "turns", "num_segments"):
+        for name in ("id", "prompt", "completion", "finish", "versions", "turns", "num_segments", "opening"):
             assert getattr(left.trajectory, name) == getattr(right.trajectory, name)
         for name in ("token_ids", "loss_mask", "logprobs"):
             assert np.array_equal(getattr(left.trajectory, name), getattr(right.trajectory, name))

@@ -104,9 +104,9 @@ class ModelSource(ScoreSource):
     async def ask(self, reward: str, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
         [trajectory] = trajectories
         answered = FrozenDict({"role": "assistant", "content": response_text(trajectory)})
-        conversation = (*trajectory.prompt.messages, answered)
+        conversation = (*trajectory.prompt_messages, answered)
         if not isinstance(trajectory.completion, str):
-            conversation = (*trajectory.prompt.messages, *trajectory.completion)
+            conversation = (*trajectory.prompt_messages, *trajectory.completion)
         raw = await self._replicas.ask(reward, ScoreRequest(identity(trajectory), conversation), lane)
         if raw.score is None:
             raise NoAnswer(f"model '{self._replicas.name}' gave text, not a score; kind=judge reads text")
@@ -203,7 +203,7 @@ def question(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "id": identity(trajectory),
         "source": prompt.source,
-        "messages": [dict(message.items()) for message in prompt.messages],
+        "messages": [dict(message.items()) for message in trajectory.prompt_messages],
         "completion": trajectory.completion,
         "answer": prompt.answer,
         "columns": dict(prompt.columns.items()),

@@ -78,7 +78,7 @@ def _sample(record: Mapping[str, Any], step: int, tokens: Mapping[str, Mapping[R
         epoch=key[1],
         sample=key[2],
         segment=key[3],
-        prompt=record.get("prompt") or (),
+        prompt=record.get("opening") or record.get("prompt") or (),
         completion=record.get("completion") or "",
         score=number_or_none(record.get("score")) if record.get("status", "ok") == "ok" else None,
         lane=lane,

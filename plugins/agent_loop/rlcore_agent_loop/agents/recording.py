@@ -191,7 +191,7 @@ class Recording:
 
     def _begun(self, messages: list[Plain], tools: Any) -> tuple[Thread, list[Plain], Sequence[int]]:
         """A new thread, whose part already contains the messages' ids."""
-        part = Segment(list(self.kit.tokens.encode_prompt(for_template(messages), tools)))
+        part = Segment(list(self.kit.tokens.encode_prompt(for_template(messages), tools)), tuple(messages))
         if self._rest(part) <= 0:
             raise self._too_long()
         thread = Thread(part, list(messages), tools)

@@ -35,6 +35,8 @@ class Segment:
 
     ids: list[int]
     """All token ids, the prompt's included."""
+    opening: Sequence[Message] = ()
+    """The messages that the prompt's tokens encode; empty: those of the data."""
     num_prompt: int = field(init=False)
     logprobs: list[Float32s] = field(default_factory=list)
     """Log-probs of each turn, one per token."""
@@ -136,6 +138,7 @@ class Episode:
     def _trajectory(self, index: int, part: Segment) -> Trajectory:
         token_ids_T, loss_mask_T, logprobs_T = part.arrays()
         last = index == len(self.segments) - 1
+        opening = frozen_messages(part.opening)
         return Trajectory(
             id=TrajectoryId(self.task.prompt.id, self.task.epoch, self.sample, index),
             prompt=self.task.prompt,
@@ -147,6 +150,7 @@ class Episode:
             versions=tuple(part.versions),
             turns=len(part.turns),
             num_segments=len(self.segments),
+            opening=None if not opening or opening == self.task.prompt.messages else opening,
             timing=FrozenDict({"generate_s": sum(part.generate_s, 0.0), "tools_s": sum(part.tools_s, 0.0)}),
             info=FrozenDict(
                 {
