@@ -164,7 +164,8 @@ class RemoteReward(Scorer):
         except NoAnswer as cause:
             outcomes = [failed(str(cause))] * len(trajectories)
         finally:
-            self._latencies.append(monotonic() - began)
+            if lane is Lane.TRAIN:
+                self._latencies.append(monotonic() - began)
         # Evaluation compares raw scores over time, and its samples are not training samples.
         if self.statistics is None or lane is Lane.EVAL:
             return outcomes
@@ -180,7 +181,7 @@ class RemoteReward(Scorer):
         return await self.post_processing.post_process(trajectories, outcomes, lane)
 
     def take_latencies(self) -> dict[str, float]:
-        """latency_p50_s and latency_p95_s of the calls since the last time, waiting included."""
+        """latency_p50_s and latency_p95_s of training's calls since the last time, waiting included."""
         taken, self._latencies = self._latencies, []
         if not taken:
             return {}
