@@ -8,7 +8,7 @@ the right. A *sample* is one draw for a prompt and may end as several rows (segm
 prompt.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NoReturn, TypeVar
@@ -189,6 +189,13 @@ class Trajectory(ReadOnlyArrays):
     """Number of segments of the sample; it is scored when all are in. 0: the end of the stream decides."""
     info: FrozenDict[str, Any] = field(default_factory=FrozenDict)
     """Details from the agent loop, for rewards and the trajectories on disk; plain values that pickle."""
+    opening: tuple[Message, ...] | None = None
+    """The messages before the response if an environment or an agent program chose others than the prompt's."""
+
+    @property
+    def prompt_messages(self) -> tuple[Message, ...]:
+        """The messages that the response continues."""
+        return self.prompt.messages if self.opening is None else self.opening
 
     @property
     def num_sampled(self) -> int:
@@ -231,7 +238,23 @@ class ScoredTrajectory:
     trajectory: Trajectory
     reward: Reward
     baseline: float | None = None
-    """The score of a greedy sample of the same prompt, for estimators that request one."""
+    """The reward (score and token scores) of a greedy sample of the same prompt, for estimators that request one."""
+
+    @property
+    def token_score(self) -> float:
+        """The sum of the token scores."""
+        scores_T = self.reward.token_scores
+        return 0.0 if scores_T is None else float(scores_T.sum(dtype=np.float64))
+
+
+def total_rewards(rows: Iterable[ScoredTrajectory]) -> dict[TrajectoryId, float]:
+    """By `TrajectoryId.unit` of each sample that did not fail: its score plus the token scores of all its segments."""
+    totals: dict[TrajectoryId, float] = {}
+    for row in rows:
+        if row.reward.status is RewardStatus.OK:
+            unit = row.trajectory.id.unit()
+            totals[unit] = totals.get(unit, row.reward.score) + row.token_score
+    return totals
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,7 +320,7 @@ class Batch(ReadOnlyArrays):
     entropy_BT: Float32s | None = None
     """(B, T) entropy of pi_old in nats; None unless its pass computed it for recording. Updates do not get it."""
     baselines_B: Float32s | None = None
-    """The score of a greedy sample of the row's prompt; None unless the estimator requests one."""
+    """The reward of a greedy sample of the row's prompt; None unless the estimator requests one."""
     selected_BT: Bools | None = None
     """(B, T) tokens of the whole mini-batch that the policy loss's `Algorithm.selection` chose."""
     same_weights_BT: Bools | None = None

@@ -38,7 +38,7 @@ def importance_factor(
     With rho = pi_old / mu of a token, or under level 'sequence' their product over the row's loss tokens:
     truncate: min(rho, cap); mask: rho where floor <= rho <= cap, else 0; none: 1. A masked token still counts in the
     loss's denominator. Each segment (row) of a sample is a sequence. Metrics: importance (rho),
-    importance_max, importance_capped_frac (1 where a bound changed rho).
+    importance_max, importance_capped_frac (1 where a bound changed rho; none has no bounds).
     """
     log_rho_BT = torch.where(mask_BT, old_logprobs_BT.detach() - rollout_logprobs_BT, 0.0)
     if config.level == "sequence":
@@ -50,7 +50,7 @@ def importance_factor(
         factor_BT = rho_BT.clamp(max=config.cap)
     else:
         factor_BT = torch.where((rho_BT >= config.floor) & (rho_BT <= config.cap), rho_BT, 0.0)
-    changed_BT = (factor_BT != rho_BT).to(rho_BT.dtype)
+    changed_BT = torch.zeros_like(rho_BT) if config.correction == "none" else (factor_BT != rho_BT).to(rho_BT.dtype)
     metrics = {"importance_mean": rho_BT, "importance_max": rho_BT, "importance_capped_frac": changed_BT}
     return (
         torch.where(mask_BT, factor_BT, 0.0),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlcore.errors import ConfigError, RewardError
-from rlcore.types import Bools, Float32s, Int64s, RewardStatus, ScoredTrajectory, TrajectoryId
+from rlcore.types import Bools, Float32s, Int64s, ScoredTrajectory, total_rewards
 
 
 def length_penalty(
@@ -49,15 +49,7 @@ def rewards_all_equal(groups: Sequence[Sequence[ScoredTrajectory]]) -> list[bool
 
 
 def _num_distinct(group: Sequence[ScoredTrajectory]) -> int:
-    scores: dict[TrajectoryId, float] = {}
-    extra: dict[TrajectoryId, float] = {}
-    for sample in group:
-        unit, reward = sample.trajectory.id.unit(), sample.reward
-        if reward.status is RewardStatus.OK:
-            scores[unit] = reward.score
-            if reward.token_scores is not None:
-                extra[unit] = extra.get(unit, 0.0) + float(reward.token_scores.sum(dtype=np.float64))
-    rewards = {unit: score + extra.get(unit, 0.0) for unit, score in scores.items()}
+    rewards = total_rewards(group)
     for unit, found in rewards.items():
         if not math.isfinite(found):
             raise RewardError(f"dynamic sampling: the reward of {unit} is {found}; needs a finite number")

@@ -25,6 +25,7 @@ def step_facts(step: int, rows: Sequence[tuple[ScoredTrajectory, float | None]])
             row.reward.info,
             row.reward.components,
             advantage,
+            row.token_score,
         )
         for row, advantage in rows
     ]

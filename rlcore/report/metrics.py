@@ -46,11 +46,17 @@ class MetricsLog:
         with writing_records(self._path), self._path.open("ab") as file:
             file.write(_line(record))
 
-    def cut_back(self, step: int) -> None:
-        """Drop the records of later steps, which a resumed run writes again."""
+    def cut_back(self, step: int, evaluated: bool = True) -> None:
+        """Drop the records of later steps, and unless it was `evaluated` the evaluation of this one: a resumed run
+        writes them again."""
         if self._path.exists():
             with closing(_whole_lines(self._path, MAX_RECORD)) as lines:
-                kept = [line for line in lines if _parse(line, self._path)["step"] <= step]
+                records = [(line, _parse(line, self._path)) for line in lines]
+            kept = [
+                line
+                for line, record in records
+                if record["step"] < step or (record["step"] == step and (evaluated or not _is_evaluation(record)))
+            ]
             with writing_records(self._path):
                 write_atomically(self._path, b"".join(kept))
 
@@ -77,11 +83,16 @@ class TrajectoryLog:
             before = _whole_lines(path) if path.exists() else ()
             write_atomically(path, b"".join((*before, lines)))
 
-    def cut_back(self, step: int) -> None:
-        """Remove the files of later steps, the latest first."""
+    def cut_back(self, step: int, evaluated: bool = True) -> None:
+        """Remove the files of later steps, the latest first, and unless it was `evaluated` this one's evaluation."""
         for path in reversed(_step_files(self._directory)):
             if int(path.name[5:-6]) > step:
                 path.unlink()
+            elif int(path.name[5:-6]) == step and not evaluated:
+                with closing(_whole_lines(path)) as lines:
+                    kept = [line for line in lines if json.loads(line)["lane"] != Lane.EVAL]
+                with writing_records(path):
+                    write_atomically(path, b"".join(kept))
 
 
 @contextmanager
@@ -165,6 +176,7 @@ def _describe(scored: ScoredTrajectory, advantage: float | None, lane: Lane) -> 
         "lane": lane,
         "source": trajectory.prompt.source,
         "prompt": trajectory.prompt.messages,
+        **({} if trajectory.opening is None else {"opening": trajectory.opening}),
         "answer": trajectory.prompt.answer,
         "completion": trajectory.completion,
         "num_tokens": len(trajectory.token_ids),
@@ -175,6 +187,7 @@ def _describe(scored: ScoredTrajectory, advantage: float | None, lane: Lane) -> 
         "agent": trajectory.info,
         "status": reward.status,
         "score": reward.score,
+        **({} if reward.token_scores is None else {"token_score": scored.token_score}),
         "components": reward.components,
         "info": reward.info,
         "advantage": advantage,
@@ -231,6 +244,11 @@ def _parse(line: bytes, path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         pass
     raise CheckpointError(f"'{path}': {line[:60]!r} is not a record of metrics; fix or remove the line")
+
+
+def _is_evaluation(record: Mapping[str, Any]) -> bool:
+    """True for the record of an evaluation; one of a step has no metrics of held-out prompts."""
+    return any(name.startswith("eval/") for name in record)
 
 
 def _is_number(value: object) -> bool:

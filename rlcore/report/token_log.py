@@ -28,7 +28,7 @@ WITHHELD = -1
 
 RecordTokens = Literal["all", "sampled", "none"]
 
-_STEP_FILE = re.compile(r"step_(\d+)\.(?:train|eval)\.safetensors")
+_STEP_FILE = re.compile(r"step_(\d+)\.(train|eval)\.safetensors")
 _FROM_BATCH = {
     "old_logprob": "old_logprobs_BT",
     "reference_logprob": "reference_logprobs_BT",
@@ -86,11 +86,11 @@ class TokenLog:
             self._write_vocabulary(arrays["token_id"])
             write_atomically(path, save(arrays, header))
 
-    def cut_back(self, step: int) -> None:
-        """Remove the files of later steps, the latest first."""
+    def cut_back(self, step: int, evaluated: bool = True) -> None:
+        """Remove the files of later steps, the latest first, and unless it was `evaluated` this one's evaluation."""
         for path in sorted(self._directory.glob("step_*.safetensors"), reverse=True):
             named = _STEP_FILE.fullmatch(path.name)
-            if named and int(named[1]) > step:
+            if named and (int(named[1]) > step or (int(named[1]) == step and named[2] == Lane.EVAL and not evaluated)):
                 path.unlink()
 
     def _arrays(self, found: StepTokens) -> dict[str, npt.NDArray[Any]]:

@@ -9,6 +9,7 @@ trained on, left out, or discarded. Everything is matched by id; the order of ar
 import asyncio
 import gc
 import itertools
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -79,7 +80,7 @@ class RolloutBuffer:
         self._passes: set[asyncio.Task[None]] = set()
         self._last_sampled: asyncio.Event | None = None
         self._resting: list[PendingGroup] = []
-        """Prompts restored from a checkpoint and not ready; issued again with the next `refill`."""
+        """Prompts restored from a checkpoint and not ready; issued again with the first `refill` that may."""
         self._num_unsampled = 0
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -100,7 +101,7 @@ class RolloutBuffer:
 
         Returns the prompts that `step` must train on; none if steps take the first ready prompts.
         """
-        self._reissue()
+        self._reissue(step)
         per_step, ahead = self._issuing.prompts_per_step, self._issuing.max_staleness
         if self._issuing.drop:
             wanted = per_step * min(ahead + 1, last_step - step + 1)
@@ -229,10 +230,14 @@ class RolloutBuffer:
     def _queue(self, due: int) -> int:
         return 0 if self._issuing.drop else due
 
-    def _reissue(self) -> None:
-        resting, self._resting = self._resting, []
-        for due in sorted({trajectory.due for trajectory in resting}):
-            self._send([trajectory for trajectory in resting if trajectory.due == due])
+    def _reissue(self, step: int) -> None:
+        """Send the prompts of a checkpoint that `step` allows: after a resume with a lower staleness bound, those of
+        later steps would be too old by then."""
+        last_due = math.inf if self._issuing.drop else step + self._issuing.max_staleness
+        allowed = [member for member in self._resting if member.due <= last_due]
+        self._resting = [member for member in self._resting if member.due > last_due]
+        for due in sorted({member.due for member in allowed}):
+            self._send([member for member in allowed if member.due == due])
 
     def _send(self, members: list[PendingGroup]) -> None:
         if not members:

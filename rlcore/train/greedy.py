@@ -12,16 +12,17 @@ from rlcore.reward.policy import Budget, apply_failures
 from rlcore.runtime.launch import Runtime
 from rlcore.train.pending import Group, collect
 from rlcore.train.tasks import training_sampling
-from rlcore.types import Lane, Metrics
+from rlcore.types import Lane, Metrics, total_rewards
 
 
 async def with_greedy_baselines(
     run: Runtime, tasks: Sequence[RolloutTask], groups: Sequence[Group], metrics: Metrics, budget: Budget
 ) -> list[Group]:
-    """The groups with the score of a greedy sample of their prompt as `ScoredTrajectory.baseline`.
+    """The groups with the reward of a greedy sample of their prompt as `ScoredTrajectory.baseline`.
 
-    A group whose greedy sample failed is dropped, because it has no baseline. Failed rewards follow the usual policies
-    and the step's `budget` of greedy samples. Adds to `metrics`: reward/greedy_mean, data/greedy_failed and the time.
+    It includes token scores. A group whose greedy sample failed is dropped, because it has no baseline. Failed rewards
+    follow the usual policies and the step's `budget` of greedy samples. Adds to `metrics`: reward/greedy_mean,
+    data/greedy_failed and the time.
     """
     config = run.plan.config
     wanted = {_prompt_of(group) for group in groups}
@@ -29,7 +30,7 @@ async def with_greedy_baselines(
     sampling = replace(training_sampling(config.rollout), temperature=0.0)
     answered, generated_s = await collect(run.agent, run.reward, baselines, sampling, Lane.TRAIN)
     kept, _ = apply_failures(answered, config.reward, budget)
-    scores = {_greedy_of(group): group[0].reward.score for group in kept}
+    scores = {_greedy_of(group): total_rewards(group)[group[0].trajectory.id.unit()] for group in kept}
     metrics["data/greedy_failed"] = metrics.get("data/greedy_failed", 0.0) + len(baselines) - len(scores)
     metrics["time/generate_s"] = metrics.get("time/generate_s", 0.0) + generated_s
     if scores:

@@ -89,6 +89,7 @@ def _describe(row: ScoredTrajectory) -> dict[str, Any]:
         "num_segments": trajectory.num_segments,
         "timing": _json(trajectory.timing),
         "trajectory_info": _json(trajectory.info),
+        "opening": None if trajectory.opening is None else [_json(message) for message in trajectory.opening],
         "score": reward.score,
         "components": _json(reward.components),
         "status": reward.status.value,
@@ -117,6 +118,7 @@ def _restored(
         num_segments=record["num_segments"],
         timing=FrozenDict(record["timing"]),
         info=FrozenDict(record["trajectory_info"]),
+        opening=None if record.get("opening") is None else frozen_messages(record["opening"]),
     )
     reward = Reward(
         score=record["score"],

@@ -58,6 +58,8 @@ class Saver:
         self._model = ""
         self._num_kept = 0
         """Scored trajectories in flight of the newest checkpoint."""
+        self._num_evaluations = 0
+        """Evaluations in the state of the newest checkpoint, also of one that is being written."""
         self.ready = False
         """True after the state to continue from was restored; before that there is nothing to save."""
         self.last: Path | None = None
@@ -81,6 +83,12 @@ class Saver:
         if self._saving is not None:
             return self._step_saving
         return None if self.last is None else checkpoint.step_of(self.last)
+
+    @property
+    def is_saved(self) -> bool:
+        """True if that checkpoint is of the published step, and has all of its evaluations."""
+        trainer = self._trainer
+        return self.saved_step == trainer.progress.step and self._num_evaluations == len(trainer.evaluations)
 
     async def save(self) -> None:
         """Begin to save the published step; returns when training may continue.
@@ -114,7 +122,7 @@ class Saver:
 
     async def saved(self) -> Path | None:
         """The checkpoint of the published step, written now if necessary."""
-        if self.saved_step != self._trainer.progress.step:
+        if not self.is_saved:
             await self.save()
         await self.finish()
         return self.last
@@ -137,6 +145,7 @@ class Saver:
         began, trainer, model = time.monotonic(), self._trainer, await self._model_digest()
         step, (state, in_flight) = trainer.progress.step, trainer.snapshot()
         state, best = copy.deepcopy(state) | {MODEL: model}, self.best_step
+        self._num_evaluations = len(state["evaluations"])
         logger.info("saving step %d", step)
         self._check_states(state)
         await trainer.written()
@@ -204,7 +213,7 @@ class Saver:
     async def _save_now(self, limit: float, is_saved: str) -> str:
         """Save the published step unless it `is_saved` or that takes longer than `limit`; what was done, in words."""
         trainer = self._trainer
-        if self.saved_step == trainer.progress.step and len(trainer.snapshot()[1]) <= self._num_kept:
+        if self.is_saved and len(trainer.snapshot()[1]) <= self._num_kept:
             return is_saved
         if trainer.updating:
             return "the current step is lost"
@@ -254,10 +263,8 @@ class Saver:
         self._num_kept = len(in_flight)
         await self._trainer.actor.call(ActorWorker.publish, loaded.step)
         await self._trainer.run.sync_weights(loaded.step)
-        self._trainer.sinks.metrics.cut_back(loaded.step)
-        self._trainer.sinks.trajectories.cut_back(loaded.step)
-        self._trainer.sinks.tokens.cut_back(loaded.step)
-        self._trainer.sinks.trace.cut_back(loaded.step)
+        self._num_evaluations = len(self._trainer.evaluations)
+        self._trainer.sinks.cut_back(loaded.step, self._trainer.evaluated(loaded.step))
 
 
 def _check_actor(staging: Path) -> None:

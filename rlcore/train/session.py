@@ -240,7 +240,7 @@ class Session:
         if evaluation.every_steps and step % evaluation.every_steps == 0 and not trainer.evaluated(step):
             await self._evaluate()
         is_due = saving.every_steps and step % saving.every_steps == 0
-        if (is_due or self.saver.best_step == step) and self.saver.saved_step != step:
+        if (is_due or self.saver.best_step == step) and not self.saver.is_saved:
             await self.saver.save()
 
     async def _evaluate(self) -> None:
@@ -275,7 +275,8 @@ class Session:
             self._terminal.say(f"step {step}: {self._stopped}")
         if trainer.heldout and self._config.eval.at_end and not trainer.evaluated(step):
             await self._evaluate()
-        if (self._config.checkpoint.at_end or self.saver.best_step == step) and self.saver.saved_step != step:
+        wanted = self._config.checkpoint.at_end or step in (self.saver.best_step, self.saver.saved_step)
+        if wanted and not self.saver.is_saved:  # the checkpoint of a step that ended early is older than its evaluation
             await self.saver.save()
         await self.saver.finish()
 
@@ -297,10 +298,7 @@ class Session:
             self._rule.add_all(records or ())
             self._terminal.say(f"continuing after step {progress.step} from {path}")
         elif origin.resumed:
-            self._sinks.metrics.cut_back(-1)
-            self._sinks.trajectories.cut_back(-1)
-            self._sinks.tokens.cut_back(-1)
-            self._sinks.trace.cut_back(-1)
+            self._sinks.cut_back(-1)
             self._terminal.say("no checkpoint to continue from: beginning with step 1")
         if origin.resumed or path is not None:
             write_plan(self._run_dir, plan)

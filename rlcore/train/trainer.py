@@ -54,6 +54,13 @@ class Sinks:
         self.metrics.append(step, metrics)
         self.trackers.log(step, metrics)
 
+    def cut_back(self, step: int, evaluated: bool = True) -> None:
+        """Drop what a run that is resumed after the step writes again; `evaluated`: its state has the evaluation."""
+        self.metrics.cut_back(step, evaluated)
+        self.trajectories.cut_back(step, evaluated)
+        self.tokens.cut_back(step, evaluated)
+        self.trace.cut_back(step)
+
     def write(self, step: int, lines: bytes, found: StepTokens, ended: EndedWork) -> None:
         """The records of a training step: its trajectories, their tokens and the work that has ended."""
         self.trajectories.append(step, lines)
@@ -252,6 +259,7 @@ class Trainer:
             "order": self.progress.order.state(),
             "in_flight": self.flight.state(),
             "retired": self.flight.num_retired,
+            "discarded": self.flight.num_discarded,
             "agent": self.run.agent.state(),
             "reward": self.run.reward.state(),
         }
@@ -272,6 +280,7 @@ class Trainer:
         self.progress.kl.restore(state["kl"])
         self.flight.restore(self.progress.step, state.get("in_flight", []), scored)
         self.flight.num_retired = _count({"retired": 0, **state}, "retired")
+        self.flight.num_discarded = _count({"discarded": 0, **state}, "discarded")
         self.run.agent.restore(state["agent"])
         self.run.reward.restore(state["reward"])
         self.run.critic.restore_state(state["critic"])

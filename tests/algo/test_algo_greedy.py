@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlcore_view import read
 
 from rlcore.algo.core_offers import OFFERS
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
@@ -22,6 +23,17 @@ async def different_tokens(trajectory):
     if trajectory.id.epoch < 0 and trajectory.prompt.id.endswith("/1"):
         raise RuntimeError("as asked")
     return float(len(set(trajectory.token_ids[trajectory.loss_mask].tolist())))
+"""
+
+TOKEN_REWARDS = """
+import numpy as np
+from rlcore.types import Reward
+
+async def different_tokens(trajectory):
+    num = len(set(trajectory.token_ids[trajectory.loss_mask].tolist()))
+    scores = np.zeros(len(trajectory.token_ids), np.float32)
+    scores[np.flatnonzero(trajectory.loss_mask)[0]] = num
+    return Reward(0.0, token_scores=scores)
 """
 
 
@@ -53,6 +65,24 @@ def test_a_greedy_sample_of_each_prompt_is_the_baseline_and_is_not_trained_on(co
         trained = [row for row in rows if row["advantage"] is not None]
         assert len(trained) == 6
         assert all(row["advantage"] == row["score"] - 1.0 for row in trained)
+
+
+@pytest.mark.slow
+def test_token_scores_are_part_of_a_greedy_samples_reward(config: dict[str, Any], tmp_path: Path) -> None:
+    """With all of the reward in token scores, the advantages are those of the same reward as a score."""
+    (tmp_path / "rewards.py").write_text(TOKEN_REWARDS)
+    config["train"]["max_steps"] = 1
+    result = train(config, plugins=["null"])
+    [step] = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+    assert (step["reward/mean"], step["reward/greedy_mean"]) == (0.0, 1.0)
+    lines = (result.run_dir / "trajectories" / "step_000001.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert all(row["advantage"] == pytest.approx(row["token_score"] - 1.0) for row in rows)
+    assert len({row["token_score"] for row in rows}) > 1
+    assert step["reward/zero_std_frac"] < 1.0
+    assert [sample.info["token_score"] for sample in read(result.run_dir).samples] == [
+        row["token_score"] for row in rows
+    ]
 
 
 @pytest.mark.fault

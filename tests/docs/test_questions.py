@@ -15,7 +15,7 @@ WORDS = {
     "What is my batch size in verl's words?": "count prompts in verl",
     "Why is my run off-policy?": "schedule.max_staleness",
     "Which file do I open to change the advantage?": "`rlcore/algo/advantage.py`",
-    "What does `reward/zero_std_frac` mean?": "share of the groups whose scores are all equal",
+    "What does `reward/zero_std_frac` mean?": "share of the groups whose rewards, token scores included, are all equal",
     "How do I train on my own data?": "One JSON object per line",
     "Which columns may my data have?": "`prompt`, `messages` or `question`",
     "How do I resume a run?": "rlcore resume",

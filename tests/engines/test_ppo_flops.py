@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +26,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "llama")
 
 
-def engine(model: Path, kind: str, **settings: object) -> TrainEngine:
+def engine(model: Path, kind: str, peak_tflops: float = 0.0, **settings: object) -> TrainEngine:
     loss = PolicyLoss(clip, AlgoConfig())  # without one nothing is trained
-    return TrainEngine(kind, ModelConfig(path=str(model)), EngineConfig(**settings), loss)  # type: ignore[arg-type]
+    config = EngineConfig(**settings)  # type: ignore[arg-type]
+    return TrainEngine(kind, ModelConfig(path=str(model)), config, loss, peak_tflops=peak_tflops)
 
 
 def test_an_update_of_all_weights_costs_six_operations_a_weight_and_token(model: Path) -> None:
@@ -54,3 +57,14 @@ def test_a_shared_prompt_counts_once(model: Path) -> None:
     assert alone - shared == 6 * MATRICES * prompt
     apart = replace(batch, group_B=np.array([0, 1]))
     assert update_flops(policy, apart, SharedPrefix.TREE) == alone
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_the_share_of_the_peak_is_that_of_the_devices_of_all_ranks(model: Path, num_ranks: int) -> None:
+    actor, batch = engine(model, "causal_lm", peak_tflops=2.0), random_batch()
+    ranks: Any = SimpleNamespace(num=num_ranks)
+    actor.ranks = ranks if num_ranks > 1 else None
+    found = actor._performance(batch, 3.0)
+    whole = update_flops(actor.model, batch, SharedPrefix.NONE) / 3.0 / 1e12
+    assert found["time/tflops/actor"] == whole
+    assert found["time/mfu/actor"] == pytest.approx(whole / (2.0 * num_ranks))

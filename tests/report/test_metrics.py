@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from datetime import date
 from enum import Enum
 from pathlib import Path
@@ -123,6 +124,9 @@ def test_cutting_back_drops_later_records_and_is_harmless_without_a_file(tmp_pat
         log.append(step, {"a": float(step)})
     log.cut_back(1)
     assert [record["step"] for record in read(tmp_path)] == [0, 1, 1]
+    log.append(1, {"eval/heldout/mean": 0.5})
+    log.cut_back(1, evaluated=False)
+    assert [record.get("a") for record in read(tmp_path)] == [0.0, 1.0, 1.0]
     log.cut_back(-1)
     assert read(tmp_path) == []
 
@@ -154,6 +158,8 @@ def test_trajectories_hold_what_a_reader_asks_for(tmp_path: Path) -> None:
         "advantage": 0.75,
     }
     assert (second["status"], second["advantage"], second["score"]) == ("failed", None, 0.0)
+    opened = replace(scored(2, good), trajectory=replace(scored(2, good).trajectory, opening=({"role": "user"},)))
+    assert json.loads(trajectory_lines([(opened, None)], Lane.TRAIN))["opening"] == [{"role": "user"}]
     assert second["info"] == {"error": "x", "n": None}
 
 

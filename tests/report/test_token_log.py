@@ -150,6 +150,8 @@ def test_cutting_back_removes_the_files_of_later_steps(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "tokens").glob("*.safetensors")) == [
         f"step_00000{step}.{lane}.safetensors" for step in (1, 2) for lane in ("eval", "train")
     ]
+    log.cut_back(1, evaluated=False)
+    assert [path.name for path in (tmp_path / "tokens").glob("*.safetensors")] == ["step_000001.train.safetensors"]
 
 
 def test_a_directory_that_cannot_be_written_ends_the_run_in_one_line(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Consequences of failed rewards."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,18 @@ def test_an_entry_of_a_function_is_no_sign_that_one_skipped_the_sample() -> None
     assert dict(row.reward.info) == {"f/skipped": 0, "f/failed": 2, "note": 3}
     assert reward_metrics([row])["reward/skipped"] == 0.0
     assert reward_metrics([row])["reward/f/skipped/mean"] == 0.0, "it is a number that the function logs"
+
+
+def test_groups_that_differ_in_token_scores_alone_are_not_equal() -> None:
+    def with_tokens(*sums: float) -> list[ScoredTrajectory]:
+        rows = group(0, *[Reward(0.5)] * len(sums))
+        return [
+            replace(row, reward=replace(row.reward, token_scores=row.trajectory.loss_mask * np.float32(total)))
+            for row, total in zip(rows, sums, strict=True)
+        ]
+
+    assert reward_metrics(with_tokens(1.0, 0.0))["reward/zero_std_frac"] == 0.0
+    assert reward_metrics(with_tokens(1.0, 1.0))["reward/zero_std_frac"] == 1.0
 
 
 def test_parts_of_a_sample_count_once_and_nothing_is_a_number_over_nothing() -> None:

@@ -125,6 +125,7 @@ AGENTS: dict[str, tuple[Any, str]] = {
     "another length": (Agent(row(logprobs=floats(0, 0))), r"have lengths \(3, 3, 2\); needs one length"),
     "two dimensions": (Agent(row(loss_mask=np.ones((1, 3), bool))), r"loss_mask has shape \(1, 3\)"),
     "a completion that is None": (Agent(row(completion=None)), "completion is None; needs text"),
+    "an opening that is a list": (Agent(row(opening=[])), "opening is list; needs a tuple of messages, or None"),
     "a finish reason as text": (Agent(row(finish="stop")), "finish is 'stop'; needs one of"),
     "versions that are None": (Agent(row(versions=None)), "versions is None; needs pairs"),
     "no versions": (Agent(row(versions=())), "versions is empty; needs those of its completions"),

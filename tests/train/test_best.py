@@ -1,5 +1,6 @@
 """The best checkpoint and the early end of a run, by recorded metrics."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import rlcore
 from rlcore.config.stopping import StopConfig
 from rlcore.errors import ConfigError
+from rlcore.report.metrics import MetricsLog, TrajectoryLog
 from rlcore.testing.runs import run_settings
 from rlcore.train import checkpoint, find_checkpoint
 from rlcore.train.best import StopRule, best_step
@@ -137,6 +139,47 @@ def test_a_run_ends_early_also_when_it_is_resumed(settings: dict[str, Any], tmp_
     settings |= {"train.name": "other"}
     assert train(settings, "train.max_steps=3", *rules).steps == 3
     assert train(settings, *rules, resume=True).steps == 4
+
+
+def evaluations(run_dir: Path) -> tuple[list[int], list[int]]:
+    """The steps of the evaluations in the metrics, and of the samples that they recorded."""
+    metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    files = sorted((run_dir / "trajectories").iterdir())
+    rows = [(file, json.loads(line)["lane"]) for file in files for line in file.read_text().splitlines()]
+    return (
+        [record["step"] for record in metrics if "eval/heldout/mean" in record],
+        [int(file.stem.removeprefix("step_")) for file, lane in rows if lane == "eval"],
+    )
+
+
+ENDS_EARLY = (
+    "train.stop.metric=reward/mean",
+    "train.stop.patience=1",
+    "eval.every_steps=0",
+    "checkpoint.every_steps=1",
+)
+
+
+@pytest.mark.slow
+def test_the_evaluation_after_an_early_end_is_in_the_checkpoint(settings: dict[str, Any]) -> None:
+    result = train(settings, *ENDS_EARLY)
+    assert result.steps == 2
+    saved = checkpoint.load(result.run_dir / "checkpoints" / "step_2").state["evaluations"]
+    assert [step for step, _ in saved] == [2]
+    assert evaluations(train(settings, *ENDS_EARLY, resume=True).run_dir) == ([2], [2])
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_its_checkpoint_does_not_have_is_recorded_once(settings: dict[str, Any]) -> None:
+    """A run that was killed between an evaluation and the checkpoint with it evaluates again."""
+    result = train(settings, *ENDS_EARLY, "eval.at_end=false")
+    MetricsLog(result.run_dir).append(2, {"eval/heldout/mean": 0.5})
+    path = result.run_dir / "trajectories" / "step_000002.jsonl"
+    first = json.loads(path.read_text().splitlines()[0])
+    TrajectoryLog(result.run_dir).append(2, json.dumps({**first, "lane": "eval"}).encode() + b"\n")
+    assert evaluations(result.run_dir) == ([2], [2])
+    again = train(settings, *ENDS_EARLY, resume=True)
+    assert evaluations(again.run_dir) == ([2], [2])
 
 
 @pytest.mark.parametrize(

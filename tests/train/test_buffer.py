@@ -17,10 +17,14 @@ DEADLINE_S = 10.0
 
 
 class AtOnce(AgentLoop):
-    """Samples every task at once."""
+    """Samples every task at once, and notes its prompt."""
+
+    def __init__(self) -> None:
+        self.issued: list[str] = []
 
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
         for task in tasks:
+            self.issued.append(task.prompt.id)
             for sample in range(task.n):
                 yield make_trajectory(task.prompt, sample)
 
@@ -131,6 +135,33 @@ def test_a_step_leaves_no_queue_when_it_is_published(drop: bool) -> None:
         return len(ledger._ready)
 
     assert asyncio.run(steps()) == 0
+
+
+def test_prompts_of_later_steps_rest_after_a_resume_with_a_lower_staleness_bound() -> None:
+    """Sampled at once they would be too old for their steps, and end the run."""
+    prompts = [make_prompt(index) for index in range(3)]
+
+    async def resumed(max_staleness: int) -> tuple[list[list[str]], list[int]]:
+        order, agent = seeded_prompts({"test": prompts}, {}, 0, False), AtOnce()
+        ledger = RolloutBuffer(agent, Ones(), order, Issuing(1, 2, 0, Sampling(), max_staleness, drop=False))
+        saved = [{"prompt": prompt.id, "epoch": 0, "due": 4 + due, "version": 1} for due, prompt in enumerate(prompts)]
+        ledger.restore(3, saved, [])
+        issued, versions = [], []
+        for step in (4, 5, 6):
+            agent.issued.clear()
+            taken = ledger.refill(step, 6)
+            await asyncio.wait_for(ledger.sampled(), DEADLINE_S)
+            await asyncio.wait_for(ledger.next_ready(step), DEADLINE_S)
+            issued.append(sorted(agent.issued))
+            versions += [member.version for member in taken]
+            ledger.published(step, taken)
+        await ledger.close()
+        return issued, versions
+
+    first, second, third = (prompt.id for prompt in prompts)
+    assert asyncio.run(resumed(0)) == ([[first], [second], [third]], [3, 4, 5])
+    assert asyncio.run(resumed(1)) == ([[first, second], [third], []], [3, 3, 4])
+    assert asyncio.run(resumed(3)) == ([[first, second, third], [], []], [3, 3, 3])
 
 
 def test_a_prompt_that_became_stale_is_not_handed_out_even_if_it_was_ready() -> None:

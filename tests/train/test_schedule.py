@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,8 @@ def test_later_epochs_use_every_minibatch_again(config: dict[str, Any]) -> None:
 def test_late_samples_are_discarded_and_counted(config: dict[str, Any]) -> None:
     drop = ("schedule.max_staleness=1", "schedule.on_stale=drop", "schedule.stream_minibatches=true")
     config["reward"]["functions"]["score"]["fn"] = config["reward"]["functions"]["score"]["fn"].replace("slow", "late")
-    result = run(config, *drop, "schedule.old_logprobs=behaviour", "train.max_steps=12")
+    settings = (*drop, "schedule.old_logprobs=behaviour")
+    result = run(config, *settings, "train.max_steps=12")
     rows = step_rows(result)
     assert max(row["schedule/staleness_max"] for row in rows) <= 1
     discarded = rows[-1]["data/given_up"]
@@ -169,6 +171,8 @@ def test_late_samples_are_discarded_and_counted(config: dict[str, Any]) -> None:
     assert discarded > 0
     assert state["retired"] == 48 + discarded
     assert state["retired"] + len(state["in_flight"]) == state["order"]["position"]["issued"]["train"]
+    resumed = step_rows(run(config, *settings, "train.max_steps=13", resume=True))
+    assert resumed[-1]["data/given_up"] >= discarded
 
 
 @pytest.mark.fault
@@ -335,10 +339,12 @@ def test_scored_trajectories_come_back_as_they_were_saved(tmp_path: Path) -> Non
         scored(prompt, 1, 3, messages, np.array([0, 0, 1], np.float32)),
         scored(prompt, 2, 5, "", np.arange(5, dtype=np.float32)),
     ]
+    opening = (FrozenDict({"role": "user", "content": "a new game"}),)
+    rows[1] = replace(rows[1], trajectory=replace(rows[1].trajectory, opening=opening))
     write_scored(tmp_path / "rows", rows)
     found = read_scored(tmp_path / "rows", {"train/1": prompt}.__getitem__)
     for left, right in zip(rows, found, strict=True):
-        for name in ("id", "prompt", "completion", "finish", "versions", "turns", "num_segments"):
+        for name in ("id", "prompt", "completion", "finish", "versions", "turns", "num_segments", "opening"):
             assert getattr(left.trajectory, name) == getattr(right.trajectory, name)
         for name in ("token_ids", "loss_mask", "logprobs"):
             assert np.array_equal(getattr(left.trajectory, name), getattr(right.trajectory, name))

@@ -83,7 +83,11 @@ def unread(history: History) -> Finding | None:
 
 def equal_rewards(history: History) -> Finding | None:
     steps = int(history.number("algo.equal_rewards_warn_steps", 1))  # other trainers' files may have one step
-    if not history.steady(lambda facts: 0 < facts.groups == facts.equal_groups, steps):
+
+    def equal(facts: StepFacts) -> bool:  # an estimator may teach without differences within groups
+        return 0 < facts.groups == facts.equal_groups and not facts.taught
+
+    if not history.steady(equal, steps):
         return None
     now = history.now
     evidence = f"nothing is learned: all rewards of every group were equal, in {now.groups} of {now.groups} groups"

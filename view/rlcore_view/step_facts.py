@@ -43,6 +43,8 @@ class Outcome(NamedTuple):
     components: Mapping[str, float | None]
     advantage: float | None
     """None: not trained on."""
+    token_score: float = 0.0
+    """The sum of the segment's token scores, which count to the sample's reward."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,10 @@ class StepFacts:
     groups: int = 0
     """Groups with at least two scores."""
     equal_groups: int = 0
+    """Those whose rewards, token scores included, are all equal."""
     low: float | None = None
     high: float | None = None
-    """The lowest and highest score."""
+    """The lowest and highest reward: score and token scores."""
     varying: Sequence[str] = ()
     """Reward components that differ within some group."""
     trained: int = 0
@@ -131,11 +134,13 @@ def _lengths(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _groups(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Groups with their scores; segments of a sample count once."""
+    """Groups with their rewards; segments of a sample count once, with the token scores of all of them."""
     scored: dict[Hashable, dict[int, Outcome]] = defaultdict(dict)
     for outcome in outcomes:
         if outcome.score is not None:
-            scored[outcome.group][outcome.sample] = outcome
+            samples = scored[outcome.group]
+            before = samples[outcome.sample].score if outcome.sample in samples else outcome.score
+            samples[outcome.sample] = outcome._replace(score=(before or 0.0) + outcome.token_score)
     scores = [[outcome.score or 0.0 for outcome in group.values()] for group in scored.values()]
     several = [group for group in scores if len(group) > 1]
     flat = [score for group in scores for score in group]

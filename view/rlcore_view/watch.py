@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from rlcore_view.diagnosis import findings_now
 from rlcore_view.history import WINDOW, Finding, History
+from rlcore_view.json_lines import number_or_none
 from rlcore_view.model import Run, Sample
 from rlcore_view.step_facts import METRICS, Outcome, StepFacts, facts_of
 
@@ -150,4 +151,5 @@ def _outcome(sample: Sample) -> Outcome:
         info=info,
         components=sample.components,
         advantage=sample.advantage,
+        token_score=number_or_none(sample.info.get("token_score")) or 0.0,
     )

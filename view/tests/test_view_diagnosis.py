@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from made_runs import run_of, sample
-from rlcore_view import Finding, Run, StepFacts, Watch, diagnose, reward_rules, update_rules, watch
+from rlcore_view import Finding, Outcome, Run, StepFacts, Watch, diagnose, facts_of, reward_rules, update_rules, watch
 from rlcore_view.step_facts import METRICS
 
 CONFIG: dict[str, Any] = {
@@ -21,7 +21,9 @@ STEPS = (1, 2, 3)
 
 
 def groups_of(*scores: float | None, **more: Any) -> list:
-    """Three steps with two groups each, whose samples have these scores."""
+    """Three steps with two groups each, whose samples have these scores; equal ones give advantages of 0."""
+    if len(set(scores)) == 1:
+        more = {"advantage": 0.0, **more}
     return [
         sample(step, prompt, number, score, **more)
         for step in STEPS
@@ -30,13 +32,18 @@ def groups_of(*scores: float | None, **more: Any) -> list:
     ]
 
 
+def untaught(step: int, prompt: int, number: int, score: float, **more: Any) -> Any:
+    """A sample with advantage 0."""
+    return sample(step, prompt, number, score, advantage=0.0, **more)
+
+
 def unequal_components() -> Run:
     parts = [{"right": 1.0, "format": 0.0}, {"right": 0.0, "format": 1.0}]
-    return run_of([sample(step, p, n, 1.0, components=parts[n]) for step in STEPS for p in (0, 1) for n in (0, 1)])
+    return run_of([untaught(step, p, n, 1.0, components=parts[n]) for step in STEPS for p in (0, 1) for n in (0, 1)])
 
 
 def by_prompt() -> Run:
-    return run_of([sample(step, p, n, float(p)) for step in STEPS for p in (0, 1) for n in (0, 1)])
+    return run_of([untaught(step, p, n, float(p)) for step in STEPS for p in (0, 1) for n in (0, 1)])
 
 
 def learning(**metrics: list[float]) -> Run:
@@ -130,6 +137,19 @@ def test_equal_rewards_are_distinguished_by_their_value(value: float, words: str
     assert finding.evidence.startswith("nothing is learned: all rewards of every group were equal, in 2 of 2 groups")
 
 
+def test_equal_rewards_that_teach_are_not_named() -> None:
+    """ReMax and a critic compare a reward with another baseline than the group's mean, and learn from them."""
+    assert diagnose(run_of(groups_of(0.5, 0.5, advantage=0.25))) == []
+
+
+def test_token_scores_are_part_of_the_rewards_that_are_compared() -> None:
+    parts = [Outcome(0, number, 0.0, None, False, 4, {}, {}, 0.0, token_score=1.0) for number in (0, 1)]
+    more = Outcome(0, 1, 0.0, None, False, 4, {}, {}, 0.0, token_score=0.5)  # another segment of the second sample
+    same, differ = facts_of(1, parts, {}), facts_of(1, [*parts, more], {})
+    assert (same.groups, same.equal_groups, same.low, same.high) == (1, 1, 1.0, 1.0)
+    assert (differ.groups, differ.equal_groups, differ.low, differ.high) == (1, 0, 1.0, 1.5)
+
+
 def test_a_known_cause_replaces_the_finding_of_equal_rewards_when_they_are_0() -> None:
     unread = {"info": {"reward": {"answer": ""}}}
     assert [finding.name for finding in diagnose(run_of(groups_of(0.0, 0.0, **unread)))] == ["answers are not found"]
@@ -185,14 +205,14 @@ def test_settings_silence_what_they_explain() -> None:
 
 
 def test_two_steps_of_a_passing_fault_say_nothing() -> None:
-    equal = [sample(step, 0, number, 0.0) for step in (1, 2) for number in (0, 1)]
+    equal = [untaught(step, 0, number, 0.0) for step in (1, 2) for number in (0, 1)]
     late = [sample(step, 0, number, float(number)) for step in range(3, 8) for number in (0, 1)]
     assert diagnose(with_settings(run_of([*equal, *late]))) == []
     assert diagnose(with_settings(learning(actor__skipped=[1.0, 1.0, 0.0]))) == []
 
 
 def test_a_fault_that_has_passed_is_counted_with_its_last_step() -> None:
-    early = [sample(step, 0, number, 0.0) for step in range(1, 5) for number in (0, 1)]
+    early = [untaught(step, 0, number, 0.0) for step in range(1, 5) for number in (0, 1)]
     late = [sample(step, 0, number, float(number)) for step in range(5, 11) for number in (0, 1)]
     [finding] = diagnose(with_settings(run_of([*early, *late])))
     assert (finding.times, finding.of, finding.first, finding.last) == (2, 10, 3, 4)
@@ -300,7 +320,7 @@ def test_a_value_of_a_state_of_another_type_is_refused(part: str, name: str, val
 
 
 def test_a_run_of_another_trainer_needs_one_step() -> None:
-    assert diagnose(run_of([sample(1, 0, number, 0.0) for number in (0, 1)]))[0].name == "all rewards are equal"
+    assert diagnose(run_of([untaught(1, 0, number, 0.0) for number in (0, 1)]))[0].name == "all rewards are equal"
 
 
 def test_numbers_that_are_not_finite_are_left_out() -> None:

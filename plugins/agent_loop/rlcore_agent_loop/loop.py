@@ -135,7 +135,8 @@ class ToolLoop(AgentLoop):
         """
         async with aclosing(self.samples(self._generator, tasks, sampling, lane)) as samples:
             async for parts in samples:
-                self._counts.add(parts)
+                if lane is Lane.TRAIN:
+                    self._counts.add(parts)
                 for trajectory in parts:
                     yield trajectory
 
@@ -188,6 +189,6 @@ class ToolLoop(AgentLoop):
         return self._tokens.encode_prompt(task.prompt.messages, self._tools.open("", task.prompt).schemas)
 
     def metrics(self) -> Metrics:
-        """See `Counts.metrics`; of the samples that ended since the last time."""
+        """See `Counts.metrics`; of the training samples that ended since the last time."""
         counts, self._counts = self._counts, Counts()
         return counts.metrics()

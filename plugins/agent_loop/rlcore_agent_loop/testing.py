@@ -23,7 +23,7 @@ from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Metric
 from rlcore_agent_loop.agents.endpoint import Endpoint
 from rlcore_agent_loop.agents.recording import Recording
 from rlcore_agent_loop.conversation.conversation import ConversationContext
-from rlcore_agent_loop.conversation.episode import Episode
+from rlcore_agent_loop.conversation.episode import AGENT, Episode
 from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
 from rlcore_agent_loop.loop import ToolLoop
 from rlcore_agent_loop.settings import AgentLoopSettings
@@ -214,7 +214,7 @@ def served(
     async def run() -> Recording:
         kit = kit_of(AgentLoopSettings(**settings), tokens)
         sampling = Sampling(max_tokens=200)
-        episode = Episode(RolloutTask(make_prompt(0), 0, 1, 7), 0)
+        episode = Episode(RolloutTask(make_prompt(0), 0, 1, 7), 0, ended_by=AGENT)
         recording = Recording(kit, TurnSampler(policy, sampling, Lane.TRAIN), sampling, episode)
         endpoint = Endpoint()
         await endpoint.start()

@@ -53,6 +53,8 @@ def test_messages_that_do_not_extend_the_recorded_ones_begin_a_part(changed: lis
         await ask({"messages": [*changed, {"role": "user", "content": "more"}]})
 
     parts = served(says("one", "one", "two"), work).episode.trajectories()
+    more = {"role": "user", "content": "more"}
+    assert [part.prompt_messages for part in parts] == [tuple(HELLO["messages"]), (*changed, more)]
     assert [(part.id.segment, part.num_segments, part.num_sampled) for part in parts] == [(0, 2, 4), (1, 2, 4)]
 
 

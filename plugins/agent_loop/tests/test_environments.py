@@ -92,6 +92,7 @@ def test_an_environment_opens_answers_ends_and_rewards(name: str, file: Path) ->
         ("assistant", "5"), ("user", "more"), ("assistant", "9"), ("user", "less"), ("assistant", "7"),
     ]  # fmt: skip
     assert bytes(policy.requests[0].token_ids).decode().endswith("user: Guess. 1 to 9\nassistant: ")
+    assert found.prompt_messages == (*make_prompt(0).messages, {"role": "user", "content": "Guess. 1 to 9"})
     assert found.info["environment_reward"] == 1.0 - 2 * 0.125
     assert found.info["ended_by"] == "environment"
     assert found.info["environment"]["roles"] == ("user", "user", "assistant", "user", "assistant", "user", "assistant")
@@ -130,6 +131,8 @@ def test_an_environment_that_restarts_begins_a_new_part(file: Path) -> None:
         (1, 2, 1),
     ]
     assert bytes(policy.requests[1].token_ids).decode() == "user: again\nassistant: "
+    assert (first.opening, first.prompt_messages) == (None, make_prompt(0).messages)
+    assert second.prompt_messages == ({"role": "user", "content": "again"},)
     assert first.id.unit() == second.id.unit()
     assert environment(first) == environment(second) == 2.0
 

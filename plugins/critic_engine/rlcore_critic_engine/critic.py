@@ -9,6 +9,7 @@ from rlcore.contracts.requests import Role
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import ConfigError
 from rlcore.types import Batch, Float32s, Metrics
+from rlcore_critic_engine.explained import ExplainedVariance
 from rlcore_critic_engine.settings import SECTION, CriticSettings
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ class ValueCritic(CriticEngine):
         self._worker = workers.replicas[0]
         self._settings = settings
         self._updates = 0
+        self._explained = ExplainedVariance()
 
     async def start(self) -> None:
         """Log what was loaded."""
@@ -55,6 +57,7 @@ class ValueCritic(CriticEngine):
         """One optimizer step of the critic. The actor's step, if it may update, follows on the same mini-batch."""
         metrics = await self._worker.call(CriticWorker.update, minibatch)
         self._updates += 1
+        self._explained.add(minibatch)
         return metrics | {"critic/warming_up": float(not self.actor_may_update())}
 
     def actor_may_update(self) -> bool:
@@ -72,6 +75,10 @@ class ValueCritic(CriticEngine):
 
     async def restore(self, directory: Path) -> None:
         await self._worker.call(CriticWorker.restore, directory)
+
+    def metrics(self) -> Metrics:
+        """See `ExplainedVariance.take`; of the mini-batches since the last time."""
+        return self._explained.take()
 
     def state(self) -> dict[str, Any]:
         return {"updates": self._updates}

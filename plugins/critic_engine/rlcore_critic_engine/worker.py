@@ -69,20 +69,13 @@ class HfCritic(CriticWorker):
         return values_BT
 
     def update(self, minibatch: Batch) -> Metrics:
-        """One optimizer step; WorkerError for a mini-batch without a sampled token.
+        """One optimizer step.
 
-        A mini-batch with every row left out of the loss (truncated, with `algo.overlong=mask`) changes nothing and
-        counts as skipped.
+        A mini-batch without a loss token (nothing sampled, or every row truncated, with `algo.overlong=mask`) changes
+        nothing and counts as skipped.
         """
-        if not minibatch.num_sampled_B.any():
-            raise WorkerError(
-                f"{self.context}: none of the {len(minibatch)} rows of the mini-batch has a token that the policy "
-                "sampled, so there is nothing to learn and nothing was updated; look at the loss masks that the "
-                "agent loop makes"
-            )
         with device_turn(self.context):
-            metrics = self.engine.update(minibatch)
-        return metrics | explained(minibatch)
+            return self.engine.update(minibatch)
 
     def save(self, directory: Path) -> None:
         self.engine.save(directory)
@@ -100,21 +93,3 @@ class HfCritic(CriticWorker):
 
         check_has_head(directory)
         self.engine.restore(directory)
-
-
-def explained(minibatch: Batch) -> Metrics:
-    """Means over loss tokens of the step-start values and the returns, and the share of variance explained.
-
-    critic/explained_variance is 1 - Var(returns - values) / Var(returns); left out when all returns are equal.
-    """
-    import numpy as np
-
-    if minibatch.values_BT is None or minibatch.returns_BT is None:
-        raise ValueError("the mini-batch has no returns or no values from the step's start")
-    mask_BT = minibatch.tokens.loss_mask_BT
-    values_N = minibatch.values_BT[mask_BT].astype(np.float64)
-    returns_N = minibatch.returns_BT[mask_BT].astype(np.float64)
-    metrics = {"critic/value_mean": float(values_N.mean()), "critic/return_mean": float(returns_N.mean())}
-    if returns_N.min() < returns_N.max():
-        metrics["critic/explained_variance"] = float(1.0 - np.var(returns_N - values_N) / np.var(returns_N))
-    return metrics

@@ -114,9 +114,9 @@ def engine(**settings: Any) -> tuple[ValueCritic, list[tuple[str, tuple[Any, ...
 
 def test_only_the_critic_learns_in_the_first_updates() -> None:
     async def updates() -> list[tuple[bool, float]]:
-        found = []
+        found, zeros_BT = [], np.zeros(random_batch().tokens.loss_mask_BT.shape, dtype=np.float32)
         for _ in range(4):
-            metrics = await critic.update(random_batch())
+            metrics = await critic.update(replace(random_batch(), values_BT=zeros_BT, returns_BT=zeros_BT))
             found.append((critic.actor_may_update(), metrics["critic/warming_up"]))
         return found
 

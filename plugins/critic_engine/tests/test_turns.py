@@ -31,7 +31,6 @@ def test_a_cache_is_freed_after_values_and_updates(monkeypatch: pytest.MonkeyPat
     critic, batch = HfCritic(context), random_batch(seed=1)
     engine: Any = Engine()
     critic.engine = engine
-    monkeypatch.setattr("rlcore_critic_engine.worker.explained", lambda minibatch: {})
     critic.values(batch)
     critic.update(batch)
     assert freed == (["cuda:0"] * 2 if shares else [])

@@ -302,18 +302,7 @@ def test_with_a_rate_of_zero_the_critic_stays_at_zero(model_directory: Path) -> 
 
 def test_metrics_of_an_update(model_directory: Path) -> None:
     batch = with_targets(random_batch(num_groups=4))
-    assert batch.values_BT is not None
-    assert batch.returns_BT is not None
     metrics = critic(model_directory, value_clip=0.2, lr=1e-3).update(batch)
-    mask_BT = batch.tokens.loss_mask_BT
-    values, returns = (value[mask_BT].tolist() for value in (batch.values_BT, batch.returns_BT))
-    mean = sum(returns) / len(returns)
-    errors = [r - v for r, v in zip(returns, values, strict=True)]
-    bias = sum(errors) / len(errors)
-    left = sum((e - bias) ** 2 for e in errors) / sum((r - mean) ** 2 for r in returns)
-    assert metrics["critic/explained_variance"] == pytest.approx(1 - left)
-    assert metrics["critic/return_mean"] == pytest.approx(mean)
-    assert metrics["critic/value_mean"] == pytest.approx(sum(values) / len(values))
     assert metrics["critic/lr"] == 1e-3
     assert 0 < metrics["critic/clip_frac"] < 1
     assert metrics["critic/skipped"] == 0.0

@@ -110,9 +110,9 @@ class ModelSource(ScoreSource):
     async def ask(self, reward: str, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
         [trajectory] = trajectories
         answered = FrozenDict({"role": "assistant", "content": response_text(trajectory)})
-        conversation = (*trajectory.prompt.messages, answered)
+        conversation = (*trajectory.prompt_messages, answered)
         if not isinstance(trajectory.completion, str):
-            conversation = (*trajectory.prompt.messages, *trajectory.completion)
+            conversation = (*trajectory.prompt_messages, *trajectory.completion)
         raw = await self._replicas.ask(reward, ScoreRequest(identity(trajectory), conversation), lane)
         if raw.score is None:
             raise NoAnswer(f"model '{self._replicas.name}' gave text, not a score; kind=judge reads text")
@@ -170,7 +170,8 @@ class RemoteReward(Scorer):
         except NoAnswer as cause:
             outcomes = [failed(str(cause))] * len(trajectories)
         finally:
-            self._latencies.append(monotonic() - began)
+            if lane is Lane.TRAIN:
+                self._latencies.append(monotonic() - began)
         # Evaluation compares raw scores over time, and its samples are not training samples.
         if self.statistics is None or lane is Lane.EVAL:
             return outcomes
@@ -186,7 +187,7 @@ class RemoteReward(Scorer):
         return await self.post_processing.post_process(trajectories, outcomes, lane)
 
     def take_latencies(self) -> dict[str, float]:
-        """latency_p50_s and latency_p95_s of the calls since the last time, waiting included."""
+        """latency_p50_s and latency_p95_s of training's calls since the last time, waiting included."""
         taken, self._latencies = self._latencies, []
         if not taken:
             return {}
@@ -216,7 +217,7 @@ def question(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "id": identity(trajectory),
         "source": prompt.source,
-        "messages": [dict(message.items()) for message in prompt.messages],
+        "messages": [dict(message.items()) for message in trajectory.prompt_messages],
         "completion": trajectory.completion,
         "answer": prompt.answer,
         "columns": dict(prompt.columns.items()),

@@ -1,5 +1,6 @@
 """Questions to judges, and their answers."""
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.judges.judge import answer_tokens, engine_options, messages, quoted, score_of
+from rlcore_reward_loop.rewards import ModelSource, question
 from rlcore_reward_loop.settings import JudgeSettings, RewardLoopSettings, RewardSettings, ServiceSettings
 
+from rlcore.contracts.reward_replica import RawScore, ScoreRequest
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import ServiceAnswer, ServiceCall, chat_answer, serving
-from rlcore.types import FrozenDict, RewardStatus
+from rlcore.types import FrozenDict, Lane, RewardStatus
 
 Score = Callable[..., Any]
 QUOTED = re.compile(r"<(response-[0-9a-f]{16})>\n(.*?)\n</\1>", re.DOTALL)
@@ -96,9 +99,29 @@ def test_an_agents_messages_and_a_missing_answer_are_written_out() -> None:
     conversation = (FrozenDict({"role": "tool", "content": "4"}), FrozenDict({"role": "assistant", "content": "four"}))
     trajectory = make_trajectory(1, completion=conversation)
     trajectory = replace(trajectory, prompt=replace(trajectory.prompt, answer=None))
-    [question] = messages(trajectory, "{answer}|{response}", JudgeSettings(system=""))
-    assert question["content"].startswith("(none)|<response-")
-    assert "tool: 4\nassistant: four" in question["content"]
+    [turn] = messages(trajectory, "{answer}|{response}", JudgeSettings(system=""))
+    assert turn["content"].startswith("(none)|<response-")
+    assert "tool: 4\nassistant: four" in turn["content"]
+
+
+def test_judges_services_and_models_get_the_messages_that_opened_the_conversation() -> None:
+    opening = (FrozenDict({"role": "user", "content": "a new game"}),)
+    trajectory = make_trajectory(1, completion=(FrozenDict({"role": "assistant", "content": "4"}),), opening=opening)
+    [turn] = messages(trajectory, "{prompt}|{response}", JudgeSettings(system=""))
+    assert turn["content"].startswith("user: a new game|")
+    assert question(trajectory)["messages"] == [{"role": "user", "content": "a new game"}]
+    requests: list[ScoreRequest] = []
+
+    class Model:
+        name = "model"
+
+        async def ask(self, reward: str, request: ScoreRequest, lane: Lane) -> RawScore:
+            requests.append(request)
+            return RawScore(request.id, 1.0)
+
+    replicas: Any = Model()
+    asyncio.run(ModelSource(replicas).ask("model", [trajectory], Lane.TRAIN))
+    assert requests[0].messages == (*opening, *trajectory.completion)
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_a_list_of_the_wrong_length_fails_the_whole_group(score: Score, samples:
 def test_identical_requests_are_asked_once_when_answers_are_kept(score: Score, one_service: Settings) -> None:
     twice = [make_trajectory(0, sample, text="the same 5") for sample in range(4)]
     with serving(lambda call: ServiceAnswer({"score": 5})) as service:
-        results, numbers = score(one_service(service.url, cache=10), [*twice, make_trajectory(1)])
+        results, numbers = score(one_service(service.url, cache=10), [*twice, make_trajectory(1)], lane=Lane.TRAIN)
     assert len(service.calls) == 2
     assert [result.reward.score for result in results] == [5.0] * 5
     assert numbers["reward/num_cache_hits"] == 3.0

@@ -63,6 +63,21 @@ def test_a_failure_is_shared_with_no_identical_call_and_an_answer_with_all(tmp_p
     assert len(scripted.calls) == 2
 
 
+def test_retries_and_cache_hits_of_an_evaluation_are_not_those_of_the_next_step(tmp_path: Path) -> None:
+    def script(call: ServiceCall) -> ServiceAnswer:
+        return ServiceAnswer({"score": 1}, status=503 if call.times == 1 else 200)
+
+    async def use(service: Service) -> None:
+        for lane, counted in ((Lane.EVAL, 0.0), (Lane.TRAIN, 1.0)):
+            for _ in range(2):
+                assert await service.ask(call(f"{lane}"), lane) == {"score": 1}
+            counts = service.take_counts()
+            assert (counts["num_retries"], counts["num_cache_hits"]) == (counted, counted)
+
+    with serving(script) as scripted, service_at(scripted.url, tmp_path, cache=8) as run:
+        run(use)
+
+
 def test_of_identical_calls_that_all_fail_the_last_does_not_wait_for_every_other(tmp_path: Path) -> None:
     async def use(service: Service) -> None:
         found = await asyncio.gather(*(service.ask(call(), Lane.TRAIN) for _ in range(8)), return_exceptions=True)

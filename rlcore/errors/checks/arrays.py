@@ -189,6 +189,8 @@ def _wrong_trajectory(row: Trajectory) -> str:
         return f"info is {kind(row.info)}; needs a mapping of str to plain values"
     if not isinstance(row.completion, (str, tuple)):
         return f"completion is {kind(row.completion)}; needs text, or a tuple of messages"
+    if not isinstance(row.opening, (tuple, type(None))):
+        return f"opening is {kind(row.opening)}; needs a tuple of messages, or None"
     if not isinstance(row.finish, FinishReason):
         return f"finish is {shown(row.finish)}; needs one of {', '.join(map(repr, FinishReason))}"
     if not isinstance(row.num_segments, int) or row.num_segments < 0:

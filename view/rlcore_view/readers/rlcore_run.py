@@ -78,7 +78,7 @@ def _sample(record: Mapping[str, Any], step: int, tokens: Mapping[str, Mapping[R
         epoch=key[1],
         sample=key[2],
         segment=key[3],
-        prompt=record.get("prompt") or (),
+        prompt=record.get("opening") or record.get("prompt") or (),
         completion=record.get("completion") or "",
         score=number_or_none(record.get("score")) if record.get("status", "ok") == "ok" else None,
         lane=lane,
@@ -90,7 +90,11 @@ def _sample(record: Mapping[str, Any], step: int, tokens: Mapping[str, Mapping[R
         truncated=None if finish is None else finish == "length",
         status=str(record.get("status", "ok")),
         versions=record.get("versions") or (),
-        info={"agent": record.get("agent") or {}, "reward": record.get("info") or {}},
+        info={
+            "agent": record.get("agent") or {},
+            "reward": record.get("info") or {},
+            **({"token_score": record["token_score"]} if "token_score" in record else {}),
+        },
         tokens=tokens.get(lane, {}).get(key),
     )
 

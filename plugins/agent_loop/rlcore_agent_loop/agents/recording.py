@@ -9,7 +9,15 @@ from rlcore.errors import ConfigError
 from rlcore.types import Completion, FinishReason, Sampling
 from rlcore_agent_loop.agents.messages import BadRequest, Plain, answer, for_template, normalised, num_chars
 from rlcore_agent_loop.conversation.conversation import ConversationContext
-from rlcore_agent_loop.conversation.episode import MAX_TOKENS, MAX_TURNS, ROLLOUT_FAILED, Episode, Segment
+from rlcore_agent_loop.conversation.episode import (
+    AGENT,
+    MAX_TOKENS,
+    MAX_TURNS,
+    ROLLOUT_FAILED,
+    TURN_TOKENS,
+    Episode,
+    Segment,
+)
 from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
 
 OURS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
@@ -86,7 +94,8 @@ class Recording:
         number = self.num_requests
         part, prompt_ids = thread.segment, [*thread.segment.ids, *ids]
         rest = self._rest(part) - len(ids)
-        budget = min(self.kit.turn_budget(rest), limit or rest)
+        allowed = self.kit.turn_budget(rest)
+        budget = min(allowed, limit or rest)
         thread.busy, answered = True, False
         try:
             completion = await self._sample(number, prompt_ids, budget, stop)
@@ -104,8 +113,18 @@ class Recording:
         part.sampled(completion, message)
         thread.history = [*messages, message]
         cut = completion.finish is FinishReason.LENGTH
+        self._answered(part, by_run=cut and budget == allowed)
         reason = "length" if cut else ("tool_calls" if "tool_calls" in message else "stop")
         return PolicyAnswer(message, reason, len(prompt_ids), len(completion.token_ids))
+
+    def _answered(self, part: Segment, by_run: bool) -> None:
+        """Set the end reason in case this was the agent's last request; `by_run`: a budget of the run cut it off.
+
+        Like the trajectories' `finish`, it is that of the last part. A refusal for length before it does not count.
+        """
+        part.cut_by = "" if not by_run else MAX_TOKENS if self._rest(part) <= 0 else TURN_TOKENS
+        if self.episode.ended_by in (AGENT, MAX_TOKENS, TURN_TOKENS):
+            self.episode.ended_by = [part for part in self.episode.segments if part.turns][-1].cut_by or AGENT
 
     def close(self) -> None:
         """Answer no more requests; abort those in flight."""
@@ -172,7 +191,7 @@ class Recording:
 
     def _begun(self, messages: list[Plain], tools: Any) -> tuple[Thread, list[Plain], Sequence[int]]:
         """A new thread, whose part already contains the messages' ids."""
-        part = Segment(list(self.kit.tokens.encode_prompt(for_template(messages), tools)))
+        part = Segment(list(self.kit.tokens.encode_prompt(for_template(messages), tools)), tuple(messages))
         if self._rest(part) <= 0:
             raise self._too_long()
         thread = Thread(part, list(messages), tools)

@@ -221,7 +221,7 @@ class Conversation:
                     f"{self._kit.context}: nothing could be sampled; needs fewer"
                 )
             )
-        self.episode.segments.append(Segment(list(ids)))
+        self.episode.segments.append(Segment(list(ids), messages))
         self._opening = messages
         return None
 

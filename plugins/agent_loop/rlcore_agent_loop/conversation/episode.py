@@ -35,6 +35,8 @@ class Segment:
 
     ids: list[int]
     """All token ids, the prompt's included."""
+    opening: Sequence[Message] = ()
+    """The messages that the prompt's tokens encode; empty: those of the data."""
     num_prompt: int = field(init=False)
     logprobs: list[Float32s] = field(default_factory=list)
     """Log-probs of each turn, one per token."""
@@ -47,6 +49,8 @@ class Segment:
     """Seconds of each turn's generation."""
     tools_s: list[float] = field(default_factory=list)
     """Seconds of the tools, or of the environment, that followed each turn."""
+    cut_by: str = ""
+    """The run's budget that cut off an agent's last turn of this part; empty: none did."""
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.ids)
@@ -134,6 +138,7 @@ class Episode:
     def _trajectory(self, index: int, part: Segment) -> Trajectory:
         token_ids_T, loss_mask_T, logprobs_T = part.arrays()
         last = index == len(self.segments) - 1
+        opening = frozen_messages(part.opening)
         return Trajectory(
             id=TrajectoryId(self.task.prompt.id, self.task.epoch, self.sample, index),
             prompt=self.task.prompt,
@@ -145,6 +150,7 @@ class Episode:
             versions=tuple(part.versions),
             turns=len(part.turns),
             num_segments=len(self.segments),
+            opening=None if not opening or opening == self.task.prompt.messages else opening,
             timing=FrozenDict({"generate_s": sum(part.generate_s, 0.0), "tools_s": sum(part.tools_s, 0.0)}),
             info=FrozenDict(
                 {

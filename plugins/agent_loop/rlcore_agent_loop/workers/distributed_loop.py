@@ -82,7 +82,8 @@ class DistributedToolLoop(AgentLoop):
 
         async with aclosing(conversations.samples(tasks, begin)) as samples:
             async for parts in samples:
-                self._counts.add(parts)
+                if lane is Lane.TRAIN:
+                    self._counts.add(parts)
                 for trajectory in parts:
                     yield trajectory
 

@@ -89,7 +89,7 @@ class Service:
         await self.client.close()
 
     def take_counts(self) -> dict[str, float]:
-        """num_retries, num_cache_hits and num_ejections since the last call; in_flight_max and ejected."""
+        """Training's num_retries and num_cache_hits, and num_ejections, since the last call; in_flight_max, ejected."""
         limiter, counts = self.limiter, self.counts
         taken = {name: counts.pop(name, 0.0) for name in ("num_retries", "num_cache_hits")}
         taken["num_ejections"], self.router.num_ejections = float(self.router.num_ejections), 0
@@ -132,14 +132,14 @@ class Service:
         key = _key(call)
         for _ in range(MOST_SHARED):
             if key in self._cache and call.readable(self._cache[key]):
-                self.counts["num_cache_hits"] += 1
+                self.counts["num_cache_hits"] += lane is Lane.TRAIN
                 self._cache.move_to_end(key)
                 return self._cache[key]
             if (same := self._identical(key, lane)) is None:
                 break
             await asyncio.wait([same])
             if not same.cancelled() and call.readable(same.result()):
-                self.counts["num_cache_hits"] += 1
+                self.counts["num_cache_hits"] += lane is Lane.TRAIN
                 return same.result()
             # The first caller has left or failed. Failures are not shared, so the next caller asks.
         asking = _Asking(asyncio.get_running_loop().create_future())
@@ -286,7 +286,7 @@ class _Tries:
         wait_s = pause_s(self.tried, retry_after_s)
         if time.monotonic() + wait_s >= due:
             raise self._no_answer(f"no answer within {self._deadline}: the next try is {wait_s:.1f} s away")
-        self.service.counts["num_retries"] += 1
+        self.service.counts["num_retries"] += self.lane is Lane.TRAIN
         await asyncio.sleep(wait_s)
 
     @property

@@ -53,10 +53,10 @@ def messages(trajectory: Trajectory, template: str, judge: JudgeSettings) -> lis
 
     The template is filled in one pass, so a literal '{answer}' in the response is left alone.
     """
-    prompt = trajectory.prompt
+    answer, opening = trajectory.prompt.answer, trajectory.prompt_messages
     parts = {
-        "prompt": "\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in prompt.messages),
-        "answer": "(none)" if prompt.answer is None else str(prompt.answer),
+        "prompt": "\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in opening),
+        "answer": "(none)" if answer is None else str(answer),
         "response": quoted(response_text(trajectory)),
     }
     question = PLACES.sub(lambda place: parts[place.group(1)], template)

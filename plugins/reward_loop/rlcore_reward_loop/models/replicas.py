@@ -42,7 +42,7 @@ class Replicas:
         await self.router.close()
 
     def take_counts(self) -> dict[str, float]:
-        """num_retries and num_ejections since the last call; in_flight_max and ejected."""
+        """num_retries of training and num_ejections since the last call; in_flight_max and ejected."""
         taken = {"num_retries": self.counts.pop("num_retries", 0.0)}
         taken["num_ejections"], self.router.num_ejections = float(self.router.num_ejections), 0
         taken["in_flight_max"], self.limiter.most_in_flight = float(self.limiter.most_in_flight), self.num_in_flight
@@ -75,7 +75,7 @@ class Replicas:
             began = time.monotonic()
             status, raw = "cancelled", RawScore(request.id)
             try:
-                raw = await self._ask(request, began + self.settings.deadline_s)
+                raw = await self._ask(request, began + self.settings.deadline_s, lane)
                 status = raw.error or "ok"
             except NoAnswer as cause:
                 status = str(cause)
@@ -96,7 +96,7 @@ class Replicas:
             raise NoAnswer(f"model '{self.name}': {raw.error}")
         return raw
 
-    async def _ask(self, request: ScoreRequest, due: float) -> RawScore:
+    async def _ask(self, request: ScoreRequest, due: float, lane: Lane) -> RawScore:
         reasons: list[str] = []
         avoid = None
         while len(reasons) < TRIES:
@@ -108,7 +108,7 @@ class Replicas:
                 self.router.failed(target, number, f"{target.name} died and is not back")
                 continue
             if reasons:
-                self.counts["num_retries"] += 1
+                self.counts["num_retries"] += lane is Lane.TRAIN
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + due - time.monotonic()):
                     [raw] = await self._by_name[target.name].call(RewardReplica.score, [request])

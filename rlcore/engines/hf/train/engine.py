@@ -378,11 +378,12 @@ class TrainEngine:
         return self.model.adding_gradients(self._optimizer.summed_in()) if self._shards is None else nullcontext()
 
     def _performance(self, minibatch: Batch, seconds: float) -> Metrics:
-        """time/tflops/<name>: required operations per second of wall time; time/mfu/<name>: the same over the device's
-        peak."""
+        """time/tflops/<name>: required operations of all ranks per second of wall time; time/mfu/<name>: the same over
+        the peak of their devices."""
         with self.model.training_mode():
             tflops = update_flops(self.model, minibatch, self.shared_prefix) / seconds / 1e12
-        of_peak = {f"time/mfu/{self.name}": tflops / self._peak_tflops} if self._peak_tflops else {}
+        peak = self._peak_tflops * (1 if self.ranks is None else self.ranks.num)
+        of_peak = {f"time/mfu/{self.name}": tflops / peak} if peak else {}
         return {f"time/tflops/{self.name}": tflops, **of_peak}
 
     @contextmanager
