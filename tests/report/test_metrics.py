@@ -198,7 +198,7 @@ def test_whatever_rewards_say_a_line_says_the_same_however_it_was_written(
     [row] = read_trajectories(tmp_path, 1)
     assert row["info"] == {
         "nested": {"pair": [None, [1, [None, True]]]},
-        "numpy": [0.5, "0.25", "[0 1 2]"],
+        "numpy": [0.5, 0.25, "[0 1 2]"],
         "enums": ["red", "eval"],
         "texts": ["2026-01-02", "vier 四", "{1}", {"a": {"b": None}}],
         "numbers": [10**15, 1e-7, 1e22, -0.0],
