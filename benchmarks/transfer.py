@@ -31,7 +31,6 @@ from echoing import READ
 from measure import conclude, machine, made_by, peak_rss_bytes, reset_peak_rss, resident_bytes, say, summary
 
 from rlcore.cluster.worker_context import cluster_context
-from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.clusters import Deadlines
 from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
@@ -117,8 +116,7 @@ async def weights(backend: str, rollout: str, model: Path, directory: Path, roun
     async with launch(plan_run([], settings, PLUGINS if replica else PLUGINS[:1]), run_dir) as run:
         for version in range(1, rounds + 2):
             began = time.perf_counter()
-            await run.actor.replicas[0].call(ActorWorker.publish, version)
-            await run.sync_weights(version)
+            await run.publish(version)
             seconds.append(time.perf_counter() - began)
             read.append(json.loads((run_dir / READ).read_text()) if replica else {"s": 0.0, "bytes": 0})
     say(f"weights, {backend}, {rollout}: done")

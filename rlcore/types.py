@@ -251,9 +251,12 @@ def total_rewards(rows: Iterable[ScoredTrajectory]) -> dict[TrajectoryId, float]
     """By `TrajectoryId.unit` of each sample that did not fail: its score plus the token scores of all its segments."""
     totals: dict[TrajectoryId, float] = {}
     for row in rows:
-        if row.reward.status is RewardStatus.OK:
-            unit = row.trajectory.id.unit()
-            totals[unit] = totals.get(unit, row.reward.score) + row.token_score
+        reward, unit = row.reward, row.trajectory.id
+        if reward.status is RewardStatus.OK:
+            if unit.segment:  # seldom, and this runs once per sample
+                unit = unit.unit()
+            extra = 0.0 if reward.token_scores is None else row.token_score
+            totals[unit] = totals.get(unit, reward.score) + extra
     return totals
 
 

@@ -25,7 +25,7 @@ def step_facts(step: int, rows: Sequence[tuple[ScoredTrajectory, float | None]])
             row.reward.info,
             row.reward.components,
             advantage,
-            row.token_score,
+            0.0 if row.reward.token_scores is None else row.token_score,
         )
         for row, advantage in rows
     ]

@@ -53,7 +53,9 @@ def combine(
             parts[name] = outcome.score
             for part, value in outcome.components.items():
                 parts[f"{name}/{part}"] = value
-            weighted, with_tokens = weights[name] * outcome.score, _added(total, weights[name], outcome.token_scores)
+            weighted, with_tokens = weights[name] * outcome.score, total
+            if outcome.token_scores is not None:
+                with_tokens = _added(total, weights[name], outcome.token_scores)
             if not abs(score + weighted) <= LARGEST_SUM:
                 errors[name] = (
                     f"its score {outcome.score:g} times its weight {weights[name]:g} lifts the sum beyond "
@@ -76,8 +78,6 @@ def combine(
     return Reward(0.0, FrozenDict(parts), RewardStatus.FAILED, total, latency_s, FrozenDict(info))
 
 
-def _added(total: Float32s | None, weight: float, token_scores: Float32s | None) -> Float32s | None:
-    if token_scores is None:
-        return total
+def _added(total: Float32s | None, weight: float, token_scores: Float32s) -> Float32s:
     weighted: Float32s = np.float32(weight) * token_scores
     return weighted if total is None else total + weighted

@@ -68,8 +68,15 @@ class Sampler:
     vocabulary: int | None
     """Upper bound of token ids; None if neither the actor nor its model's configuration states it."""
 
+    async def publish(self, version: int) -> None:
+        """Make the actor's weights those of `version`, and hand them over; an embedded rollout may sample with them
+        before this returns."""
+        self.generator.newest_version = version
+        await self.actor.replicas[0].call(ActorWorker.publish, version)
+        await self.sync_weights(version)
+
     async def sync_weights(self, version: int) -> None:
-        """Publish the actor's weights as `version`; rollout replicas sample with them when this returns.
+        """Hand over the actor's weights as `version`; rollout replicas sample with them when this returns.
 
         Servers that share the actor's devices sleep until then, so gathered weights and a key-value cache never exist
         at the same time.

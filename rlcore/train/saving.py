@@ -261,8 +261,7 @@ class Saver:
                 f"checkpoint '{path}': its state is that of step {self._trainer.progress.step}; use another checkpoint"
             )
         self._num_kept = len(in_flight)
-        await self._trainer.actor.call(ActorWorker.publish, loaded.step)
-        await self._trainer.run.sync_weights(loaded.step)
+        await self._trainer.run.publish(loaded.step)
         self._num_evaluations = len(self._trainer.evaluations)
         self._trainer.sinks.cut_back(loaded.step, self._trainer.evaluated(loaded.step))
 

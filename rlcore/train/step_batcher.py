@@ -247,7 +247,8 @@ class StepBatcher:
             issued = await self._flight.next_ready(self._step)
         self.taken.append(issued)
         for row in issued.trajectories.values():
-            staleness, newest = self._staleness_of(row.versions), max([of for _, of in row.versions], default=0)
+            versions, staleness = row.versions, self._staleness_of(row.versions)
+            newest = versions[0][1] if len(versions) == 1 else max([of for _, of in versions], default=0)
             if newest >= self._step:
                 agent = owner_of(self._run.plan.components["agent"])
                 raise PluginError(

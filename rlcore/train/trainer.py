@@ -14,7 +14,6 @@ from rlcore_view import Watch
 
 from rlcore.algo.kl import FixedKl
 from rlcore.contracts.activity import EndedWork, current_activity
-from rlcore.contracts.actor import ActorWorker
 from rlcore.data import IssuedPrompts
 from rlcore.errors import CheckpointError, shown
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
@@ -153,8 +152,7 @@ class Trainer:
         self._activity.enter("handing over weights")
         if self.run.plan.schedule.sample_before_publish:
             await self.flight.sampled()
-        await self.actor.call(ActorWorker.publish, progress.step + 1)
-        await self.run.sync_weights(progress.step + 1)
+        await self.run.publish(progress.step + 1)
         progress.step += 1
         self.flight.published(progress.step, work.taken)
         measured = work.end()

@@ -113,7 +113,7 @@ def test_logprobs_of_actor_and_reference_agree_before_the_first_update_and_diffe
 def test_completions_carry_the_published_version(config: dict[str, Any], tmp_path: Path) -> None:
     async def story() -> list[int]:
         async with launch(plan_run([config], []), tmp_path / "run") as run:
-            await run.actor.replicas[0].call(ActorWorker.publish, 5)
+            await run.publish(5)
             request = GenerateRequest("r", (65, 66), Sampling(max_tokens=4), 2, 0)
             return [completion.version async for completion in run.generator.generate([request], Lane.TRAIN)]
 
@@ -133,7 +133,7 @@ def test_rows_that_outlive_an_update_continue_with_the_new_weights(config: dict[
                 found[completion.request_id] = completion
                 if completion.request_id == "a":
                     await run.actor.replicas[0].call(ActorWorker.update, random_batch())
-                    await run.actor.replicas[0].call(ActorWorker.publish, 1)
+                    await run.publish(1)
             return found
 
     found = asyncio.run(story())

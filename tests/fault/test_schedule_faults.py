@@ -15,7 +15,6 @@ from forked_runs import ForkedRun, fork_run
 from rich.console import Console
 
 from rlcore.algo.kl import FixedKl
-from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.components import BuildContext, Component
 from rlcore.contracts.hooks import hookimpl
@@ -214,8 +213,7 @@ def test_of_500_random_schedules_none_breaks_its_bound_waits_for_ever_or_beats_t
 
 async def one_schedule(run: Runtime, directory: Path, number: int) -> None:
     directory.mkdir()
-    await run.actor.replicas[0].call(ActorWorker.publish, 0)  # as in a new run
-    await run.sync_weights(0)
+    await run.publish(0)  # as in a new run
     chance = random.Random(number)
     run.agent.chance = run.reward.chance = chance  # type: ignore[attr-defined]
     steps, schedule = chance.randint(1, 5), run.plan.schedule

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlcore.contracts.actor import ActorWorker
 from rlcore.errors import WorkerError
 from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
@@ -104,8 +103,7 @@ def received(directory: Path, name: str, *overrides: str) -> tuple[str, list[lis
     async def hand_over() -> None:
         async with launch(plan_run([], settings, ("null", str(directory / "reader.py"))), run_dir) as run:
             for version in (1, 2):
-                await run.actor.replicas[0].call(ActorWorker.publish, version)
-                await run.sync_weights(version)
+                await run.publish(version)
 
     asyncio.run(hand_over())
     place, found = json.loads((run_dir / "read 2.json").read_text())

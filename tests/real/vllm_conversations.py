@@ -280,8 +280,7 @@ async def weights_between_turns(run: Runtime) -> dict[str, Any]:
         async with asyncio.timeout(60):
             while not any(sum(value) for value in seen) or sum(outstanding(run)):
                 await asyncio.sleep(0.01)
-        await run.actor.replicas[0].call(ActorWorker.publish, 2)
-        await run.sync_weights(2)
+        await run.publish(2)
         GO.touch()
         found = [value for value, _ in await rolling]
     return {

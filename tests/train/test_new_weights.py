@@ -121,7 +121,7 @@ def test_the_embedded_sampler_computes_nothing_again_where_it_keeps_its_cache(
                 if completion.request_id == "b":
                     return completion
                 await run.actor.replicas[0].call(ActorWorker.update, random_batch())
-                await run.actor.replicas[0].call(ActorWorker.publish, 1)
+                await run.publish(1)
         raise ValueError("no completion of request b")
 
     config = settings_in(tmp_path, "hf")

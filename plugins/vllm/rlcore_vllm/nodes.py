@@ -14,6 +14,7 @@ from typing import Any
 
 from rlcore import Completion, GenerateRequest, WeightsHandle, WorkerContext, WorkerError
 from rlcore.errors import boundary
+from rlcore.errors.redaction import displayable
 from rlcore_vllm.engine import ENGINE_DIED, engine_arguments, serving
 
 MEET_S = 300.0
@@ -73,7 +74,7 @@ class NodeWorkers:
         self._executor.register_failure_callback(self._end)
 
     def _end(self) -> None:
-        sys.stderr.write(f"{self._who}: a worker of vLLM died\n")
+        sys.stderr.write(f"{displayable(self._who)}: a worker of vLLM died\n")
         sys.stderr.flush()
         os._exit(ENGINE_DIED)
 
