@@ -53,9 +53,8 @@ def combine(
             parts[name] = outcome.score
             for part, value in outcome.components.items():
                 parts[f"{name}/{part}"] = value
-            weighted, with_tokens = weights[name] * outcome.score, total
-            if outcome.token_scores is not None:
-                with_tokens = _added(total, weights[name], outcome.token_scores)
+            weighted, token_scores = weights[name] * outcome.score, outcome.token_scores
+            with_tokens = total if token_scores is None else _added(total, weights[name], token_scores)
             if not abs(score + weighted) <= LARGEST_SUM:
                 errors[name] = (
                     f"its score {outcome.score:g} times its weight {weights[name]:g} lifts the sum beyond "
