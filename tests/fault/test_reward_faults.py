@@ -201,10 +201,10 @@ def test_on_threads_a_hanging_call_fails_and_the_innocent_ones_are_made_again(re
 
 
 def test_a_process_that_a_function_forked_ends_with_its_child(rewards: str) -> None:
-    step = [sample(0, "fork"), sample(1, GOOD)]
+    step, before = [sample(0, "fork"), sample(1, GOOD)], descendants(os.getpid())
     ([scored], _) = run({"f": RewardFunctionConfig(f"{rewards}:faulty")}, step)
     check(scored, step)
-    assert descendants(os.getpid()) == set()
+    assert descendants(os.getpid()) <= before
 
 
 def test_a_function_that_prints_without_end_neither_blocks_nor_fills_the_log(
