@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -25,13 +26,16 @@ PORT = 6399
 
 
 def _can_make_hosts() -> bool:
-    name = f"rlcore-probe-{os.getpid()}"
-    try:
-        made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
-    except OSError:
+    """True if a network namespace and a link in it can be made."""
+    if which("ip") is None:
         return False
-    subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-    return made
+    name = f"rlcore-probe-{os.getpid()}"
+    link = ["ip", "-n", name, "link", "add", "one", "type", "veth", "peer", "name", "other"]
+    made = [
+        subprocess.run(command, capture_output=True, check=False).returncode == 0
+        for command in (["ip", "netns", "add", name], link, ["ip", "netns", "delete", name])
+    ]
+    return all(made)
 
 
 pytestmark = [
