@@ -84,7 +84,7 @@ def estimates_here(plan: "RunPlan", settings: Settings, lengths: "Lengths | None
 def to_json(plan: "RunPlan", found: "MachinePlan") -> dict[str, Any]:
     """Plan and estimates as JSON values, in seconds and bytes."""
     from rlcore.plan import plan_to_json
-    from rlcore.plan.machine_times import assumptions
+    from rlcore.plan.machine_assumptions import assumptions
 
     estimates = {
         "machine": str(found.machine),
@@ -106,7 +106,7 @@ def show_estimates(plan: "RunPlan", found: "MachinePlan") -> None:
     from rlcore.cli.console import say, stdout
     from rlcore.plan.catalog import remedy
     from rlcore.plan.faster_layouts import WORTH
-    from rlcore.plan.machine_times import assumptions
+    from rlcore.plan.machine_assumptions import assumptions
 
     console = stdout()
     console.print()

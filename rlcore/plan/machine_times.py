@@ -409,21 +409,3 @@ def _largest_load(tensors: Iterable[int], ranks: int) -> int:
     for tensor in sorted(tensors, reverse=True):
         loads[loads.index(min(loads))] += tensor
     return max(loads)
-
-
-def assumptions(machine: Machine) -> list[str]:
-    """The assumptions behind the seconds, for people."""
-    card = machine.card
-    return [
-        f"{card.name}: {card.tflops:g} TFLOP/s in bfloat16 without sparsity, {card.memory_gb_s:g} GB/s of memory, "
-        f"{card.link_gb_s:g} GB/s to the cards of its node ({card.source}); {NODE_GB_S:g} GB/s to other nodes",
-        f"of the peak products of an update reach {TRAIN_SHARE:.0%}, of a forward pass {FORWARD_SHARE:.0%}; decoding "
-        f"and values between products {MEMORY_SHARE:.0%} of the memory's bandwidth; {DECODE_STEP_S * 1e3:g} ms per "
-        f"decoded token of all rows on top, and {EAGER_LAYER_S * 1e3:g} ms per layer without CUDA graphs",
-        f"devices of an engine add up values twice per layer: {COLLECTIVE_S * 1e6:g} us, over nodes "
-        f"{NODES_COLLECTIVE_S * 1e6:g} us, and bytes over the links",
-        f"weights travel at {DISK_WRITE_GB_S:g} GB/s into files and {DISK_READ_GB_S:g} GB/s out of them, or "
-        f"{TCP_GB_S:g} GB/s over tcp; through shared memory or to be broadcast they cross host links twice at "
-        f"{PAGEABLE_GB_S:g} GB/s each: through shared memory those of all ranks, and of all devices of an engine",
-        "reward functions, judges, tools and the controller take no time",
-    ]

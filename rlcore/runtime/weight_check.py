@@ -119,7 +119,7 @@ class WeightsCheck:
             )
         replicas = tuple(
             replica for replica in replicas if replica.alive
-        )  # a line per step about a lost one would hide others
+        )  # a warning per step about a lost one would hide others
         self._returned -= {replica.name for replica in replicas}
         answers = await asyncio.gather(
             *(self._sampled(replica, version) for replica in replicas), return_exceptions=True

@@ -317,3 +317,9 @@ def test_a_value_of_a_wrong_type_is_refused_also_below_a_layer_that_sets_the_sam
 def test_what_is_done_to_a_list_of_an_override_does_not_reach_the_next_reader() -> None:
     read_override("data.sources.all.columns=[a]").values["data"]["sources"]["all"]["columns"].append("b")
     assert read_override("x=[a]").values == {"x": ["a"]}
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    assert error_of("rollout.stop=['', END]").startswith(
+        "rollout.stop: an empty string, which would end every response"
+    )

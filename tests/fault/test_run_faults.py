@@ -128,7 +128,7 @@ PHASES = {
     # twelve seconds of tokens: a run that waited for their end would be too late
     "generating": (("plugins.null.token_s=1", "eval.at_start=false"), "log.txt", "launched"),
     "updating": (("plugins.null.update_s=30",), "log.txt", "updating"),
-    "saving": (("plugins.null.save_s=1", "checkpoint.every_steps=1"), "log.txt", "saving"),
+    "saving": (("plugins.null.save_s=3", "checkpoint.every_steps=1"), "log.txt", "saving"),
 }
 
 

@@ -139,7 +139,7 @@ def test_an_engine_larger_than_a_node_has_a_rank_on_each_of_several(
     memory = [plan["on"]["memory"]["main"]["sample"] for plan in (over_two, on_one)]
     assert memory[0] == memory[1]
     seconds = [plan["on"]["phases"]["sample"]["seconds"] for plan in (over_two, on_one)]
-    assert seconds[0] > 1.1 * seconds[1]
+    assert 1.1 * seconds[1] < seconds[0] < 1.5 * seconds[1]
 
 
 @pytest.mark.slow

@@ -91,17 +91,17 @@ def settings_of(directory: Path, address: str) -> dict[str, Any]:
     }
 
 
-def workers_of(cluster: int) -> dict[str, int]:
-    """The processes of vLLM's workers by name, below the process of a cluster."""
-    found = {}
+def workers_of(cluster: int) -> list[tuple[str, int]]:
+    """The names and processes of vLLM's workers below the process of a cluster, in order."""
+    found = []
     for pid in descendants(cluster):
         try:
             title = Path(f"/proc/{pid}/cmdline").read_text().strip("\0")
         except OSError:
             continue
         if title.startswith("VLLM::Worker"):
-            found[title] = pid
-    return found
+            found.append((title, pid))
+    return sorted(found)
 
 
 def raylets_of(pid: int) -> set[int]:
@@ -128,9 +128,9 @@ def test_an_engine_over_two_nodes_follows_the_actor_also_after_a_worker_died(
             while process.poll() is None and time.monotonic() < ends_at:
                 time.sleep(0.2)
                 if not killed and (tmp_path / "run" / "metrics.jsonl").exists():
-                    workers = workers_of(cluster)
-                    apart = raylets_of(workers["VLLM::Worker_TP0"]).isdisjoint(raylets_of(workers["VLLM::Worker_TP1"]))
-                    killed = workers["VLLM::Worker_TP1"]
+                    (first, one), (second, killed) = workers_of(cluster)
+                    assert (first, second) == ("VLLM::Worker_TP0", "VLLM::Worker_TP1")
+                    apart = raylets_of(one).isdisjoint(raylets_of(killed))
                     os.kill(killed, signal.SIGKILL)
         finally:
             process.kill()

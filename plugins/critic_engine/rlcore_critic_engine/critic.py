@@ -1,5 +1,6 @@
 """The critic engine: forwards the training loop's calls to the critic's worker."""
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class ValueCritic(CriticEngine):
         """One optimizer step of the critic. The actor's step, if it may update, follows on the same mini-batch."""
         metrics = await self._worker.call(CriticWorker.update, minibatch)
         self._updates += 1
-        self._explained.add(minibatch)
+        await asyncio.to_thread(self._explained.add, minibatch)  # of long responses these are millions of numbers
         return metrics | {"critic/warming_up": float(not self.actor_may_update())}
 
     def actor_may_update(self) -> bool:
@@ -77,8 +78,9 @@ class ValueCritic(CriticEngine):
         await self._worker.call(CriticWorker.restore, directory)
 
     def metrics(self) -> Metrics:
-        """See `ExplainedVariance.take`; of the mini-batches since the last time."""
-        return self._explained.take()
+        """See `ExplainedVariance.metrics`; of the mini-batches since the last time."""
+        explained, self._explained = self._explained, ExplainedVariance()
+        return explained.metrics()
 
     def state(self) -> dict[str, Any]:
         return {"updates": self._updates}

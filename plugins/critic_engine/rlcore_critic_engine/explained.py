@@ -27,7 +27,7 @@ class Moments:
 
 
 class ExplainedVariance:
-    """Values at the step's start and returns of the loss tokens of mini-batches, until `take`."""
+    """Values at the step's start and returns of the loss tokens of a step's mini-batches."""
 
     def __init__(self) -> None:
         self._values, self._returns, self._errors = Moments(), Moments(), Moments()
@@ -48,16 +48,16 @@ class ExplainedVariance:
         self._errors.add(returns_N - values_N)
         self._low, self._high = min(self._low, float(returns_N.min())), max(self._high, float(returns_N.max()))
 
-    def take(self) -> Metrics:
-        """Means over the loss tokens of the values and the returns, and the share of variance explained; starts over.
+    def metrics(self) -> Metrics:
+        """Means over the loss tokens of the values and the returns, and the share of variance explained.
 
         critic/explained_variance is 1 - Var(returns - values) / Var(returns) over all tokens together, because a mean
         over mini-batches would be that of a mini-batch whose returns hardly differ. It is left out when all returns are
         equal, and everything without a token.
         """
-        values, returns, errors, differ = self._values, self._returns, self._errors, self._low < self._high
-        ExplainedVariance.__init__(self)
-        if not returns.num:
+        if not self._returns.num:
             return {}
-        metrics = {"critic/value_mean": values.mean, "critic/return_mean": returns.mean}
-        return metrics | ({"critic/explained_variance": 1.0 - errors.squares / returns.squares} if differ else {})
+        metrics = {"critic/value_mean": self._values.mean, "critic/return_mean": self._returns.mean}
+        if self._low < self._high:
+            metrics["critic/explained_variance"] = 1.0 - self._errors.squares / self._returns.squares
+        return metrics

@@ -34,8 +34,11 @@ END_OF_OUTPUT = "rlcore: end of output"
 
 
 def interface_of(address: str) -> str:
-    """The network interface with this address, for libraries that would ask for the host's name instead: where that is
-    a name of 127.0.0.1 or 127.0.1.1, as on Debian, ranks of other nodes could not connect. Empty if none has it."""
+    """The network interface with this address; empty if there is none.
+
+    Gloo needs it where the host's name resolves to 127.0.0.1 or 127.0.1.1, as on Debian. Without it, gloo listens
+    at that address, and ranks of other nodes cannot connect.
+    """
     found = psutil.net_if_addrs().items()
     return next((name for name, addresses in found if any(has.address == address for has in addresses)), "")
 

@@ -1,8 +1,8 @@
 """Registers the weight transfer with vLLM, and ends vLLM's workers with the process that started them.
 
-vLLM's workers import this module before they load a model, because it provides their base class. By vLLM's own means a
-worker ends with its parent only between two calls. One that waits for a worker of another node would keep its device's
-memory meanwhile, so the kernel ends it.
+vLLM's workers import this module before they load a model, because it provides their base class. vLLM ends a
+worker whose parent has died only between two calls. A worker that waits for one of another node would keep its device's
+memory, so the kernel ends it.
 """
 
 import multiprocessing

@@ -30,7 +30,7 @@ def node_arguments(context: WorkerContext) -> dict[str, Any]:
     """
     if context.num_ranks == 1:
         return {}
-    os.environ["VLLM_HOST_IP"] = context.address  # one of the driver's environment would be another node's
+    os.environ["VLLM_HOST_IP"] = context.address  # an inherited value is that of another node
     host, _, port = _meeting_place(context).rpartition(":")
     return {
         "nnodes": context.num_ranks,
@@ -52,7 +52,9 @@ def _meeting_place(context: WorkerContext) -> str:
         if rank == 0:
             with socket.create_server((context.address, 0)) as listening:
                 store.set(PLACE, f"{context.address}:{listening.getsockname()[1]}")
-            store.wait([SEEN.format(other) for other in range(1, num)])  # the store ends with this process's reference
+            store.wait(
+                [SEEN.format(other) for other in range(1, num)]
+            )  # this process serves the store until it returns
         place = str(store.get(PLACE), "ascii")
         store.set(SEEN.format(rank), "yes")
     return place

@@ -2,9 +2,13 @@
 
 import os
 import socket
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rlcore_vllm import nodes
@@ -45,6 +49,36 @@ def test_the_ranks_of_a_replica_get_one_free_port_of_the_first(scheme: str, tmp_
     assert 1024 < port < 65536
     assert not place.endswith(f":{port}"), "torch listens there"
     assert os.environ["VLLM_HOST_IP"] == "127.0.0.1", "the address of this node, not of the driver's"
+
+
+def test_the_first_rank_serves_the_place_until_the_others_have_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process has the store, which ends when nothing refers to it."""
+    module = import_module("torch.distributed.rendezvous")
+    meet = module.rendezvous
+
+    class Late:
+        """A store from which the place is read late."""
+
+        def __init__(self, store: Any) -> None:
+            self.store = store
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.store, name)
+
+        def get(self, key: str) -> bytes:
+            time.sleep(0.5)
+            return bytes(self.store.get(key))
+
+    def meeting(place: str, rank: int, num: int, **settings: Any) -> Iterator[tuple[Any]]:
+        store, *_ = next(meet(place, rank, num, **settings))
+        yield (Late(store) if rank else store,)
+
+    monkeypatch.setattr(module, "rendezvous", meeting)
+    place = f"tcp://127.0.0.1:{free_port()}"
+    contexts = [replace(CONTEXT, rank=rank, num_ranks=2, rendezvous=place) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(nodes.node_arguments, contexts)
+    assert first["master_port"] == second["master_port"]
 
 
 def test_a_rank_that_stays_alone_is_an_error_with_its_name_and_place(
