@@ -30,6 +30,7 @@ OTHERS = (
     ("transfer.py",),
     ("batches.py",),
     ("sharding.py",),
+    ("saving.py",),
     ("compiled.py",),
     ("weight_sync.py", "--smoke"),
     ("shared_pools.py",),

@@ -303,6 +303,7 @@ SMOKE = {
     "transfer": [],
     "batches": ["--pipe"],
     "sharding": [],
+    "saving": [],
     "compiled": [],
     "weight_sync": [],
     "shared_pools": [],

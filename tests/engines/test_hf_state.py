@@ -30,6 +30,7 @@ tqdm.monitor_interval = 0  # peft merges under a progress bar, whose watching th
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
 LORA = LoraConfig(enabled=True, rank=4, alpha=8.0)
+SHARD = "trainer_state/shard-00001-model-00001-of-00001.safetensors"
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bfloat16": {"dtype": "bfloat16"},
@@ -145,7 +146,9 @@ def test_a_snapshot_holds_the_state_of_its_moment_and_is_written_as_that_was(
     assert files_of(tmp_path / "written") == files
     engine.save(tmp_path / "later")
     later = files_of(tmp_path / "later")
-    assert {name for name in files if files[name] != later[name]} >= {"trainer_state.safetensors"}
+    assert {name for name in files if files[name] != later[name]} >= {
+        "trainer_state/shard-00001-model-00001-of-00001.safetensors"
+    }
     with pytest.raises(ValueError, match="found no snapshot to write"):
         engine.write_snapshot(tmp_path / "again")
 
@@ -219,7 +222,7 @@ def test_a_state_without_the_masters_of_the_run_is_refused(
 def test_damaged_training_state_is_a_checkpoint_error(llama: Path, tmp_path: Path) -> None:
     engine = engine_of(llama)
     engine.save(tmp_path)
-    state = tmp_path / "trainer_state.safetensors"
+    (state,) = (tmp_path / "trainer_state").iterdir()
     state.write_bytes(state.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"reading trainer_state") as caught:
         engine.restore(tmp_path)

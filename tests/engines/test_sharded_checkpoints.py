@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rlcore.engines.hf.train.sharded_tensors import SavedTensors
-from rlcore.engines.hf.train.state import VALUES_FILE, tensors_file
+from rlcore.engines.hf.train.torch_checkpoint import read_rows
+from rlcore.engines.hf.train.training_state import TENSORS_DIR, VALUES_FILE
 from rlcore.errors import CheckpointError
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.train import checkpoint
@@ -23,6 +23,7 @@ SCRIPT = Path(__file__).parent / "ranks_on_disk.py"
 NUM = {"a1": 1, "b2": 2, "c4": 4, "d4": 2, "e1": 1}
 """Parts of the training state; d4 are two copies of the weights on two ranks each."""
 LAYERS = 3
+SHARD = f"{TENSORS_DIR}/shard-00003-model-00001-of-00001.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +47,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def state_of(directory: Path, num: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The training state that ranks have saved, each tensor whole, and its plain values."""
-    with SavedTensors([directory / tensors_file(part, num) for part in range(num)]) as files:
-        tensors = {name: files.rows(name, 0, 1) for name in files.names("") if name.startswith("optimizer.")}
+    assert len(list((directory / TENSORS_DIR).iterdir())) == num
     values = json.loads((directory / VALUES_FILE).read_text())
+    shapes = {name: shape for name, shape in values["shapes"].items() if name.startswith("optimizer.")}
+    tensors = read_rows(directory / TENSORS_DIR, shapes, 0, 1)
     return tensors, {name: values[name] for name in ("counters", "optimizer")}
 
 
@@ -94,12 +96,12 @@ def test_a_sharded_model_is_a_file_per_layer_that_from_pretrained_opens(saved: P
     for rank in range(4):
         written = (saved / f"written-by-{rank}").read_text().split()
         assert [name for name in written if name.startswith("c4")] == [f"c4/model/{names[rank]}"]
-    parts = [path.stat().st_size for path in (saved / "c4").glob("trainer_state-*.safetensors")]
+    parts = [path.stat().st_size for path in (saved / "c4" / TENSORS_DIR).iterdir()]
     assert len(parts) == 4
     assert max(parts) < 1.5 * min(parts)
 
 
-@pytest.mark.parametrize("name", ["trainer_state-00003-of-00004.safetensors", "model/model-00002-of-00004.safetensors"])
+@pytest.mark.parametrize("name", [SHARD, "model/model-00002-of-00004.safetensors"])
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
 def test_a_shard_that_is_missing_or_damaged_is_named(saved: Path, tmp_path: Path, name: str, harm: str) -> None:
     staging = checkpoint.staging(tmp_path, 3)

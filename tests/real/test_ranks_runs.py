@@ -94,8 +94,7 @@ def test_a_sharded_actor_samples_trains_and_resumes_on_another_number_of_ranks(
     for ours, theirs in zip(rows_of(run), alone, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
     step_2, step_3 = (run / "checkpoints" / f"step_{step}" for step in (2, 3))
-    assert len(list(step_2.glob("trainer_state-*-of-00002.safetensors"))) == 2
-    assert (step_3 / "trainer_state.safetensors").is_file()
+    assert [len(list((step / "trainer_state").iterdir())) for step in (step_2, step_3)] == [2, 1]
     assert shapes_in(step_2 / "model") == shapes_in(step_3 / "model")
 
 

@@ -122,8 +122,9 @@ async def answers_of(plan: RunPlan, directory: Path) -> Found:
             found.metrics.append(await critic.call(CriticWorker.update, batch))
             saved = directory / str(number)
             await critic.call(CriticWorker.save, saved)
-            if (saved / "trainer_state.safetensors").exists():  # not in parts
-                tensors = load_file(saved / "trainer_state.safetensors")
+            shards = list((saved / "trainer_state").iterdir())
+            if len(shards) == 1:  # not in parts
+                tensors = load_file(shards[0])
                 found.gradients.append({name: tensor for name, tensor in tensors.items() if "exp_avg" in name})
         await critic.call(CriticWorker.restore, directory / "0")
         found.values.append(await critic.call(CriticWorker.values, batches()[0]))

@@ -23,6 +23,8 @@ from rlcore.errors import CheckpointError, ConfigError, RlcoreError, WorkerError
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Batch, SharedPrefix, TokenArrays
 
+SHARD = "trainer_state/shard-00001-model-00001-of-00001.safetensors"
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -251,7 +253,11 @@ def test_a_checkpoint_without_its_head_is_refused_and_the_critic_stays_as_it_was
 def state_of(worker: HfCritic, directory: Path) -> bytes:
     """Weights and optimizer, as a checkpoint holds them."""
     worker.save(directory)
-    files = ("model/model.safetensors", "model/value_head.safetensors", "trainer_state.safetensors")
+    files = (
+        "model/model.safetensors",
+        "model/value_head.safetensors",
+        "trainer_state/shard-00001-model-00001-of-00001.safetensors",
+    )
     return b"".join((directory / file).read_bytes() for file in files)
 
 
@@ -280,7 +286,11 @@ def test_targets_that_are_not_numbers_skip_the_update_and_end_the_run_if_they_pe
 
 def _weights(_: bytes, directory: Path) -> list[bytes]:
     """Everything but the counter of skipped updates, which is not a tensor."""
-    names = ("model/model.safetensors", "model/value_head.safetensors", "trainer_state.safetensors")
+    names = (
+        "model/model.safetensors",
+        "model/value_head.safetensors",
+        "trainer_state/shard-00001-model-00001-of-00001.safetensors",
+    )
     return [(directory / name).read_bytes() for name in names]
 
 

@@ -35,13 +35,9 @@ from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.score import score
 from rlcore.engines.hf.train.shards import idle
 from rlcore.engines.hf.train.start import start_model
-from rlcore.engines.hf.train.state import (
-    load_training_state,
-    load_weights,
-    save_adapter,
-    save_whole,
-)
+from rlcore.engines.hf.train.state import load_weights, save_adapter, save_whole
 from rlcore.engines.hf.train.state_files import StateCopy, StateFile, write_files
+from rlcore.engines.hf.train.training_state import load_training_state
 from rlcore.engines.hf.train.unit_files import save_whole_in_units
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Bools, Float32s, Int64s, Metrics, SharedPrefix, TokenScores
@@ -214,7 +210,7 @@ class TrainEngine:
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def save(self, directory: Path) -> None:
-        """Write `model/` (LoRA: `adapter/`) and `trainer_state.{safetensors,json}` below `directory`.
+        """Write `model/` (LoRA: `adapter/`) and `trainer_state/` with `trainer_state.json` below `directory`.
 
         The first rank writes; with sharding each rank writes its part of the training state and some of the files of
         `model/`.

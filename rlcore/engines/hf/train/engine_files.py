@@ -9,15 +9,16 @@ from rlcore.engines.hf.train.gather import gathered_adapter
 from rlcore.engines.hf.train.optimizer import MasterAdamW
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.shards import Shards
-from rlcore.engines.hf.train.state import training_state_files, weight_files
+from rlcore.engines.hf.train.state import weight_files
 from rlcore.engines.hf.train.state_files import StateFile
+from rlcore.engines.hf.train.training_state import training_state_files
 from rlcore.engines.hf.train.unit_files import unit_files
 
 
 def engine_files(
     model: Model, optimizer: MasterAdamW, shards: Shards | None, ranks: Ranks | None, counters: dict[str, int]
 ) -> Iterator[StateFile]:
-    """This rank's files: `model/` (LoRA: `adapter/`) and `trainer_state.{safetensors,json}`.
+    """This rank's files: `model/` (LoRA: `adapter/`) and `trainer_state/` with `trainer_state.json`.
 
     The first rank has all of them; with sharding each rank has its part of the training state and some of the files of
     `model/`. All ranks must iterate to the end, because tensors are gathered on the way.

@@ -18,7 +18,7 @@ from rlcore.config import EngineConfig
 from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.gradients import Masters, add
 from rlcore.engines.hf.train.rounding import HALF, RoundingKey, publish
-from rlcore.engines.hf.train.sharded_tensors import like, own
+from rlcore.engines.hf.train.sharded_tensors import Rows, held, like, own
 from rlcore.errors import CheckpointError, ConfigError
 
 
@@ -156,19 +156,23 @@ class MasterAdamW:
                 self._resting[index] = parts.begin_move(master.data, device)
                 master.data = parts.placeholder(master.data)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state for a checkpoint: tensors by name, this rank's shards of sharded ones, and plain values."""
+    def state(self) -> tuple[dict[str, Rows], dict[str, Any]]:
+        """The state for a checkpoint: what this rank holds of each tensor, by name, and plain values."""
         adamw = self._adamw.state_dict()
         tensors = {
-            f"adamw.{index}.{name}": own(value)
+            f"adamw.{index}.{name}": held(value)
             for index, moments in adamw["state"].items()
             for name, value in moments.items()
         }
-        tensors |= {f"master.{index}": own(master) for index, master in enumerate(self._values())}
+        for index, (master, value) in enumerate(zip(self._copies(), self._values(), strict=True)):
+            tensors[f"master.{index}"] = held(master).moved_to(own(value))
         return tensors, {"param_groups": adamw["param_groups"]}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Continue from what `state` returned, bit for bit. CheckpointError if it has other masters."""
+        """Continue from what `state` returned, rows as plain tensors, bit for bit.
+
+        CheckpointError if it has other masters.
+        """
         num_saved = sum(name.startswith("master.") for name in tensors)
         if num_saved != len(self._values()):
             raise CheckpointError(

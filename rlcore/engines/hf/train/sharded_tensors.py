@@ -3,11 +3,7 @@
 Shards are rows, split as in FSDP2, in memory and in the files of a checkpoint.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from types import TracebackType
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +12,22 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Consecutive rows of a tensor, or a scalar."""
+
+    tensor: Tensor
+    """The rows, on any device."""
+    first: int
+    """The index of the first row in the whole tensor."""
+    shape: torch.Size
+    """Of the whole tensor."""
+
+    def moved_to(self, tensor: Tensor) -> "Rows":
+        """The same rows, held elsewhere."""
+        return replace(self, tensor=tensor)
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
@@ -79,6 +91,12 @@ def placements(mesh: DeviceMesh) -> list[Placement]:
     return [*(Replicate() for _ in range(mesh.ndim - 1)), Shard(0)]
 
 
+def held(tensor: Tensor) -> Rows:
+    """The rows of a tensor that this rank holds; all of an unsharded one."""
+    first = rows_of(len(tensor), *place(tensor)).start if tensor.ndim else 0
+    return Rows(own(tensor), first, tensor.shape)
+
+
 def place(tensor: Tensor) -> tuple[int, int]:
     """(part, number of parts) of this rank's shard of a tensor."""
     return part_of(tensor.device_mesh) if isinstance(tensor, DTensor) else (0, 1)
@@ -109,50 +127,3 @@ def like(part: Tensor, target: Tensor) -> Tensor:
         shape=target.shape,
         stride=target.stride(),
     )
-
-
-class SavedTensors:
-    """The tensors of a checkpoint, whose rows may be spread over several files in rank order."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._paths = files
-        self._stack = ExitStack()
-        self._files: list[Any] = []
-
-    def __enter__(self) -> "SavedTensors":
-        from safetensors import safe_open
-
-        with ExitStack() as stack:
-            self._files = [stack.enter_context(safe_open(path, "pt")) for path in self._paths]
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
-
-    def names(self, prefix: str) -> list[str]:
-        """The names that begin with the prefix, without it."""
-        every: list[str] = list(self._files[0].keys())
-        return [name.removeprefix(prefix) for name in every if name.startswith(prefix)]
-
-    def whole(self, name: str) -> Tensor:
-        """A tensor that one rank wrote for all."""
-        tensor: Tensor = self._files[0].get_tensor(name)
-        return tensor
-
-    def rows(self, name: str, part: int, num_parts: int) -> Tensor:
-        """A part of a tensor, independent of the number of parts that it was written in; scalars are not split."""
-        slices = [file.get_slice(name) for file in self._files]
-        shapes = [part.get_shape() for part in slices]
-        if not shapes[0]:
-            return self.whole(name)
-        wanted = rows_of(sum(shape[0] for shape in shapes), part, num_parts)
-        found, first = [], 0
-        for shard, shape in zip(slices, shapes, strict=True):
-            start, stop = max(wanted.start - first, 0), min(wanted.stop - first, shape[0])
-            if start < stop:
-                found.append(shard[start:stop])
-            first += shape[0]
-        return torch.cat(found) if found else self.whole(name)[:0]

@@ -1,13 +1,11 @@
 """Weights and training state on disk: tensors as safetensors, everything else as JSON, nothing pickled."""
 
 import json
-import random
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -17,15 +15,12 @@ from rlcore.engines.hf.load_saved import ADAPTER_DIR, MODEL_DIR
 from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.model import ValueModel, load_value_head, value_head_file
-from rlcore.engines.hf.train.optimizer import MasterAdamW
 from rlcore.engines.hf.train.sharded_load import from_rows
-from rlcore.engines.hf.train.sharded_tensors import HOST, SavedTensors, put
+from rlcore.engines.hf.train.sharded_tensors import HOST, put
 from rlcore.engines.hf.train.state_files import OF_TORCH, StateFile, settings_files, write_files
 from rlcore.engines.hf.train.tensor_names import check_tensors
 from rlcore.errors import CheckpointError, ConfigError, boundary
 
-TENSORS_FILE = "trainer_state.safetensors"
-VALUES_FILE = "trainer_state.json"
 INDEX = "model.safetensors.index.json"
 MAX_FILE_SIZE = "50GB"
 """Maximum size of a file of a model's tensors, as in transformers."""
@@ -175,49 +170,6 @@ def load_weights(model: Model, directory: Path) -> None:
             load_value_head(model, directory / MODEL_DIR)
 
 
-def tensors_file(part: int = 0, num_parts: int = 1) -> str:
-    """The name of the file that holds a rank's part of the training state."""
-    return TENSORS_FILE if num_parts == 1 else f"trainer_state-{part + 1:05d}-of-{num_parts:05d}.safetensors"
-
-
-def training_state_files(
-    optimizer: MasterAdamW, counters: dict[str, int], part: int = 0, num_parts: int = 1
-) -> Iterator[StateFile]:
-    """Optimizer, counters and the random states of torch, numpy and Python.
-
-    Every rank has its part of a sharded optimizer state; the first one also has all that is not sharded.
-    """
-    optimizer_tensors, optimizer_values = optimizer.state()
-    tensors = _prefixed("optimizer", optimizer_tensors)
-    if part == 0:
-        random_tensors, random_values = _random_state()
-        tensors |= _prefixed("random", random_tensors)
-        values = {"counters": counters, "optimizer": optimizer_values, "random": random_values, "shards": num_parts}
-        yield StateFile(VALUES_FILE, json.dumps(values).encode())
-    yield StateFile(tensors_file(part, num_parts), tensors)
-
-
-def load_training_state(directory: Path, optimizer: MasterAdamW, part: int = 0, num_parts: int = 1) -> dict[str, int]:
-    """Restore the files of `training_state_files`, in any number of parts; returns the counters.
-
-    CheckpointError if it is damaged or does not match.
-    """
-    with boundary(f"checkpoint '{directory}': reading {TENSORS_FILE}", CheckpointError):
-        values = json.loads((directory / VALUES_FILE).read_text())
-        written = int(values.get("shards", 1))
-        with SavedTensors([directory / tensors_file(index, written) for index in range(written)]) as saved:
-            names = saved.names("optimizer.")
-            of_optimizer = {name: saved.rows(f"optimizer.{name}", part, num_parts) for name in names}
-            of_random = {name: saved.whole(f"random.{name}") for name in saved.names("random.")}
-        optimizer.restore(of_optimizer, values["optimizer"])
-        _set_random_state(of_random, values["random"])
-        return {name: int(value) for name, value in values["counters"].items()}
-
-
-def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
-
-
 @torch.no_grad()
 def _load_transformer(transformer: Any, source: Path) -> None:
     """Load through from_pretrained, which undoes save_pretrained's changes of names and layouts.
@@ -278,26 +230,3 @@ def _load_adapter(adapter: Any, source: Path) -> None:
             )
     for name, pair in named.items():
         put(pair, saved[name])
-
-
-def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    numpy_state: tuple[Any, ...] = tuple(np.random.get_state(legacy=True))
-    name, keys, position, has_gauss, gauss = numpy_state
-    version, internal, gauss_next = random.getstate()
-    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
-    if torch.cuda.is_available():
-        tensors |= {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
-    return tensors, {
-        "numpy": [str(name), int(position), int(has_gauss), float(gauss)],
-        "python": [version, list(internal), gauss_next],
-    }
-
-
-def _set_random_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    torch.set_rng_state(tensors["torch"])
-    if torch.cuda.is_available() and f"cuda.{torch.cuda.device_count() - 1}" in tensors:
-        torch.cuda.set_rng_state_all([tensors[f"cuda.{index}"] for index in range(torch.cuda.device_count())])
-    name, position, has_gauss, gauss = values["numpy"]
-    np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, gauss))
-    version, internal, gauss_next = values["python"]
-    random.setstate((version, tuple(internal), gauss_next))
