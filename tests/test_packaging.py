@@ -159,8 +159,8 @@ def test_make_test_runs_the_tests_of_every_distribution() -> None:
 
 
 def test_ci_calls_targets_that_exist_and_fits_into_its_time() -> None:
-    steps = re.findall(r"^step(?:_if_time)? (\S+) (\d+) make (\S+)(?: ARGS=.*)?$", CI, re.MULTILINE)
-    names = "setup lint test slow fault real types outsider docs browser test-optimized vllm"
+    steps = re.findall(r"^(?:step|step_if_time|with_next) (\S+) (\d+) make (\S+)(?: ARGS=.*)?$", CI, re.MULTILINE)
+    names = "setup types lint test slow fault real outsider docs setup-vllm browser test-optimized vllm"
     assert [name for name, _, _ in steps] == names.split()
     for name, _, target in steps:
         assert name == target
@@ -168,6 +168,7 @@ def test_ci_calls_targets_that_exist_and_fits_into_its_time() -> None:
     [end] = re.findall(r"^END=(\d+)$", CI, re.MULTILINE)
     assert int(end) < CI_MINUTES * 60
     assert all(int(seconds) < int(end) / 2 for _, seconds, _ in steps)
+    assert re.findall(r"^with_next (\S+)", CI, re.MULTILINE) == re.findall(r"^joined (\S+)", CI, re.MULTILINE)
 
 
 def summary_of(steps: str, directory: Path) -> tuple[int, list[list[str]]]:
@@ -195,6 +196,14 @@ def test_a_last_step_is_left_out_in_words_when_its_limit_is_more_than_the_time_l
     assert (code, left_out[:3], done[:2]) == (0, ["left", "out", "long"], ["ok", "short"])
     assert 80 <= int(left_out[3][1:]) <= 90  # the seconds that are left
     assert summary_of("END=900\nstep_if_time bad 60 false\n", tmp_path / "b") == (1, [["FAILED", "bad", "(exit", "1,"]])
+
+
+def test_a_step_at_the_time_of_another_counts(tmp_path: Path) -> None:
+    begun = "with_next good 60 bash -c 'sleep 2'\nwith_next bad 60 bash -c 'exit 3'\nstep alone 60 true\n"
+    code, [alone, good, bad] = summary_of(f"END=900\n{begun}joined good\njoined bad\n", tmp_path / "a")
+    assert (code, alone[:2], good[:2], bad) == (1, ["ok", "alone"], ["ok", "good"], ["FAILED", "bad", "(exit", "3,"])
+    late = "END=$((SECONDS + 1))\nwith_next late 60 sleep 20\njoined late\n"
+    assert summary_of(late, tmp_path / "b") == (1, [["FAILED", "late", "(exit", "124,"]])
 
 
 def test_commands_in_the_guides_for_agents_and_contributors_exist() -> None:
