@@ -210,12 +210,16 @@ def _check_total(
     """`facts` of this machine; None for other machines, which are checked when the pools are placed on them."""
     leaves = {name: sizes[name] * pool.spec.nodes for name, pool in declared.items() if not pool.spec.colocates}
     total = sum(leaves.values())
+    if total and config.cluster.device != "cuda":
+        names = join_names([f"'{name}'" for name, size in leaves.items() if size])
+        stated = [f"cluster.pools.{name}.gpus_per_node=0" for name in leaves if declared[name].spec.gpus_per_node]
+        lacks = facts is not None and total > facts.gpus
+        way_out = f"the machine has {facts.gpus}, so" if facts and lacks else "set cluster.device=cuda or"
+        settings = f": {', '.join(stated)}" if stated else ""
+        raise PlanError(f"cluster.device=cpu, but pool {names} has GPUs; {way_out} take them out{settings}")
     if facts is not None and total > facts.gpus:
         each_pool = ", ".join(f"'{name}' {size}" for name, size in leaves.items() if size)
         raise PoolSizeError(f"cluster: the pools need {total} GPUs ({each_pool}), the machine has {facts.gpus}")
-    if total and config.cluster.device != "cuda":
-        names = join_names([f"'{name}'" for name, size in leaves.items() if size])
-        raise PlanError(f"cluster.device=cpu, but pool {names} has GPUs; set cluster.device=cuda or take them out")
 
 
 def _place(

@@ -165,6 +165,17 @@ def test_pools_that_cannot_be_had_are_refused_by_name(
     assert message in refused(PlanError, *overrides, plugins=("pooled",), gpus=8)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "way_out"),
+    [(0, "the machine has 0, so take them out: "), (2, "set cluster.device=cuda or take them out: ")],
+)
+def test_gpus_of_a_run_on_the_cpu_are_refused_with_a_setting_that_is_accepted(gpus: int, way_out: str) -> None:
+    setting = "cluster.pools.main.gpus_per_node=0"
+    line = refused(PlanError, "cluster.device=cpu", "cluster.pools.main.gpus_per_node=2", gpus=gpus)
+    assert line == f"cluster.device=cpu, but pool 'main' has GPUs; {way_out}{setting}"
+    assert planned("cluster.device=cpu", setting).pools[0].gpus_per_node == 0
+
+
 def test_on_one_machine_ranks_are_together_and_spread_whatever_the_pool_asks(site: Path) -> None:
     for placement in ("spread", "one_node", "pack"):
         package = write_package(
