@@ -279,15 +279,3 @@ def _check_actor(staging: Path) -> None:
             f"actor: it saved '{taken[0]}', which the checkpoint writes itself; its training state needs another name "
             f"than {', '.join(OURS)}"
         )
-
-
-def how_to_load(path: Path) -> list[str]:
-    """Programs that open the model of a checkpoint; empty where it is not one of transformers."""
-    if (path / "model" / "config.json").is_file():
-        return [f'load it with: AutoModelForCausalLM.from_pretrained("{path / "model"}")']
-    if (path / "adapter").is_dir():
-        return [
-            f"write the whole model with: rlcore export {path} DIRECTORY",
-            f'load the adapter with: peft.AutoPeftModelForCausalLM.from_pretrained("{path / "adapter"}")',
-        ]
-    return []

@@ -28,6 +28,7 @@ from rlcore.runtime.data_check import check_data
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.train.best import StopRule, check_named
 from rlcore.train.callbacks import Callbacks, StepCallbacks
+from rlcore.train.last_words import how_to_load, summary, way_on
 from rlcore.train.observed import observed
 from rlcore.train.origin import Origin, Start, changes_since, check_remains, differences_from, find_origin
 from rlcore.train.result import TrainResult
@@ -40,7 +41,7 @@ from rlcore.train.run_dir import (
     write_plan,
     write_rewards,
 )
-from rlcore.train.saving import Saver, how_to_load
+from rlcore.train.saving import Saver
 from rlcore.train.signals import Stopped, StopRequest, name_of
 from rlcore.train.trainer import Progress, Sinks, Trainer
 from rlcore.train.window import CheckPrompt, fits, fits_evaluation, window_of
@@ -92,7 +93,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
                     last = session.saver.last
                     if last is None:
                         raise
-                    raise type(error)(f"{error}; last checkpoint: {last}, continue with --resume") from error
+                    raise type(error)(f"{error}; {way_on(last, session.took_steps)}") from error
                 except asyncio.CancelledError:
                     if stop.signum is None:
                         raise
@@ -191,6 +192,13 @@ class Session:
         self._callbacks = StepCallbacks(callbacks, self._terminal.warn)
         self._rule = StopRule(plan.config.train.stop)
         self._stopped = ""
+        self._began_after = self.total_steps
+        """The step after which this process takes its first one; until it is known, the last one."""
+
+    @property
+    def took_steps(self) -> bool:
+        """This process has finished a step."""
+        return self._trainer.progress.step > self._began_after
 
     async def train(self, origin: Origin) -> TrainResult:
         """Take the remaining steps."""
@@ -211,7 +219,8 @@ class Session:
             await trainer.actor.call(ActorWorker.expect, num_updates)
             await self._continue(origin)
             write_rewards(self._run_dir, self._run.plan)
-            self._terminal.begin(self.total_steps, trainer.progress.step)
+            self._began_after = trainer.progress.step
+            self._terminal.begin(self.total_steps, self._began_after)
             await self._prepare_first_step()
             await self._finish_step()
             self._stopped = self._rule.reason
@@ -319,13 +328,8 @@ class Session:
 
     def _last_words(self, result: TrainResult) -> None:
         say = self._terminal.say
-        say(f"trained {result.steps} steps; everything is in {result.run_dir}")
-        if len(result.evaluations) > 1:
-            (first, before), (last, after) = result.evaluations[0], result.evaluations[-1]
-            for name in sorted(name for name in after if name.endswith("/mean")):
-                source = name.removeprefix("eval/").removesuffix("/mean")
-                if name in before:
-                    say(f"held-out '{source}': {before[name]:.3f} at step {first} -> {after[name]:.3f} at step {last}")
+        for line in summary(result, self._began_after, self._config.train):
+            say(line)
         for line in self._trainer.watch.last_words():
             say(line)
         plan = self._run.plan

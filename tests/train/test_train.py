@@ -14,7 +14,6 @@ from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.train import Start, Stopped, TrainResult, checkpoint, run_training, train
-from rlcore.train.saving import how_to_load
 
 REWARDS = """
 def fails_for_two(completions, **columns):
@@ -353,23 +352,6 @@ def test_epochs_say_how_many_steps_there_are(config: dict[str, Any]) -> None:
     del config["train"]["max_steps"]
     result = run(config, "train.epochs=2", "checkpoint.every_steps=0")
     assert result.steps == 2 * 30 // 4
-
-
-@pytest.mark.parametrize(
-    ("directory", "lines"),
-    [
-        ("adapter", ["rlcore export {path} DIRECTORY", 'AutoPeftModelForCausalLM.from_pretrained("{path}/adapter")']),
-        ("model", ['AutoModelForCausalLM.from_pretrained("{path}/model")']),
-        ("other", []),
-    ],
-)
-def test_the_last_words_name_what_opens_the_model(tmp_path: Path, directory: str, lines: list[str]) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / directory).mkdir(exist_ok=True)
-    (tmp_path / directory / "config.json").write_text("{}")
-    found = how_to_load(tmp_path)
-    assert len(found) == len(lines)
-    assert all(line.format(path=tmp_path) in text for line, text in zip(lines, found, strict=True))
 
 
 def test_a_refused_start_leaves_no_directory(config: dict[str, Any], tmp_path: Path) -> None:
