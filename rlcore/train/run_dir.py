@@ -4,9 +4,11 @@ import asyncio
 import fcntl
 import json
 import logging
+import os
+import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
@@ -40,6 +42,8 @@ MOST_BYTES = 1 << 30
 """Bytes that a file which is read as a whole may have; those of runs have less than 100 MB."""
 ENDED = "the run ended by an error"
 """Text in log.txt before the error that the terminal shows as well."""
+EXPLAINS = re.compile(r"(notes|layout\.reason|choices\.[\w.]+\.reason|facts\.gpu_free_bytes): ")
+"""Beginnings of differences that change nothing: explanations, and the memory that was free when a run was planned."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -287,13 +291,31 @@ def plan_changes(directory: Path, plan: RunPlan) -> list[str]:
         before = json.loads(earlier.read_bytes())
     except (ValueError, RecursionError) as cause:  # it is for people, so a resume does not depend on it
         return [f"'{earlier}' cannot be read ({describe(cause)}), so what changed is not known"]
-    return [*differences(before, json.loads(json.dumps(plan_to_json(plan)))), *_reward_changes(directory, plan)]
+    now = json.loads(json.dumps(plan_to_json(plan)))
+    places = [*(path.absolute().parent for path in plan.loaded.files), Path.cwd()]
+    found = (change for change in differences(before, now, places=places) if not EXPLAINS.match(change))
+    return [*found, *_reward_changes(directory, plan)]
 
 
-def differences(before: object, now: object, path: str = "") -> Iterator[str]:
-    """Each leaf that differs between two JSON values, as 'path: before -> now'."""
+def differences(before: object, now: object, path: str = "", places: Sequence[Path] = ()) -> Iterator[str]:
+    """Each leaf that differs between two JSON values, as 'path: before -> now'.
+
+    Two texts that name one file do not differ; relative paths count from the first of `places` that has the file.
+    """
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted(before.keys() | now.keys()):
-            yield from differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
-    elif before != now:
+            yield from differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key), places)
+    elif before != now and not _same_file(before, now, places):
         yield f"{path}: {json.dumps(before)} -> {json.dumps(now)}"
+
+
+def _same_file(before: object, now: object, places: Sequence[Path]) -> bool:
+    """True for paths of one file or directory, and for the same name in one file, as in file.py:name."""
+    if not isinstance(before, str) or not isinstance(now, str):
+        return False
+    found = []
+    for text in (before, now):
+        where, colon, name = text.partition(":")
+        here = next((os.path.join(place, where) for place in places if os.path.exists(os.path.join(place, where))), "")
+        found.append((os.path.realpath(here), colon, name) if here and where else None)
+    return found[0] is not None and found[0] == found[1]

@@ -153,6 +153,29 @@ def test_a_resume_names_what_differs_in_a_checkpoint_of_another_run(
 
 
 @pytest.mark.slow
+def test_a_resume_names_neither_another_spelling_of_a_path_nor_other_explanations(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("def score(completions, **columns):\n    return [0.0] * len(completions)\n")
+    config["reward"]["functions"]["mine"] = {"fn": f"{tmp_path}/mine.py:score", "children": 1}
+    saved = run(config, "train.max_steps=1").run_dir / "plan.json"
+    plan = json.loads(saved.read_text())
+    plan["notes"].append("a note of that day")
+    plan["facts"]["gpu_free_bytes"] = 1
+    for choice in plan["choices"].values():
+        choice["reason"] = "another"
+    saved.write_text(json.dumps(plan))
+    monkeypatch.chdir(tmp_path)
+    paths = ("data.sources.train.path=./prompts.jsonl", "reward.functions.mine.fn=mine.py:score", "train.dir=runs")
+    run(config, "train.max_steps=2", *paths, resume=True)
+    shown = [line for line in capsys.readouterr().out.splitlines() if "changed since" in line]
+    assert plan["choices"]
+    assert shown == [
+        "changed since the run was begun: config.train.max_steps: 1 -> 2",
+    ]
+
+
+@pytest.mark.slow
 def test_from_start_takes_a_checkpoint_that_can_be_used(config: dict[str, Any]) -> None:
     run(config, "train.max_steps=2")
     assert run(config, resume=True, from_start=True).steps == 4

@@ -96,6 +96,22 @@ def test_differences_name_each_leaf_that_changed() -> None:
     ]
 
 
+def test_texts_that_name_one_file_are_equal_and_other_texts_and_files_are_not(tmp_path: Path) -> None:
+    for name in ("one.py", "other.py"):
+        (tmp_path / name).touch()
+    pairs = {
+        "same": ("one.py", f"{tmp_path}/./one.py"),
+        "same_name": (f"{tmp_path}/one.py:score", "one.py:score"),
+        "other": ("one.py", f"{tmp_path}/other.py"),
+        "other_name": ("one.py:score", f"{tmp_path}/one.py:grade"),
+        "missing": ("none.py", f"{tmp_path}/none.py"),
+        "empty": ("", str(tmp_path)),
+    }
+    before, now = ({name: pair[side] for name, pair in pairs.items()} for side in (0, 1))
+    found = [change.partition(":")[0] for change in differences(before, now, places=[tmp_path])]
+    assert found == ["empty", "missing", "other", "other_name"]
+
+
 OF_STEPS = ("trajectories/step_000001.jsonl", "tokens/step_000001.train.safetensors", "rewards/f_reward.py")
 
 
