@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rlcore.contracts.agents import RolloutTask
 
 _Row = tuple[str, int, int, int]
+_Sample = tuple[str, int, int]
 
 
 class _Checked:
@@ -107,6 +108,7 @@ class CheckedAgent(_Checked):
         who = f"{self._who}: rollout()"
         due = {(task.prompt.id, task.epoch): task.n for task in tasks}
         came: set[_Row] = set()
+        segments = _Segments(who)
         with self._streaming(who) as call:
             async with aclosing(as_stream(who, self._component.rollout(tasks, sampling, lane), PluginError)) as rows:
                 async for row in rows:
@@ -117,9 +119,11 @@ class CheckedAgent(_Checked):
                     if place in came:
                         raise PluginError(f"{who} yielded trajectory {row.id} twice; each must come exactly once")
                     came.add(place)
+                    segments.add(place[:3], row)
                     call.pause()
                     yield row
                     call.resume_stream()
+            segments.check_complete()
             samples = {place[:3] for place in came}
             for (prompt, epoch), n in due.items():
                 missing = [sample for sample in range(n) if (prompt, epoch, sample) not in samples]
@@ -128,6 +132,38 @@ class CheckedAgent(_Checked):
                         f"{who} ended without samples {missing} of the {n} of prompt '{prompt}'; every sample of every "
                         "task must come"
                     )
+
+
+class _Segments:
+    """The segments that have come of each sample, compared with the number that they state."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._complete: set[_Sample] = set()
+        self._others: dict[_Sample, tuple[int, int]] = {}
+        """(segments that have come, the largest stated number), for samples that are not complete."""
+
+    def add(self, sample: _Sample, row: Trajectory) -> None:
+        """Count a segment. PluginError if its sample is complete without it."""
+        if sample in self._complete:
+            raise PluginError(
+                f"{self._who} yielded trajectory {row.id} after its sample was complete, with num_segments="
+                f"{row.num_segments}; every segment must come once and say how many there are"
+            )
+        num, stated = self._others.pop(sample, (0, 0))
+        if num + 1 == row.num_segments:
+            self._complete.add(sample)
+        else:
+            self._others[sample] = num + 1, max(stated, row.num_segments)
+
+    def check_complete(self) -> None:
+        """PluginError for a sample with fewer segments than stated, or more; 0 leaves the number open."""
+        for (prompt, _, sample), (num, stated) in self._others.items():
+            if stated:
+                raise PluginError(
+                    f"{self._who} ended with {num} segments of sample {sample} of prompt '{prompt}', which state "
+                    f"num_segments={stated}; every segment must come once and say how many there are"
+                )
 
 
 class CheckedRewards(_Checked):

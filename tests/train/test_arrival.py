@@ -129,6 +129,14 @@ AGENTS: dict[str, tuple[Any, str]] = {
     "a finish reason as text": (Agent(row(finish="stop")), "finish is 'stop'; needs one of"),
     "versions that are None": (Agent(row(versions=None)), "versions is None; needs pairs"),
     "no versions": (Agent(row(versions=())), "versions is empty; needs those of its completions"),
+    "a segment too few": (
+        Agent(*ALL[:2], row("p", 0, 0, num_segments=2)),
+        "ended with 1 segments of sample 0 of prompt 'p', which state num_segments=2; every segment must come",
+    ),
+    "a segment too many": (
+        Agent(row("p", 1, 0), row("p", 1, 1)),
+        "yielded trajectory .*after its sample was complete, with num_segments=1; every segment must come once",
+    ),
     "parts as text": (Agent(row(num_segments="1")), "num_segments is '1'; needs the number of segments"),
     "a sample as text": (Agent(row(id=TrajectoryId("p", 0, "0"))), "its sample is '0'; needs a whole number"),  # type: ignore[arg-type]
     "a sample that is True": (Agent(row(id=TrajectoryId("p", 0, True))), "its sample is True; needs a whole number"),
