@@ -18,7 +18,7 @@ from rlcore.imports import no_relative_imports
 from rlcore.plan.components import section_of
 from rlcore.plan.planner_input import Offers, join_names
 from rlcore.plan.run_plan import ComponentPlan
-from rlcore.plan.sources import function_node
+from rlcore.plan.sources import definition, function_node, returns_no_function
 from rlcore.plan.time_limit import limited
 from rlcore.types import SAMPLE_NAMES
 
@@ -78,9 +78,28 @@ def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offe
     )
 
 
+def no_reward_function(target: str) -> str | None:
+    """The certain problem with a function that takes nothing of a sample and does not return the reward function.
+
+    None if it may be one. The function is not imported.
+    """
+    node = definition(target)
+    if node is None or isinstance(node, ast.ClassDef) or node.args.vararg or node.args.kwarg:
+        return None
+    arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    if not SAMPLE_NAMES.isdisjoint(argument.arg for argument in arguments) or not returns_no_function(node):
+        return None
+    return (
+        f"{target} has the signature ({ast.unparse(node.args)}), which takes nothing of a sample, and a call of it "
+        "returns no function; needs a signature of docs/rewards.md"
+    )
+
+
 def _takes_nothing_of_a_sample(key: str, target: str, config: RewardFunctionConfig, settings: Any) -> bool:
     """True if the source is a factory: calling it returns the reward function; ConfigError if it then lacks
     `kwargs`."""
+    if (problem := no_reward_function(target)) is not None:
+        raise ConfigError(f"{key}: {problem}")
     node = function_node(target)
     if node is None or node.args.vararg or node.args.kwarg:
         return False

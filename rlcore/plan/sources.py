@@ -10,6 +10,8 @@ from rlcore.errors.checks.targets import spec_of
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 MAX_HOPS = 5
 """Maximum number of modules that re-export a name from one another."""
+_DATA = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.Compare)
+_CONVERSIONS = frozenset({"float", "int", "bool", "str", "len", "sum", "round", "list", "dict", "tuple"})
 
 
 def source_file(target: str) -> Path | None:
@@ -56,6 +58,34 @@ def definition(target: str) -> Definition | None:
         attribute = next(alias.name for alias in found.names if (alias.asname or alias.name) == attribute)
         path = _imported_from(found, path)
     return None
+
+
+def returns_no_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """True if the source shows that no call of it returns a function: it returns data, or nothing, or later."""
+    if isinstance(node, ast.AsyncFunctionDef):
+        return True
+    own = list(_within(node))
+    if any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in own):
+        return True
+    return all(_is_data(part.value) for part in own if isinstance(part, ast.Return))
+
+
+def _is_data(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.IfExp):
+        return _is_data(value.body) and _is_data(value.orelse)
+    if isinstance(value, ast.BinOp):
+        return _is_data(value.left) or _is_data(value.right)
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id in _CONVERSIONS
+    return value is None or isinstance(value, _DATA)
+
+
+def _within(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a function's body, without those of functions and classes in it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield child
+            yield from _within(child)
 
 
 def _top_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:

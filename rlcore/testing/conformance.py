@@ -18,6 +18,7 @@ from rlcore.plan.catalog import libraries
 from rlcore.plan.components import algorithm_problem, check_context_class
 from rlcore.plan.planner_input import join_names
 from rlcore.plan.requests import check_class
+from rlcore.plan.reward_functions import no_reward_function
 from rlcore.plan.time_limit import limited
 from rlcore.plugins import Hooks, load
 from rlcore.plugins.enabled import name_of
@@ -151,6 +152,8 @@ def _check_reward(offer: Offer[RewardFunction]) -> None:
     whose = f"{offer.provider}: reward function '{value.name}'"
     with boundary(whose, PluginError, CALLED), limited(whose):
         target = import_target(value.target)
+    if (problem := no_reward_function(value.target)) is not None:
+        raise PluginError(f"{whose}: {problem}")
     required = set(_required(target))
     if is_factory(target, dict.fromkeys(required)):
         return  # the function that it returns depends on `kwargs`

@@ -80,8 +80,12 @@ def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixtu
 
 
 FAULTS = {
-    "def f(one, two): ...": "",  # a factory, as far as one can see
-    "def f(one, /, two): ...": "reward function 'r': has the signature (one, two); accepted are",
+    "def f(one, two): return make(one, two)": "",  # a factory, as far as one can see
+    "def f(one, two): return lambda trajectory: one": "",
+    "def f(one, two):\n    def score(trajectory): return 1.0\n    return score": "",
+    "def f(one, two): return [1.0 for _ in one]": "(one, two), which takes nothing of a sample, and a call of it",
+    "async def f(one, two): return make(one, two)": "(one, two), which takes nothing of a sample, and a call of it",
+    "def f(one, /, two): return make": "reward function 'r': has the signature (one, two); accepted are",
     "def f(*, trajectory): ...": "",
     "def f(trajectory, threshold): ...": "",
     "def f(completions, answer, **more): ...": "",

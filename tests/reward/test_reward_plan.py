@@ -265,6 +265,25 @@ def test_a_call_that_returns_the_function_is_noted_in_the_plan(
     assert "factories" not in sys.modules
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return 1.0 if one == two else 0.5 * len(one)",
+        "return float(one in two)",
+        "if one:\n        return None\n    return {'score': 1.0}",
+        "yield one",
+        "print(one, two)",
+    ],
+)
+def test_a_function_that_takes_nothing_of_a_sample_and_returns_data_is_refused_with_all_kwargs(
+    here: Path, body: str
+) -> None:
+    (here / "mine.py").write_text(f"def wrong(one, two):\n    {body}\n")
+    kwargs = ("reward.functions.letters.kwargs.one=a", "reward.functions.letters.kwargs.two=b")
+    message = refused(ConfigError, f"{FN}=mine.py:wrong", *kwargs)
+    assert "has the signature (one, two), which takes nothing of a sample, and a call of it returns no" in message
+
+
 def test_a_module_or_function_that_does_not_exist_is_refused_before_any_process_starts(site: Path) -> None:
     package = site / "half_there"
     package.mkdir(parents=True)
