@@ -13,13 +13,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 BLOCKED_S = 0.5
 """A function that blocks the loop for longer than this between two awaits gets a warning."""
+WINDOW_S = 5.0
+"""Seconds over which the steps of a function are summed: many short ones hold up other calls like a long one."""
+SHARE = 0.5
+"""A function whose steps take more than this share of a window gets a warning."""
 
 
 class LoopWatch:
     """Times every step of the watched coroutines; a thread detects steps that do not end."""
 
-    def __init__(self, blocked_s: float = BLOCKED_S) -> None:
-        self.blocked_s = blocked_s
+    def __init__(self, blocked_s: float = BLOCKED_S, window_s: float = WINDOW_S) -> None:
+        self.blocked_s, self._window_s = blocked_s, window_s
+        self._window_began = 0.0
+        self._spent: dict[str, tuple[float, int]] = {}
+        """Seconds and number of the steps of each function in the window."""
         self._longest_s = 0.0
         self._step: tuple[str, float] | None = None
         """Function and start of the current step."""
@@ -53,17 +60,28 @@ class LoopWatch:
 
     def begin(self, name: str) -> None:
         """Record the start of a step of this function."""
-        self._step = (name, time.monotonic())
+        now = time.monotonic()
+        if now - self._window_began > self._window_s:
+            self._window_began = now
+            self._spent.clear()
+        self._step = (name, now)
 
     def end(self) -> None:
         """Record the end of the step."""
         if self._step is not None:
             name, began = self._step
             self._step = None
-            took = time.monotonic() - began
+            now = time.monotonic()
+            took = now - began
             self._longest_s = max(self._longest_s, took)
             if took > self.blocked_s:
                 self._warn(name, f"blocked the event loop for {took:.1f} s")
+            spent_s, num = self._spent.get(name, (0.0, 0))
+            self._spent[name] = spent_s + took, num + 1
+            if spent_s + took > SHARE * self._window_s:
+                window_s = now - self._window_began
+                what = f"blocked the event loop for {spent_s + took:.2g} of {window_s:.2g} s, in {num + 1} short steps"
+                self._warn(name, what)
 
     def _look(self, loop_thread: int) -> None:
         while not self._stop.wait(self.blocked_s / 2):

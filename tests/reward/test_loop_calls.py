@@ -2,6 +2,9 @@
 
 import asyncio
 import gc
+import logging
+import re
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -91,3 +94,27 @@ def test_closing_ends_running_calls_and_those_that_have_not_begun(num_turns: int
             await asyncio.wait_for(call, 5.0)
 
     assert called("waits", tmp_path, use) == []
+
+
+def test_a_function_whose_short_steps_take_most_of_the_loops_time_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = LoopWatch(window_s=0.1)
+
+    async def computes() -> None:
+        time.sleep(0.02)  # noqa: ASYNC251
+
+    async def waits() -> None:
+        await asyncio.sleep(0.02)
+
+    async def main() -> None:
+        for _ in range(9):
+            await watch.watched("busy", computes())
+        for _ in range(9):
+            await watch.watched("patient", waits())
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    (message,) = caplog.messages
+    assert re.match(r"async reward function 'busy' blocked the event loop for 0\.\d+ of 0\.\d+ s, in \d short", message)
+    assert "steps: every other call waits for it; await what takes time, or make it a plain function" in message
