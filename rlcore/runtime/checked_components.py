@@ -5,7 +5,7 @@ through. An exception of a component becomes a PluginError that names component 
 is.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,8 +107,8 @@ class CheckedAgent(_Checked):
         """See `AgentLoop.rollout`."""
         who = f"{self._who}: rollout()"
         due = {(task.prompt.id, task.epoch): task.n for task in tasks}
-        came: set[_Row] = set()
-        segments = _Segments(who)
+        came: dict[_Row, int] = {}
+        segments = _Segments(who, came)
         with self._streaming(who) as call:
             async with aclosing(as_stream(who, self._component.rollout(tasks, sampling, lane), PluginError)) as rows:
                 async for row in rows:
@@ -118,8 +118,9 @@ class CheckedAgent(_Checked):
                         raise PluginError(f"{who} yielded trajectory {row.id}, which no task asked for")
                     if place in came:
                         raise PluginError(f"{who} yielded trajectory {row.id} twice; each must come exactly once")
-                    came.add(place)
-                    segments.add(place[:3], row)
+                    if segments.counts or row.num_segments != 1 or row.id.segment:
+                        segments.add(place[:3], row)
+                    came[place] = row.num_segments
                     call.pause()
                     yield row
                     call.resume_stream()
@@ -135,33 +136,36 @@ class CheckedAgent(_Checked):
 
 
 class _Segments:
-    """The segments that have come of each sample, compared with the number that they state."""
+    """Counts the segments of each sample, and compares them with the number that they state.
 
-    def __init__(self, who: str) -> None:
-        self._who = who
+    Samples that are one segment need no count: `add` is called only after a segment of another sample.
+    """
+
+    def __init__(self, who: str, came: Mapping[_Row, int]) -> None:
+        """`came`: the stated number of each segment that has come."""
+        self.counts: dict[_Sample, tuple[int, int]] = {}
+        """(segments that have come, the largest stated number)."""
+        self._who, self._came = who, came
         self._complete: set[_Sample] = set()
-        self._others: dict[_Sample, tuple[int, int]] = {}
-        """(segments that have come, the largest stated number), for samples that are not complete."""
 
     def add(self, sample: _Sample, row: Trajectory) -> None:
         """Count a segment. PluginError if its sample is complete without it."""
-        if sample in self._complete:
+        if sample in self._complete or (sample not in self.counts and self._came.get((*sample, 0)) == 1):
             raise PluginError(
                 f"{self._who} yielded trajectory {row.id} after its sample was complete, with num_segments="
                 f"{row.num_segments}; every segment must come once and say how many there are"
             )
-        num, stated = self._others.pop(sample, (0, 0))
+        num, stated = self.counts.get(sample, (0, 0))
+        self.counts[sample] = num + 1, max(stated, row.num_segments)
         if num + 1 == row.num_segments:
             self._complete.add(sample)
-        else:
-            self._others[sample] = num + 1, max(stated, row.num_segments)
 
     def check_complete(self) -> None:
         """PluginError for a sample with fewer segments than stated, or more; 0 leaves the number open."""
-        for (prompt, _, sample), (num, stated) in self._others.items():
-            if stated:
+        for place, (num, stated) in self.counts.items():
+            if stated and place not in self._complete:
                 raise PluginError(
-                    f"{self._who} ended with {num} segments of sample {sample} of prompt '{prompt}', which state "
+                    f"{self._who} ended with {num} segments of sample {place[2]} of prompt '{place[0]}', which state "
                     f"num_segments={stated}; every segment must come once and say how many there are"
                 )
 

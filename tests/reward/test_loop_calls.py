@@ -102,7 +102,7 @@ def test_a_function_whose_short_steps_take_most_of_the_loops_time_is_named_once(
     watch = LoopWatch(window_s=0.1)
 
     async def computes() -> None:
-        time.sleep(0.02)  # noqa: ASYNC251
+        time.sleep(0.02)
 
     async def waits() -> None:
         await asyncio.sleep(0.02)

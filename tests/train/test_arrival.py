@@ -137,6 +137,14 @@ AGENTS: dict[str, tuple[Any, str]] = {
         Agent(row("p", 1, 0), row("p", 1, 1)),
         "yielded trajectory .*after its sample was complete, with num_segments=1; every segment must come once",
     ),
+    "a segment too many, the first one last": (
+        Agent(row("p", 1, 1), row("p", 1, 0)),
+        "yielded trajectory .*after its sample was complete, with num_segments=1; every segment must come once",
+    ),
+    "a segment too many behind all": (
+        Agent(row("q"), row("p", 1, 0, num_segments=2), row("p", 1, 1, num_segments=2), row("p", 1, 2, num_segments=2)),
+        "yielded trajectory .*after its sample was complete, with num_segments=2; every segment must come once",
+    ),
     "parts as text": (Agent(row(num_segments="1")), "num_segments is '1'; needs the number of segments"),
     "a sample as text": (Agent(row(id=TrajectoryId("p", 0, "0"))), "its sample is '0'; needs a whole number"),  # type: ignore[arg-type]
     "a sample that is True": (Agent(row(id=TrajectoryId("p", 0, True))), "its sample is True; needs a whole number"),
