@@ -20,6 +20,10 @@ from rlcore.types import Metrics, ScoredTrajectory, Trajectory
 
 COLUMNS_OF_TEXT = 400
 """Most characters of a prompt or completion in a table."""
+LEAST_COLUMNS_OF_TEXT = 10
+"""Columns that prompts, and completions, need at least in a table."""
+FRAME = 3
+"""Columns of a table's frame and padding for each of its columns."""
 QUIET_S = 30.0
 """Seconds without a line after which a log reports the activity, because it has no bar."""
 MEAN_OF = 20
@@ -34,6 +38,9 @@ SHOWN: Sequence[tuple[str, str]] = (
     ("time/step_s", "{:.1f} s/step"),
 )
 """The metrics of a step's line, without those that the step lacks."""
+
+_Rows = Sequence[tuple[ScoredTrajectory, float | None]]
+"""Samples with their advantages."""
 
 
 class Terminal:
@@ -121,22 +128,11 @@ class Terminal:
             count = int(metrics.get(f"eval/{source}/num", 0))
             self.say(f"step {step}  held-out '{source}': mean reward {metrics[name]:.3f} over {count} prompts")
 
-    def completions(self, step: int, rows: Sequence[tuple[ScoredTrajectory, float | None]]) -> None:
+    def completions(self, step: int, rows: _Rows) -> None:
         """Print a table of prompts, completions, reward components and advantages (None: not trained on)."""
-        table = Table(title=f"completions of step {step:d}", title_justify="left", show_lines=True)
         parts = sorted({name for scored, _ in rows for name in scored.reward.components})
-        for text in ("prompt", "completion"):
-            table.add_column(text, overflow="fold", ratio=2)
-        for name in (*parts, "reward", "advantage"):
-            table.add_column(_clip(name), justify="right", no_wrap=True)
-        for scored, advantage in rows:
-            prompt = str(scored.trajectory.prompt.messages[-1].get("content", ""))
-            cells = [_clip(prompt), _dialogue(scored.trajectory)]
-            scores = [scored.reward.components.get(name) for name in parts]
-            numbers = ["-" if score is None else f"{score:.2f}" for score in scores]
-            gained = "-" if advantage is None else f"{advantage:+.2f}"
-            table.add_row(*cells, *numbers, f"{scored.reward.score:.2f}", gained)
-        self._console.print(table)
+        is_wide = self._console.width >= _least_columns(parts, rows)
+        self._console.print(_as_table(step, parts, rows) if is_wide else _as_lines(step, parts, rows))
 
     def say(self, text: str) -> None:
         """Print a separate line, never taken for markup."""
@@ -162,6 +158,52 @@ class _Bar(Progress):
         yield from super().get_renderables()
         if self.last_step:
             yield Text(displayable(self.last_step), style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _as_table(step: int, parts: Sequence[str], rows: _Rows) -> Table:
+    table = Table(title=f"completions of step {step:d}", title_justify="left", show_lines=True)
+    for text in ("prompt", "completion"):
+        table.add_column(text, overflow="fold", ratio=2)
+    for name in (*parts, "reward", "advantage"):
+        table.add_column(_clip(name), justify="right", no_wrap=True)
+    for scored, advantage in rows:
+        table.add_row(_prompt(scored), _dialogue(scored.trajectory), *_numbers(parts, scored, advantage))
+    return table
+
+
+def _as_lines(step: int, parts: Sequence[str], rows: _Rows) -> Text:
+    """The same for a narrow terminal: below the numbers of a sample, its texts."""
+    shown = Text(f"completions of step {step:d}", overflow="fold")
+    for scored, advantage in rows:
+        shown.append("\n\n")
+        for name, number in zip((*parts, "reward", "advantage"), _numbers(parts, scored, advantage), strict=True):
+            shown.append_text(_clip(name)).append(f" {number}  ")
+        shown.rstrip()
+        shown.append("\nprompt: ").append_text(_prompt(scored))
+        shown.append("\ncompletion: ").append_text(_dialogue(scored.trajectory))
+    return shown
+
+
+def _least_columns(parts: Sequence[str], rows: _Rows) -> int:
+    """The width below which a table leaves too little for texts, because it keeps its numbers whole."""
+    lines = [_numbers(parts, scored, advantage) for scored, advantage in rows]
+    names = [_clip(name).cell_len for name in (*parts, "reward", "advantage")]
+    widths = [max([name, *(len(line[at]) for line in lines)]) for at, name in enumerate(names)]
+    return sum(widths) + 2 * LEAST_COLUMNS_OF_TEXT + FRAME * (len(widths) + 2) + 1
+
+
+def _numbers(parts: Sequence[str], scored: ScoredTrajectory, advantage: float | None) -> list[str]:
+    """Scores of the components, the reward, and the advantage."""
+    scores = [scored.reward.components.get(name) for name in parts]
+    return [
+        *["-" if score is None else f"{score:.2f}" for score in scores],
+        f"{scored.reward.score:.2f}",
+        "-" if advantage is None else f"{advantage:+.2f}",
+    ]
+
+
+def _prompt(scored: ScoredTrajectory) -> Text:
+    return _clip(str(scored.trajectory.prompt.messages[-1].get("content", "")))
 
 
 def _dialogue(trajectory: Trajectory) -> Text:

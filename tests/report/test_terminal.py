@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from rlcore.report.standing import progress
@@ -49,6 +50,18 @@ def test_completions_are_shown_as_text_with_their_parts_reward_and_advantage() -
     assert "\x1b" not in text, "nor for a command to the terminal"
     assert "\r" not in text
     assert text.count("x") < 500, "long completions are cut"
+
+
+@pytest.mark.parametrize("width", [20, 30, 50, 60, 100])
+def test_completions_are_readable_in_a_terminal_of_any_width(width: int) -> None:
+    out = io.StringIO()
+    rows = [(scored("the quick brown fox"), 0.5), (scored("y" * 70), None)]
+    Terminal(Console(file=out, width=width)).completions(10, rows)
+    text = out.getvalue()
+    words = ("3 + 4", "[bold]?", "the", "quick", "brown", "accuracy", "1.00", "reward", "advantage", "+0.50")
+    assert [word for word in words if word not in text] == []
+    assert text.count("y") - text.count("accuracy") == 70
+    assert max(map(len, text.splitlines())) <= width
 
 
 def test_names_of_components_are_shown_as_text() -> None:
