@@ -24,6 +24,8 @@ _ALLOWED = re.compile(r"oc\.env:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z_][A-Za-z0-9_-]*(\
 _SECRET_KEY = re.compile(r"(^|_)(api_?key|passwd|password|secret|credentials?|(access|auth|api)_token)$|^token$", re.I)
 MAX_DEPTH = 32
 """Limit of nested lists and sections; deeper values can only be an attack or an accident."""
+OPENING, CLOSING, INDICATORS = ("{", "["), ("}", "]"), ("@", "`", "*", "&", "%")
+"""Characters of YAML: what opens and closes lists and mappings within a line, and what no plain text begins with."""
 _OVERRIDE_KEY = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
 
 
@@ -75,20 +77,41 @@ def read_file(path: Path) -> Layer:
 
 def _not_yaml(cause: yaml.MarkedYAMLError, path: Path) -> str:
     """The place and the text that YAML cannot read, and the remedy if it is known."""
-    mark = cause.problem_mark
+    is_quoted = "quoted scalar" in (cause.context or "")
+    mark = cause.context_mark if is_quoted else cause.problem_mark
     if mark is None:
         return f"not valid YAML: {cause.problem}"
-    lines = path.read_text("utf-8", "replace").splitlines()
-    line = lines[mark.line] if mark.line < len(lines) else ""
+    lines = [*path.read_text("utf-8", "replace").splitlines(), ""]
+    line = lines[min(mark.line, len(lines) - 1)]
     problem = cause.problem or "it cannot be read"
-    if "\t" in line[: mark.column + 1]:
+    if is_quoted:
+        problem = f"the quote {line[mark.column : mark.column + 1]} is not closed, in {line!r}"
+    elif "\t" in line[: mark.column + 1]:
         problem = "found a tab; indent with spaces"
     elif problem.startswith("found duplicate key"):
         problem += "; a section has each of its keys once"
-    elif line:
-        above = f", below {lines[mark.line - 1]!r}" if mark.line else ""
-        problem += f", in {line!r}{above}; keys of one section begin in the same column"
+    else:
+        above = f", below {lines[mark.line - 1]!r}" if mark.line and line else ""
+        problem += (f", in {line!r}{above}" if line else "") + _remedy(cause, lines, line, mark.column)
     return f"not valid YAML in line {mark.line + 1}, column {mark.column + 1}: {problem}"
+
+
+def _remedy(cause: yaml.MarkedYAMLError, lines: Sequence[str], line: str, column: int) -> str:
+    """The remedy for an error at this column; '' if it is not known."""
+    context, opened, found = cause.context or "", cause.context_mark, line[column : column + 1]
+    begin = lines[opened.line][opened.column : opened.column + 1] if opened and opened.line < len(lines) else ""
+    if opened and "flow" in context and begin in OPENING:
+        place = f"{begin!r} of line {opened.line + 1}, column {opened.column + 1}"
+        return f"; the {place}, is open there: separate its entries by one comma each, and close it"
+    if "flow" in context:
+        return "; entries of {...} and [...] are separated by one comma each"
+    if found in CLOSING:
+        return f"; the {found!r} closes nothing: leave it out, or open it"
+    if found in INDICATORS:
+        return f"; put a text that begins with {found!r} in quotes"
+    if found == ":" and ": " in line[:column]:
+        return "; put a text with ': ' in it in quotes"
+    return "; keys of one section begin in the same column" if found else ""
 
 
 def from_mapping(values: Mapping[str, Any]) -> Layer:
