@@ -1,11 +1,16 @@
 """Hints for errors about missing plugins and moved keys, from `rlcore/plan/catalog.toml`."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any, Literal
+
+from rlcore.config.providers import Provider
+
+MAX_OTHERS = 4
+"""Plugins that are not enabled and that an error names; of more it gives the number."""
 
 
 @cache
@@ -13,21 +18,31 @@ def _catalog() -> dict[str, Any]:
     return tomllib.loads(files("rlcore.plan").joinpath("catalog.toml").read_text("utf-8"))
 
 
-def remedy(key: str, name: str | None = None, interface: str = "") -> str:
+def remedy(key: str, name: str | None = None, kind: str = "", others: Sequence[Provider] = ()) -> str:
     """The command and settings that make a name available for a config key; '' if unknown.
 
-    Without a name it suggests the first one that a package provides. With `interface`, a worker's, names that the
-    catalog lists for that interface count too. Of a plugin that is installed it says only how to enable it.
+    Without a name it suggests the first one that a package provides. With `kind`, such as a worker's interface, names
+    that the catalog lists for it count too. Of a plugin that is installed it says only how to enable it. If the catalog
+    does not have the name, it names `others`: installed plugins that are not enabled and may offer it.
     """
     for package in _catalog()["package"]:
-        names = package.get(key) or package.get(interface, [])
+        names = package.get(key) or package.get(kind, [])
         if names and (name is None or name in names):
             chosen = name or names[0]
             typed = f"rlcore train ... --plugin {package['plugin']} {key}={chosen}"
             if _is_installed(package):
                 return f"'{chosen}' is installed; enable it with `{typed}`"
             return f"'{chosen}' comes with `{package['install']}` in a clone of rlcore, and `{typed}`"
-    return ""
+    return _enabling(others)
+
+
+def _enabling(others: Sequence[Provider]) -> str:
+    if not others:
+        return ""
+    more = f" and {len(others) - MAX_OTHERS} more" if len(others) > MAX_OTHERS else ""
+    named = ", ".join(str(other) for other in others[:MAX_OTHERS])
+    name = others[0].plugin if len(others) == 1 else "NAME"
+    return f"installed but not enabled: {named}{more}; what offers it is enabled with `--plugin {name}`"
 
 
 def _is_installed(package: Mapping[str, Any]) -> bool:

@@ -19,7 +19,8 @@ def plan_cluster(config: RunConfig, offers: Offers) -> ClusterPlan:
     cluster, and for `abilities` that fail.
     """
     name = config.cluster.backend
-    offer = only("cluster.backend", name, [(cluster.value.name, cluster) for cluster in offers.clusters()])
+    offered = [(cluster.value.name, cluster) for cluster in offers.clusters()]
+    offer = only("cluster.backend", name, "cluster", offered, offers)
     check_context_class(offer, Cluster, "cluster")
     section = section_of(config, offers, offer.provider)
     who = f"{offer.provider}: abilities() of cluster '{name}'"

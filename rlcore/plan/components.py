@@ -27,14 +27,18 @@ class ComponentSlot:
     name: str
     key: str
     """The config key that names the component."""
+    kind: str
+    """The name of the kind of its offers."""
     chosen: Callable[[RunConfig], str]
     offers: Callable[[Offers], tuple[Offer[Component[Any]], ...]]
 
 
 SLOTS = (
-    ComponentSlot("agent", "rollout.agent", lambda c: c.rollout.agent, lambda o: o.agent_loops()),
-    ComponentSlot("reward", "reward.manager", lambda c: c.reward.manager, lambda o: o.reward_managers()),
-    ComponentSlot("critic", "critic.engine", lambda c: c.critic.engine, lambda o: o.critic_engines()),
+    ComponentSlot("agent", "rollout.agent", "agent loop", lambda c: c.rollout.agent, lambda o: o.agent_loops()),
+    ComponentSlot(
+        "reward", "reward.manager", "reward manager", lambda c: c.reward.manager, lambda o: o.reward_managers()
+    ),
+    ComponentSlot("critic", "critic.engine", "critic engine", lambda c: c.critic.engine, lambda o: o.critic_engines()),
 )
 
 ALGORITHM_KEYS: Mapping[AlgorithmKind, str] = {
@@ -51,14 +55,15 @@ def choose_components(config: RunConfig, offers: Offers) -> dict[str, ComponentP
     chosen = {}
     for slot in SLOTS:
         name = slot.chosen(config)
-        offer = only(slot.key, name, [(offer.value.name, offer) for offer in slot.offers(offers)])
+        offered = [(offer.value.name, offer) for offer in slot.offers(offers)]
+        offer = only(slot.key, name, slot.kind, offered, offers)
         section = section_of(config, offers, offer.provider)
         chosen[slot.name] = ComponentPlan(slot.name, offer.value, str(offer.provider), section)
     return chosen
 
 
-def only(key: str, name: str, offered: Sequence[tuple[str, Offer[Any]]]) -> Offer[Any]:
-    """The one offer with the name that a config key gives."""
+def only(key: str, name: str, kind: str, offered: Sequence[tuple[str, Offer[Any]]], offers: Offers) -> Offer[Any]:
+    """The one offer, called `kind`, with the name that a config key gives."""
     found = [offer for known, offer in offered if known == name]
     if len(found) > 1:
         raise PluginError(
@@ -66,7 +71,7 @@ def only(key: str, name: str, offered: Sequence[tuple[str, Offer[Any]]]) -> Offe
             f"one name needs one offer, so one of them has to be renamed or left out"
         )
     if not found:
-        help_ = remedy(key, name)
+        help_ = remedy(key, name, others=offers.not_enabled(f"{kind} {name}"))
         known = [known for known, _ in offered]
         raise ConfigError(
             f"{key}: no plugin offers '{name}'; {renamed_value(key, name, known) or nearest(name, known)}"
@@ -103,7 +108,7 @@ def choose_algorithms(config: RunConfig, offers: Offers) -> dict[str, AlgorithmP
         offered = [
             (algorithm.value.name, algorithm) for algorithm in offers.algorithms() if algorithm.value.kind == kind
         ]
-        offer = only(key, name, offered)
+        offer = only(key, name, kind.replace("_", " "), offered, offers)
         problem = algorithm_problem(offer.value)
         if problem:
             raise PluginError(f"{offer.provider}: {key}={name}: {problem}")

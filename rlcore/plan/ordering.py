@@ -13,6 +13,7 @@ def plan_prompt_order(config: RunConfig, offers: Offers) -> PromptOrderPlan:
     ConfigError for a name that is not offered, PluginError for one that is offered twice or whose class is not an
     order.
     """
-    offer = only("data.order", config.data.order, [(offer.value.name, offer) for offer in offers.prompt_orders()])
+    offered = [(offer.value.name, offer) for offer in offers.prompt_orders()]
+    offer = only("data.order", config.data.order, "prompt order", offered, offers)
     check_context_class(offer, PromptOrder, "prompt order")
     return PromptOrderPlan(offer.value, str(offer.provider), section_of(config, offers, offer.provider))

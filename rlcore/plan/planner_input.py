@@ -51,6 +51,10 @@ class Offers(Protocol):
         """The core's requests for workers; `references` are the functions of `algo`, by purpose."""
         ...
 
+    def not_enabled(self, offer: str) -> tuple[Provider, ...]:
+        """Installed plugins that are not enabled and may have an offer, such as 'reward function mine'."""
+        ...
+
     def providers(self) -> tuple[Provider, ...]:
         """The enabled plugins, without the core."""
         ...

@@ -160,7 +160,8 @@ def _only_class(offers: Offers, owned: OwnedRequest) -> Offer[WorkerClass]:
         for other in others
         if other.provider.plugin != CORE
     )
-    help_ = remedy(f"{owned.request.settings or role.name}.backend", backend, interface)
+    absent = offers.not_enabled(f"{interface} for backend {backend}")
+    help_ = remedy(f"{owned.request.settings or role.name}.backend", backend, interface, absent)
     parts = [f"{wanted}: none is offered", nearest(backend, [offer.value.backend for offer in for_interface])]
     raise PlanError("; ".join(parts + [part for part in (elsewhere, help_) if part]))
 

@@ -15,6 +15,7 @@ from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
 from rlcore.errors.checks.data import listed
 from rlcore.errors.checks.targets import static_problem
 from rlcore.imports import no_relative_imports
+from rlcore.plan.catalog import remedy
 from rlcore.plan.components import section_of
 from rlcore.plan.planner_input import Offers, join_names
 from rlcore.plan.run_plan import ComponentPlan
@@ -153,8 +154,11 @@ def _offered(key: str, name: str, offers: Offers) -> Offer[RewardFunction]:
         )
     if not found:
         choices = sorted({offer.value.name for offer in offered})
-        hint = "; a function in a file is named file.py:name" if name.endswith(".py") else ""
-        raise ConfigError(f"{key}: no plugin offers a reward function '{name}'; {nearest(name, choices)}{hint}")
+        hint = "a function in a file is named file.py:name" if name.endswith(".py") else ""
+        hint = hint or remedy(key, name, "reward.functions", offers.not_enabled(f"reward function {name}"))
+        raise ConfigError(
+            f"{key}: no plugin offers a reward function '{name}'; {nearest(name, choices)}" + (hint and f"; {hint}")
+        )
     return found[0]
 
 

@@ -14,7 +14,7 @@ def plan_trackers(config: RunConfig, offers: Offers) -> tuple[TrackerPlan, ...]:
     tracker.
     """
     offered = [(offer.value.name, offer) for offer in offers.trackers()]
-    chosen = [only("track.to", name, offered) for name in dict.fromkeys(config.track.to)]
+    chosen = [only("track.to", name, "tracker", offered, offers) for name in dict.fromkeys(config.track.to)]
     for offer in chosen:
         check_context_class(offer, Tracker, "tracker")
     return tuple(

@@ -29,7 +29,8 @@ from rlcore.errors.redaction import displayable
 from rlcore.plan import CORE
 from rlcore.plan.time_limit import limited
 from rlcore.plugins import builtin
-from rlcore.plugins.discover import entry_point_rewards
+from rlcore.plugins.catalogue import read_catalogue
+from rlcore.plugins.discover import entry_point_rewards, installed
 from rlcore.plugins.enabled import LoadedPlugin
 
 T = TypeVar("T")
@@ -106,6 +107,16 @@ class Hooks:
 
     def entry_point_rewards(self) -> tuple[Offer[RewardFunction], ...]:
         return entry_point_rewards()
+
+    def not_enabled(self, offer: str) -> tuple[Provider, ...]:
+        known = {entry.distribution: entry.offers for entry in read_catalogue()}
+        found = (plugin for plugin in installed() if plugin.name not in self._providers)
+        return tuple(
+            plugin.provider
+            for plugin in found
+            if plugin.provider.distribution != builtin.PROVIDER.distribution
+            and offer in known.get(plugin.provider.distribution, (offer,))
+        )
 
     def core_requests(self, config: RunConfig, references: Mapping[str, str]) -> Sequence[WorkerRequest]:
         return builtin.core_requests(config, references)
