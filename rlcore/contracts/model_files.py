@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rlcore.contracts.model_experts import dense_size, experts_of
 from rlcore.contracts.model_latents import attention_parameters, latents_of
 from rlcore.contracts.requests import ModelShape
-from rlcore.errors import ConfigError, boundary
+from rlcore.errors import ConfigError, boundary, describe
 
 Answers = Literal["", "instruct", "thinking"]
 OTHER_NAMES = {
@@ -216,6 +216,37 @@ def check_model_files(who: str, directory: Path) -> None:
         if file.name.endswith(".index.json"):
             with boundary(f"{who}: '{file.name}'", ConfigError):
                 _named_by(file)
+
+
+def check_settings(path_key: str, path: str, directory: Path) -> None:
+    """ConfigError if the model has a config.json that is not a JSON object. `path` is the value of the key."""
+    if not (directory / "config.json").is_file():  # `check_model_files` refuses a pipe
+        return
+    who, needed = f"{path_key}='{path}': its config.json", "needs that of the model: copy or download it again"
+    try:
+        found = _json(directory / "config.json")
+    except (OSError, ValueError) as cause:
+        raise ConfigError(f"{who} is not JSON ({describe(cause)}); {needed}") from cause
+    if not isinstance(found, dict):
+        raise ConfigError(f"{who} holds {type(found).__name__}, not an object; {needed}")
+
+
+def stated_size(path: Path) -> int:
+    """The size in bytes that a safetensors file has according to its header; 0 if the header is damaged.
+
+    A file that ends within its header has at least that header's size.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= MAX_HEADER:
+        return 0
+    if path.stat().st_size < 8 + length:
+        return 8 + length
+    try:
+        ends = [int(tensor["data_offsets"][1]) for tensor in _header(path).values()]
+    except ODD:
+        return 0
+    return 8 + length + max(ends, default=0)
 
 
 @dataclass(frozen=True)

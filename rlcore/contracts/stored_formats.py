@@ -9,7 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlcore.contracts.model_files import ODD, check_model_files, missing_weights, model_directory
+from rlcore.contracts.model_files import (
+    ODD,
+    check_model_files,
+    check_settings,
+    missing_weights,
+    model_directory,
+    stated_size,
+)
 from rlcore.errors import ConfigError
 
 NARROW = ("F8", "F6_", "F4")
@@ -31,10 +38,10 @@ def check_stored(path_key: str, path: str) -> None:
 
 
 def check_planned(path_key: str, path: str, revision: str = "main") -> None:
-    """ConfigError if this machine has the model's files or its config.json, and they say that it is quantised, or a
-    directory lacks a file that its index names.
+    """ConfigError if this machine has the model's files or its config.json, and they say that it is quantised, or if a
+    directory lacks a file that its index names, has a shorter file than its header says, or a damaged config.json.
 
-    Passes for unknown models and for damaged files: loading the model reports those.
+    Passes for unknown models and for files that are damaged in other ways: loading the model reports those.
     """
     directory = model_directory(path, revision)
     try:
@@ -58,13 +65,22 @@ def check_not_quantised(path_key: str, path: str, settings: Any) -> None:
 
 
 def _check_complete(path_key: str, path: str, directory: Path) -> None:
-    """ConfigError if the directory's index of weights names a file that is not there."""
+    """ConfigError if the directory's index of weights names a file that is not there, a file of weights is cut off, or
+    config.json is damaged."""
     if missing := missing_weights(directory):
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise ConfigError(
             f"{path_key}='{path}': found no '{missing[0]}'{more}, which model.safetensors.index.json names; needs "
             "every file of the model: copy or download it again"
         )
+    check_settings(path_key, path, directory)
+    for file in filter(Path.is_file, sorted(directory.glob("*.safetensors"))):
+        has, needed = file.stat().st_size, stated_size(file)
+        if has < needed:
+            raise ConfigError(
+                f"{path_key}='{path}': '{file.name}' has {has} bytes, and its header says {needed}; needs the whole "
+                "file: copy or download it again"
+            )
 
 
 def _check_formats(path_key: str, path: str, directory: Path) -> None:

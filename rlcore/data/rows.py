@@ -19,6 +19,11 @@ JSON = ".json"
 """Suffix of a file that is one list of objects, or one object per line."""
 OTHER_FILES = frozenset({".txt", ".tsv", ".xlsx", ".gz", ".zst", ".zip", ".arrow", ".yaml", ".yml", ".pkl", ".md"})
 """Suffixes of files only, not of names on the Hub."""
+IN_DIRECTORIES = JSON_LINES | {JSON, ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".zip", ".bz2", ".xz"}
+"""Suffixes of files in a directory from which `datasets` may read rows."""
+NEEDED_INSIDE = "needs .jsonl, .json, .csv or .parquet in it, what `save_to_disk` wrote"
+MAX_LOOKED = 10_000
+"""Files of a directory whose names are looked at."""
 MAX_DEPTH = 64
 """Most levels of lists and objects in a row."""
 MAX_LINE = 1 << 28
@@ -129,10 +134,19 @@ def _problem_of(path: Path) -> str:
     if path.is_dir():
         if path.suffix.lower() in JSON_LINES | TABLES | {JSON}:
             return "is a directory, though its name is that of a file; needs a file, such as one of those in it"
-        return "" if any(path.iterdir()) else "is an empty directory; needs one with data files, or a file"
+        if not any(path.iterdir()):
+            return "is an empty directory; needs one with data files, or a file"
+        return "" if _has_rows(path) else f"is a directory without files of rows; {NEEDED_INSIDE}, or a file"
     if path.exists() and not path.is_file():
         return "is a device or a socket; needs a file"
     return "" if not path.exists() or os.access(path, os.R_OK) else "cannot be read (permission); needs a readable file"
+
+
+def _has_rows(directory: Path) -> bool:
+    """True if a file in the directory, or below it, may hold rows, and for a directory with too many files to look."""
+    names = (name for _, _, names in os.walk(directory) for name in names)
+    looked = list(islice(names, MAX_LOOKED))
+    return len(looked) == MAX_LOOKED or any(Path(name).suffix.lower() in IN_DIRECTORIES for name in looked)
 
 
 def _refuse_without_effect(source: SourceConfig, path: Path, who: str) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.config import ModelConfig
 from rlcore.contracts.foreign_text import ForeignText
-from rlcore.contracts.model_files import check_model_files
+from rlcore.contracts.model_files import check_model_files, check_settings
 from rlcore.contracts.templates import TemplateRefused, render
+from rlcore.data.chat_template import read_chat_template
 from rlcore.errors import ConfigError, boundary
 
 if TYPE_CHECKING:
@@ -171,18 +172,15 @@ def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
     if model.tokenizer == BYTES:
         return ByteTokens(system_prompt)
     require_directory(model.path)
+    template = read_chat_template(model.chat_template) if model.chat_template else ""
     from transformers import AutoTokenizer
 
     name = model.tokenizer or model.path
     with boundary(f"tokenizer '{name}' (model.tokenizer, model.path)", ConfigError):
         check_model_files(f"tokenizer '{name}' (model.tokenizer, model.path)", Path(name))
         tokenizer = AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=False)
-    if model.chat_template:
-        with boundary(f"model.chat_template='{model.chat_template}'", ConfigError):
-            file = Path(model.chat_template).expanduser()
-            if file.is_fifo():  # opening it would wait for its other end
-                raise ConfigError(f"model.chat_template='{model.chat_template}': it is a pipe; needs a Jinja file")
-            tokenizer.chat_template = file.read_text(encoding="utf-8")
+    if template:
+        tokenizer.chat_template = template
     if not tokenizer.chat_template:
         raise ConfigError(
             f"tokenizer '{name}': it has no chat template, and prompts are conversations; name a Jinja file in "
@@ -200,11 +198,13 @@ def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
 
 
 def require_directory(path: str) -> None:
-    """ConfigError if `path` can only be a directory but does not exist, or is a directory without a model."""
+    """ConfigError if `path` can only be a directory but does not exist, or is one without a model, or whose config.json
+    is damaged."""
     found = Path(path).expanduser()
     if found.is_dir():
         if not (found / "config.json").is_file():
             raise ConfigError(f"model.path: the directory '{path}' holds no model: needs one with a config.json")
+        check_settings("model.path", path, found)
     elif path.startswith(("/", ".", "~")) or path.count("/") > 1 or found.exists():
         raise ConfigError(
             f"model.path: found no directory '{path}' (looked for {found.absolute()}); needs a model directory, or "

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from rlcore.config import SourceConfig
 from rlcore.contracts.model_files import model_directory
 from rlcore.data import load_prompts, refuse_overlap
+from rlcore.data.chat_template import read_chat_template
 from rlcore.data.conversation import text_of
 from rlcore.data.rows import JSON, JSON_LINES, check_path
 from rlcore.data.tokenizer import BYTES, require_directory
@@ -72,6 +73,8 @@ def preview_data(plan: RunPlan) -> DataPreview:
     config = plan.config
     if config.model.tokenizer != BYTES:
         require_directory(config.model.path)
+        if config.model.chat_template:
+            read_chat_template(config.model.chat_template)
     quick: dict[str, dict[str, SourceConfig]] = {}
     unread: list[str] = []
     for section, sources in (("data.sources", config.data.sources), ("eval.sources", config.eval.sources)):

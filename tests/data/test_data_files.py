@@ -159,17 +159,27 @@ def test_a_path_that_holds_no_rows_says_what_it_is(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "rows.jsonl").mkdir()
     (tmp_path / "nothing").mkdir()
+    (tmp_path / "pictures" / "below").mkdir(parents=True)
+    (tmp_path / "pictures" / "below" / "a.png").touch()
     (tmp_path / "link.jsonl").symlink_to("gone.jsonl")
     for name, message in {
         "pipe.jsonl": "is a pipe, which can be read only once; needs a file",
         "pipe": "is a pipe",
         "rows.jsonl": "is a directory, though its name is that of a file",
         "nothing": "is an empty directory; needs one with data files, or a file",
+        "pictures": "is a directory without files of rows; needs .jsonl, .json, .csv or .parquet in it, ",
         "link.jsonl": "is a link to 'gone.jsonl', which does not exist",
         "/dev/null": "is a device or a socket; needs a file",
     }.items():
         with pytest.raises(ConfigError, match=rf"^data\.sources\.x\.path: '.*{name}' {message}"):
             check_path(SourceConfig(path=str(tmp_path / name)), "data.sources.x")
+
+
+def test_a_directory_with_a_file_of_rows_at_any_depth_is_not_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows" / "data").mkdir(parents=True)
+    (tmp_path / "rows" / "README.md").touch()
+    (tmp_path / "rows" / "data" / "train-0.parquet").touch()
+    assert check_path(SourceConfig(path=str(tmp_path / "rows")), "data.sources.x") == tmp_path / "rows"
 
 
 def test_rows_without_a_prompt_are_counted_and_the_first_is_named(tmp_path: Path) -> None:

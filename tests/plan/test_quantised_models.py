@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from rlcore.config import ModelConfig
 from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.stored_formats import check_stored
+from rlcore.data.tokenizer import load_tokens
 from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.plugins.planning import plan_run
@@ -129,19 +131,68 @@ def test_the_model_of_the_hubs_cache_is_looked_at(tmp_path: Path, monkeypatch: p
         planned("someone/llama")
 
 
+def cut(path: Path) -> None:
+    """Weights of 16 bytes, of which the last one is missing."""
+    entry = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+    header = json.dumps({"model.up_proj.weight": entry}).encode()
+    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"x" * 15)
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no object": (lambda path: (path / "config.json").write_text("[]"), "its config.json holds list, not an object; "),
+    "no end": (lambda path: (path / "config.json").write_text("{"), "its config.json is not JSON (JSONDecodeError: "),
+    "no text": (lambda path: (path / "config.json").write_bytes(b"\xff\xfe"), "its config.json is not JSON (Unicode"),
+    "deep": (
+        lambda path: (path / "config.json").write_text("[" * 100_000),
+        "its config.json is not JSON (ValueError: ",
+    ),
+    "no header": (lambda path: (path / "model.safetensors").write_bytes(b"x"), "'model.safetensors' has 1 bytes, and "),
+    "cut": (cut, "'model.safetensors' has 107 bytes, and its header says 108; needs the whole file: copy or "),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_damaged_files_are_refused_in_one_line_that_the_engine_would_say(tmp_path: Path, case: str) -> None:
+    damage, found = REFUSED[case]
+    path = write_model(tmp_path / "model")
+    damage(path)
+    with pytest.raises(ConfigError) as caught:
+        planned(path)
+    assert str(caught.value).startswith(f"model.path='{path}': {found}")
+    assert str(caught.value).endswith(": copy or download it again")
+    with pytest.raises(ConfigError) as loaded:
+        check_stored("model.path", str(path))
+    assert str(loaded.value) == str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["no object", "no end", "no text", "deep"])
+def test_tokens_are_not_loaded_next_to_a_damaged_configuration(tmp_path: Path, case: str) -> None:
+    damage, found = REFUSED[case]
+    path = write_model(tmp_path / "model")
+    damage(path)
+    with pytest.raises(ConfigError) as caught:
+        load_tokens(ModelConfig(path=str(path)), "")
+    assert str(caught.value).startswith(f"model.path='{path}': {found}")
+
+
+def test_whole_weights_are_planned(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model")
+    cut(path)
+    with (path / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    assert trained_by(planned(path)) == "hf"
+
+
 DAMAGED: dict[str, Callable[[Path], object]] = {
-    "no object": lambda path: (path / "config.json").write_text("[]"),
-    "no end": lambda path: (path / "config.json").write_text("{"),
-    "no text": lambda path: (path / "config.json").write_bytes(b"\xff\xfe"),
-    "deep": lambda path: (path / "config.json").write_text("[" * 100_000),
     "a pipe": lambda path: ((path / "config.json").unlink(), os.mkfifo(path / "config.json")),
-    "no weights": lambda path: (path / "model.safetensors").write_bytes(b"x"),
+    "no weights": lambda path: (path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"xx"),
+    "no offsets": lambda path: (path / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b'{"a": 1}'),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
 @pytest.mark.timeout(60)
-def test_damaged_files_end_no_plan(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_files_that_are_damaged_in_other_ways_end_no_plan(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     path = write_model(tmp_path / "model")
     damage(path)
     assert trained_by(planned(path)) == "hf"
