@@ -112,7 +112,7 @@ browser: $(STAMPS)/dev docs  ## rlcore-view and the site in Chromium (Debian: ap
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m browser $(VIEW)/tests tests/docs $(ARGS)
 
 vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, classifier, weights, restart
-	OMP_WAIT_POLICY=passive $(VLLM)/bin/python -m pytest $(GROUPED) -m real tests/real/test_vllm*.py plugins/vllm/tests $(ARGS)
+	$(SHARED_CORES) $(VLLM)/bin/python -m pytest $(GROUPED) -m real tests/real/test_vllm*.py plugins/vllm/tests $(ARGS)
 
 bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark but the learning curves, hours on a quiet machine; JSON lines
 	$(BIN)/python benchmarks/run_all.py $(ARGS)

@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from rlcore import RunConfig, WorkerContext, WorkerError
 from rlcore.errors import boundary
+from rlcore_vllm.processes import METHOD, computes_alone, forking
 from rlcore_vllm.resources import ALLOCATOR, model_length, without_expandable_segments
 from rlcore_vllm.settings import VllmSettings
 
@@ -98,11 +99,13 @@ def open_engine(arguments: Mapping[str, Any], who: str, threads: int = 0) -> Any
 
         from rlcore_vllm.executor import BoundMultiprocExecutor, BoundUniProcExecutor
 
-        alone = "kv_cache_memory_bytes" not in arguments and arguments.get("tensor_parallel_size", 1) == 1
+        method = os.environ.get(METHOD)
         config = parsed.create_engine_config()
         # Set here, because with several nodes vLLM takes no class as an argument.
-        config.parallel_config.distributed_executor_backend = BoundUniProcExecutor if alone else BoundMultiprocExecutor
-        return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        executor = BoundUniProcExecutor if computes_alone(arguments) else BoundMultiprocExecutor
+        config.parallel_config.distributed_executor_backend = executor
+        with forking(arguments, threads, method):
+            return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
 
 
 def engine_arguments(arguments: Mapping[str, Any], who: str, threads: int) -> Any:

@@ -16,6 +16,7 @@ from rlcore import Completion, GenerateRequest, WeightsHandle, WorkerContext, Wo
 from rlcore.errors import boundary
 from rlcore.errors.redaction import displayable
 from rlcore_vllm.engine import ENGINE_DIED, engine_arguments, serving
+from rlcore_vllm.processes import METHOD, forking
 
 MEET_S = 300.0
 """Timeout for all ranks to reach the rendezvous."""
@@ -70,9 +71,11 @@ class NodeWorkers:
         with serving(who, arguments):
             from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # type: ignore[import-not-found]
 
+            method = os.environ.get(METHOD)
             config = parsed.create_engine_config(headless=True)
             self.context_length = int(config.model_config.max_model_len)
-            self._who, self._executor = who, MultiprocExecutor(config)
+            with forking(arguments, threads, method):
+                self._who, self._executor = who, MultiprocExecutor(config)
         self._executor.register_failure_callback(self._end)
 
     def _end(self) -> None:
