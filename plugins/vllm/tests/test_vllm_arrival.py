@@ -1,13 +1,15 @@
-"""Weights that come to a vLLM engine by broadcast, through shared memory, and while it samples: for real, on a CPU,
-with a tiny model.
+"""Weights that come to a vLLM engine by broadcast, through shared memory, while it samples and while it sleeps: for
+real, on a CPU, with a tiny model. All cases share one engine, for its start takes longer than they do.
 
 With the Python of .venv-vllm. Gloo carries the broadcasts; NCCL itself needs GPUs.
 """
 
 import asyncio
+import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(330),
+    pytest.mark.xdist_group("arrival"),
     needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real"),
 ]
 
@@ -42,18 +45,28 @@ for number, _ in enumerate(weights):
 """
 
 
-@pytest.mark.parametrize("case", ["broadcast", "kept"])
-def test_a_real_engine(case: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", __file__, case, str(tmp_path)]
+CASES = ("kept", "broadcast", "shared", "slept")
+"""In this order, because the weights of each differ from those of the one before."""
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The error of each case; empty if it has none."""
+    here = tmp_path_factory.mktemp("arrival")
+    command = [sys.executable, "-W", "ignore", __file__, str(here)]
     done = subprocess.run(command, text=True, capture_output=True, timeout=320, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, str] = json.loads((here / "errors.json").read_text())
+    return found
 
 
-def started(path: Path, *, keeps_cache: bool) -> "VllmSampler":
+@pytest.mark.parametrize("case", CASES)
+def test_a_real_engine(case: str, errors: dict[str, str]) -> None:
+    assert not errors[case], errors[case]
+
+
+def started(path: Path) -> Any:
     from rlcore_vllm.engine import open_engine
-    from rlcore_vllm.sampler import VllmSampler
-
-    from rlcore.data.tokenizer import ByteTokens
 
     arguments = {
         "model": str(path),
@@ -68,7 +81,15 @@ def started(path: Path, *, keeps_cache: bool) -> "VllmSampler":
         "enable_chunked_prefill": False,
         "weight_transfer_config": {"backend": "rlcore_actor"},
     }
-    return VllmSampler(open_engine(arguments, "rollout[0.0]", 1), ByteTokens(), "rollout[0.0]", keeps_cache=keeps_cache)
+    return open_engine(arguments, "rollout[0.0]", 1)
+
+
+def sampler_of(engine: Any, *, keeps_cache: bool = False) -> "VllmSampler":
+    from rlcore_vllm.sampler import VllmSampler
+
+    from rlcore.data.tokenizer import ByteTokens
+
+    return VllmSampler(engine, ByteTokens(), "rollout[0.0]", keeps_cache=keeps_cache)
 
 
 def models(directory: Path, num: int) -> tuple[Path, list[Any]]:
@@ -92,7 +113,7 @@ async def sampled(sampler: "VllmSampler", name: str, max_tokens: int, stop: tupl
     return [completion async for completion in sampler.generate([request])]
 
 
-def check(completion: Completion, by_version: Sequence[Any] | Mapping[int, Any]) -> None:
+def check(completion: Completion, by_version: Sequence[Any]) -> None:
     """Every token has the log-prob that its version gives after the keys and values of those before."""
     import torch
 
@@ -111,78 +132,110 @@ def check(completion: Completion, by_version: Sequence[Any] | Mapping[int, Any])
         assert (found_N - torch.tensor(completion.logprobs[begin:end])).abs().max() < 1e-3, (begin, version)
 
 
-async def broadcast(directory: Path) -> None:
+async def broadcast(engine: Any, by_version: Sequence[Any], directory: Path) -> None:
     """A receiver is killed in the middle of a version that the engine takes, too; the next one comes by broadcast."""
     from rlcore.engines.group_server import group_server
 
-    path, by_version = models(directory, 3)
-    sampler = started(path, keeps_cache=False)
-    with closing(sampler), closing(group_server("127.0.0.1", 1, "gloo", "cpu")) as server:
-        address = server.offer(by_version[1].state_dict().items())
+    sampler = sampler_of(engine)
+    with closing(group_server("127.0.0.1", 1, "gloo", "cpu")) as server:
+        address = server.offer(by_version[3].state_dict().items())
         doomed = subprocess.Popen([sys.executable, "-c", DOOMED, "nccl", address])
-        assert await sampler.load_weights(WeightsHandle(1, "nccl", address, 2)) == 1
+        assert await sampler.load_weights(WeightsHandle(3, "nccl", address, 2)) == 3
         assert doomed.wait(30) == -9
         for completion in await sampled(sampler, "after a loss", 8):
-            assert completion.versions == ((0, 1),)
+            assert completion.versions == ((0, 3),)
             check(completion, by_version)
-        address = server.offer(by_version[2].state_dict().items())
-        assert await sampler.load_weights(WeightsHandle(2, "nccl", address, 1)) == 2
+        address = server.offer(by_version[4].state_dict().items())
+        assert await sampler.load_weights(WeightsHandle(4, "nccl", address, 1)) == 4
         for completion in await sampled(sampler, "alone in a group", 8):
-            assert completion.versions == ((0, 2),)
+            assert completion.versions == ((0, 4),)
             check(completion, by_version)
-        assert await sampler.load_weights(WeightsHandle(2, "nccl", address)) == 2  # alone, from the copy
-        await shared(sampler, by_version)
+        assert await sampler.load_weights(WeightsHandle(4, "nccl", address)) == 4  # alone, from the copy
 
 
-async def shared(sampler: "VllmSampler", by_version: Sequence[Any]) -> None:
+async def shared(engine: Any, by_version: Sequence[Any], directory: Path) -> None:
     """The same through shared memory: a receiver is killed in the middle, and one takes a version again.
 
     A later version in the same memory does not change what the engine has.
     """
     from rlcore.engines.memory_server import memory_server
 
+    sampler = sampler_of(engine)
     with closing(memory_server()) as server:
-        address = server.offer(by_version[1].state_dict().items())
+        address = server.offer(by_version[5].state_dict().items())
         doomed = subprocess.Popen([sys.executable, "-c", DOOMED, "shm", address])
         for _ in range(2):
-            assert await sampler.load_weights(WeightsHandle(3, "shm", address)) == 3
+            assert await sampler.load_weights(WeightsHandle(5, "shm", address)) == 5
         assert doomed.wait(30) == -9
-        server.offer((name, 0 * tensor) for name, tensor in by_version[1].state_dict().items())
+        server.offer((name, 0 * tensor) for name, tensor in by_version[5].state_dict().items())
         for completion in await sampled(sampler, "from shared memory", 8):
-            assert completion.versions == ((0, 3),)
-            check(completion, {3: by_version[1]})
+            assert completion.versions == ((0, 5),)
+            check(completion, by_version)
 
 
-async def kept(directory: Path) -> None:
+async def slept(engine: Any, by_version: Sequence[Any], directory: Path) -> None:
+    """vLLM takes the levels and tags, and samples with what it was given in its sleep.
+
+    On a CPU no memory moves; the engine keeps book of who sleeps, and schedules when nothing does.
+    """
+    sampler = sampler_of(engine)
+    by_version[6].save_pretrained(directory / "6")
+    await sampler.sleep(release=True)
+    assert await engine.is_sleeping()
+    asking = asyncio.create_task(sampled(sampler, "asked in its sleep", 8))
+    await sampler.load_weights(WeightsHandle(6, "directory", str(directory / "6")))
+    assert await engine.is_sleeping(), "the cache of keys and values sleeps"
+    done, _ = await asyncio.wait({asking}, timeout=1.0)
+    assert not done, "nothing is sampled before it wakes"
+    await sampler.wake()
+    assert not await engine.is_sleeping()
+    for completion in await asking:
+        assert completion.versions == ((0, 6),)
+        check(completion, by_version)
+
+
+async def kept(engine: Any, by_version: Sequence[Any], directory: Path) -> None:
     """Requests continue with their cache: no token is computed again, and each has its version."""
-    path, by_version = models(directory, 3)
-    sampler = started(path, keeps_cache=True)
+    sampler = sampler_of(engine, keeps_cache=True)
     calls: list[str] = []
-    generate = sampler._engine.generate
+    generate = engine.generate
 
     def counted(*arguments: Any, **more: Any) -> Any:
         calls.append(arguments[2])
         return generate(*arguments, **more)
 
-    sampler._engine.generate = counted
-    with closing(sampler):
-        samples = [asyncio.create_task(sampled(sampler, name, 500, stop)) for name, stop in NAMES.items()]
-        for version in (1, 2):
-            by_version[version].save_pretrained(directory / str(version))
-            await asyncio.sleep(1.0)
-            await sampler.load_weights(WeightsHandle(version, "directory", str(directory / str(version))))
-        found = [completion for task in samples for completion in await task]
-        assert len(calls) == len(found) == 8, "none was asked for twice"
-        assert any(len(completion.versions) == 3 for completion in found), [c.versions for c in found]
-        for completion in found:
-            check(completion, by_version)
-        for completion in await sampled(sampler, "later", 8):
-            assert completion.versions == ((0, 2),)
-            check(completion, by_version)
+    engine.generate = counted
+    samples = [asyncio.create_task(sampled(sampler, name, 500, stop)) for name, stop in NAMES.items()]
+    for version in (1, 2):
+        by_version[version].save_pretrained(directory / str(version))
+        await asyncio.sleep(1.0)
+        await sampler.load_weights(WeightsHandle(version, "directory", str(directory / str(version))))
+    found = [completion for task in samples for completion in await task]
+    assert len(calls) == len(found) == 8, "none was asked for twice"
+    assert any(len(completion.versions) == 3 for completion in found), [c.versions for c in found]
+    for completion in found:
+        check(completion, by_version)
+    for completion in await sampled(sampler, "later", 8):
+        assert completion.versions == ((0, 2),)
+        check(completion, by_version)
 
 
 NAMES: dict[str, tuple[str, ...]] = {"whole": (), "token by token": ("~Q", "x")}
 
 
+async def all_cases(directory: Path) -> dict[str, str]:
+    """The errors of each."""
+    path, (first, second, third) = models(directory, 3)
+    by_version = [first, second, third, second, third, second, third]
+    engine, errors = started(path), dict[str, str]()
+    try:
+        for case in (kept, broadcast, shared, slept):
+            [error] = await asyncio.gather(case(engine, by_version, directory), return_exceptions=True)
+            errors[case.__name__] = "".join(traceback.format_exception(error)) if error else ""
+    finally:
+        engine.shutdown()
+    return errors
+
+
 if __name__ == "__main__":
-    asyncio.run({"broadcast": broadcast, "kept": kept}[sys.argv[1]](Path(sys.argv[2])))
+    (Path(sys.argv[1]) / "errors.json").write_text(json.dumps(asyncio.run(all_cases(Path(sys.argv[1])))))

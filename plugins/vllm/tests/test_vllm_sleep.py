@@ -1,28 +1,24 @@
 """Calls of a sampler to its engine when it sleeps, gets weights and wakes: memory of weights first, the cache last.
 
-Except for the last test the engine is a fake one: only what it is asked, and what fails, counts. With the Python of
-.venv-vllm.
+The engine is a fake one: only what it is asked, and what fails, counts. A real one is in `test_vllm_arrival.py`. With
+the Python of .venv-vllm.
 """
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rlcore import Completion, GenerateRequest, Sampling, WeightsHandle, WorkerError
+from rlcore import GenerateRequest, Sampling, WeightsHandle, WorkerError
 from rlcore.testing.marks import needs
-from rlcore.testing.tiny import write_tiny_model
 
 if TYPE_CHECKING:
     from rlcore_vllm.sampler import VllmSampler
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(330),
     needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real"),
 ]
 
@@ -283,71 +279,3 @@ def test_kept_requests_are_paused_and_then_resumed_or_aborted(fault: str, handle
         expected[expected.index(fault) + 1 :] = ["abort 1", "resume"]
     assert engine.calls == (expected if fault != "pause keep False" else expected[:1])
     assert bool(broken) == bool(fault)
-
-
-@pytest.mark.timeout(300)
-def test_vllm_takes_the_levels_and_tags_and_samples_with_what_it_was_given_in_its_sleep(tmp_path: Path) -> None:
-    """On a CPU no memory moves; the engine keeps book of who sleeps, and schedules when nothing does."""
-    command = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
-async def slept_for_real(directory: Path) -> None:
-    """Sleep, load, ask while it sleeps, wake, and compare with a copy of the model."""
-    import torch
-    from rlcore_vllm.engine import open_engine
-    from rlcore_vllm.sampler import VllmSampler
-    from transformers import AutoModelForCausalLM
-
-    from rlcore.data.tokenizer import ByteTokens
-
-    path = write_tiny_model(directory / "tiny", num_attention_heads=1)
-    arguments = {
-        "model": str(path),
-        "skip_tokenizer_init": True,
-        "logprobs_mode": "processed_logprobs",
-        "dtype": "float32",
-        "max_num_seqs": 8,
-        "max_model_len": 64,
-        "enforce_eager": True,
-        "kv_cache_memory_bytes": 2**26,
-        "enable_chunked_prefill": False,
-        "weight_transfer_config": {"backend": "rlcore_actor"},
-    }
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    model.save_pretrained(directory / "next")
-    engine = open_engine(arguments, "rollout[0.0]", 1)
-    sampler = VllmSampler(engine, ByteTokens(), "rollout[0.0]")
-    request = GenerateRequest("r", (5, 6, 7), Sampling(max_tokens=8), 2, 5)
-
-    async def sampled() -> list[Completion]:
-        return [completion async for completion in sampler.generate([request])]
-
-    try:
-        assert len(await sampled()) == 2
-        await sampler.sleep(release=True)
-        assert await engine.is_sleeping()
-        asking = asyncio.create_task(sampled())
-        await sampler.load_weights(WeightsHandle(1, "directory", str(directory / "next")))
-        assert await engine.is_sleeping(), "the cache of keys and values sleeps"
-        done, _ = await asyncio.wait({asking}, timeout=1.0)
-        assert not done, "nothing is sampled before it wakes"
-        await sampler.wake()
-        assert not await engine.is_sleeping()
-        for completion in await asking:
-            ids_T = torch.tensor([5, 6, 7, *completion.token_ids.tolist()])
-            with torch.no_grad():
-                logprobs_TV = model(ids_T[None]).logits[0].log_softmax(-1)
-            found_N = logprobs_TV[2:-1].gather(1, ids_T[3:, None])[:, 0]
-            assert (found_N - torch.tensor(completion.logprobs)).abs().max() < 1e-4
-            assert completion.versions == ((0, 1),)
-    finally:
-        sampler.close()
-
-
-if __name__ == "__main__":
-    asyncio.run(slept_for_real(Path(sys.argv[1])))

@@ -4,9 +4,10 @@ Runs with the Python of .venv-vllm (`make vllm`).
 """
 
 import asyncio
+import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -19,7 +20,7 @@ from rlcore_vllm.rollout import VllmRollout
 from rlcore.cluster.thread_workers import ThreadReplica
 from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.reward_models import RewardModel
-from rlcore.contracts.reward_replica import ScoreRequest
+from rlcore.contracts.reward_replica import RawScore, ScoreRequest
 from rlcore.contracts.templates import template_child
 from rlcore.engines.hf.worker import HfActor
 from rlcore.testing.leaks import descendants, is_running
@@ -41,6 +42,12 @@ pytestmark = [
 ]
 
 MODEL = Path(__file__).parents[3] / ".models" / "smollm2-135m-instruct"
+SCHEMA = {
+    "type": "object",
+    "properties": {"grade": {"type": "number"}},
+    "required": ["grade"],
+    "additionalProperties": False,
+}
 SLOW = Deadlines(setup_s=360.0, call_s=120.0, close_s=30.0)
 PATIENCE_S = 30.0
 """Seconds that the processes of an engine may take to be gone."""
@@ -208,6 +215,47 @@ class TestJudge(OnReplica):
         """Greedy answers of eight letters."""
         constrained = FrozenDict({"temperature": 0.0, "max_tokens": 16, "regex": "[a-z]{8}"})
         return [ScoreRequest(request.id, request.messages, constrained) for request in super().requests()]
+
+    def test_it_is_bound_to_its_json_and_refuses_bad_requests_one_by_one(self) -> None:
+        async def main(work: Work) -> None:
+            replica = await work.start()
+            check_judged(await replica.call(VllmReplica.score, questions()))
+            assert "on vLLM" in await replica.call(VllmReplica.health)
+
+        self.use(main)
+
+
+def questions() -> list[ScoreRequest]:
+    """A few good ones, and one for each thing that may be wrong."""
+    message = {"role": "user", "content": "How good is the answer '4' to 'What is 2 + 2?', from 0 to 10?"}
+
+    def question(content: Any = message, **options: Any) -> ScoreRequest:
+        return ScoreRequest("p/0/0", (FrozenDict(content),), FrozenDict(options))
+
+    return [
+        question(max_tokens=64, temperature=0.0, json=SCHEMA),
+        question(temperature=-1.0),
+        question(max_tokens="many"),
+        question(json={"type": "no such type"}),
+        question({"role": "user", "content": ["no", "text"]}),
+        question(max_tokens=4),
+        question(response_format={}),
+        question(temperature=0.0, choice=["7"]),
+    ]
+
+
+def check_judged(answers: Sequence[RawScore]) -> None:
+    bound, negative, word, schema, unreadable, cut, unknown, chosen = answers
+    assert bound.error == ""
+    assert list(json.loads(bound.text)) == ["grade"]
+    assert isinstance(json.loads(bound.text)["grade"], (int, float))
+    assert "temperature" in negative.error
+    assert "max_tokens=many" in word.error
+    assert schema.error
+    assert "the conversation cannot be read" in unreadable.error
+    assert cut.error == "the answer was cut off; raise judge.max_tokens"
+    assert "option 'response_format' is not known" in unknown.error
+    assert (chosen.text, chosen.error) == ("7", "")
 
 
 class TestClassifier(OnReplica):
