@@ -40,6 +40,7 @@ def config_of(directory: Path, models: dict[str, dict[str, Any]]) -> dict[str, A
         "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 24},
         "actor": {"backend": "null"},
         "train": {"prompts_per_step": 2, "max_steps": 1, "dir": str(directory), "name": "run"},
+        "cluster": {"in_process": True},  # this process imports vllm, once for both models
         "plugins": {
             "null": {},
             "vllm": {},

@@ -33,6 +33,7 @@ def test_experts_that_a_cpu_packs_are_packed_again_with_each_version(tmp_path: P
         *("rollout.backend=vllm", "rollout.max_tokens=16", "rollout.samples_per_prompt=4", "train.prompts_per_step=4"),
         *("plugins.vllm.max_model_len=128", "actor.lr=1e-3", "train.max_steps=3", f"train.dir={tmp_path}"),
         "train.name=run",
+        "cluster.threads=1",
     )
     command = [sys.executable, "-m", "rlcore", "train", *settings]
     done = subprocess.run(command, text=True, capture_output=True, timeout=DEADLINE_S, check=False)

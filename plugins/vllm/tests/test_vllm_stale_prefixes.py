@@ -1,4 +1,6 @@
-"""Case 24 of the scorecard on Ray: keys and values of other weights. With the Python of .venv-vllm (`make vllm`).
+"""Case 24 of the scorecard, on Ray and on one machine: keys and values of other weights.
+
+With the Python of .venv-vllm (`make vllm`).
 
 A replica keeps them apart twice: it salts its prefix cache with the version of the weights, and empties it when new
 ones arrive. Here vLLM's scheduler loses one guard in one step, the other in another, and both in the last, which shows
@@ -64,7 +66,7 @@ class StaleRun:
     output: str
 
 
-def stale_run(directory: Path, check_weights_every: int) -> StaleRun:
+def stale_run(directory: Path, *more: str) -> StaleRun:
     """Train on prompts that are the same in every step, and longer than the blocks of the cache."""
     write_tiny_model(directory / "tiny", num_attention_heads=1)
     (directory / "careless.py").write_text(SCHEDULER)
@@ -80,13 +82,11 @@ def stale_run(directory: Path, check_weights_every: int) -> StaleRun:
         "rollout.backend": "vllm",
         "rollout.samples_per_prompt": 4,
         "rollout.max_tokens": 16,
-        "rollout.check_weights_every": check_weights_every,
         "plugins.vllm.kv_cache_gib": 0.1,
         "plugins.vllm.enforce_eager": "true",
         "plugins.vllm.options": json.dumps(engine),
         "actor.lr": 5e-2,
         "cluster.threads": 1,
-        "plugins.ray.object_store_gib": 0.1,
         "train.prompts_per_step": 2,
         "train.max_steps": NUM_STEPS,
         "train.dir": directory,
@@ -94,7 +94,7 @@ def stale_run(directory: Path, check_weights_every: int) -> StaleRun:
         "checkpoint.every_steps": 0,
         "checkpoint.at_end": "false",
     }
-    command = [sys.executable, "-m", "rlcore", "train", *(f"{key}={value}" for key, value in values.items())]
+    command = [sys.executable, "-m", "rlcore", "train", *(f"{key}={value}" for key, value in values.items()), *more]
     path = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
     with (directory / "output").open("w") as output:
         done = subprocess.run(
@@ -111,8 +111,9 @@ def stale_run(directory: Path, check_weights_every: int) -> StaleRun:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> StaleRun:
-    """A run that does not check weights at hand-overs, and so continues with what it samples."""
-    ended = stale_run(tmp_path_factory.mktemp("stale"), check_weights_every=0)
+    """A run on Ray that does not check weights at hand-overs, and so continues with what it samples."""
+    on_ray = "plugins.ray.object_store_gib=0.1"
+    ended = stale_run(tmp_path_factory.mktemp("stale"), on_ray, "rollout.check_weights_every=0")
     assert ended.code == 0, ended.output[-4000:]
     return ended
 
@@ -123,7 +124,7 @@ def differences(run: StaleRun) -> list[float]:
 
 
 def test_a_run_that_checks_weights_ends_at_the_hand_over_after_which_the_cache_is_stale(tmp_path: Path) -> None:
-    ended = stale_run(tmp_path, check_weights_every=16)
+    ended = stale_run(tmp_path, "rollout.check_weights_every=16")
     assert ended.code == 2, ended.output[-4000:]
     assert f"with version {NUM_STEPS - 1} of the weights, where at most" in ended.output
     assert "it samples with other weights" in ended.output
