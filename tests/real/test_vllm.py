@@ -21,6 +21,7 @@ from rlcore.config import RunConfig
 from rlcore.errors import WorkerError
 from rlcore.testing.leaks import descendants, is_running
 from rlcore.testing.marks import needs
+from rlcore.testing.tiny import write_tiny_model
 from rlcore.types import Completion, GenerateRequest, Sampling, WeightsHandle
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ pytestmark = [
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "ray_vllm"
 DEADLINE_S = 360.0
+BATCH = 512
+"""Tokens that the engine computes at a time, at most."""
+SPREAD = "def spread(prompts, completions, **columns): return [float(sum(map(ord, str(x))) % 7) for x in completions]"
+"""A reward that differs between samples, so that every step moves the policy."""
 
 
 def run(
@@ -136,14 +141,16 @@ def test_a_replica_samples_with_the_weights_of_an_actor_that_trains_adapters(
     tmp_path: Path, handed_over: str, by: str
 ) -> None:
     """Step 1 moves the policy away from its base, which the reference is: were that sampled from, they would differ."""
+    (tmp_path / "spread.py").write_text(SPREAD)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(
         "".join(json.dumps({"prompt": f"Tell me of the sea, {n}.", "answer": "e"}) + "\n" for n in range(4))
     )
     values = {
-        "model.path": ROOT / ".models" / "smollm2-135m-instruct",
+        "model.path": write_tiny_model(tmp_path / "tiny", num_attention_heads=1, tie_word_embeddings=True),
+        "model.tokenizer": "bytes",
         "data.sources.all.path": prompts,
-        "reward.functions.letters.fn": "count_letter",
+        "reward.functions.spread.fn": f"{tmp_path / 'spread.py'}:spread",
         "rollout.backend": "vllm",
         "rollout.samples_per_prompt": 4,
         "rollout.max_tokens": 8,
@@ -164,7 +171,7 @@ def test_a_replica_samples_with_the_weights_of_an_actor_that_trains_adapters(
         "checkpoint.at_end": "false",
         "cluster.threads": 1,
     }
-    command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null"]
+    command = [sys.executable, "-m", "rlcore", "train"]
     command += [f"{key}={value}" for key, value in values.items()]
     done = subprocess.run(command, text=True, capture_output=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -206,7 +213,7 @@ async def sampled_with_other_weights(directory: Path) -> None:
         expected_N = logprobs_TV[len(prompt) - 1 : -1].gather(1, ids_T[len(prompt) :, None])[:, 0].numpy()
         return float(np.abs(expected_N - completion.logprobs)[begin:end].mean())
 
-    engine = open_engine(rollout_arguments(config, settings, "cpu"), "test", 1)
+    engine = open_engine(rollout_arguments(config, settings, "cpu") | {"max_num_batched_tokens": BATCH}, "test", 1)
     sampler = VllmSampler(engine, tokens, "test")
     try:
         model.save_pretrained(directory / "start")  # as a run does that is resumed before its first step
@@ -241,11 +248,12 @@ async def sampled_with_other_weights(directory: Path) -> None:
 
 async def more_than_fits_in_a_batch(sampler: "VllmSampler", prompt: Sequence[int]) -> None:
     """Ask for more tokens of prompts than vLLM computes at a time: each gets the tokens that it gets alone."""
-    prompts = [(number, *(list(prompt) * 8)[:199]) for number in range(16)]
+    prompts = [(number, *(list(prompt) * 8)[:199]) for number in range(5)]
+    assert BATCH % 200 > 0, "the last prompt of a batch would be cut"
     rows = [
         GenerateRequest(str(prompt[0]), prompt, Sampling(temperature=0.7, max_tokens=2), 1, 5) for prompt in prompts
     ]
-    alone = [(await collected(sampler.generate([request])))[0] for request in rows[-4:]]
+    alone = [(await collected(sampler.generate([request])))[0] for request in rows[-2:]]
     together = {completion.request_id: completion async for completion in sampler.generate(rows)}
     assert len(together) == len(rows)
     assert all(
