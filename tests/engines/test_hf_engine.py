@@ -226,13 +226,13 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_optimizer_bitwise_unto
     assert len(micro_batches(batch.lengths_B, 100)) == 2
     engine.update(batch)
     weights, (tensors, values) = weights_of(engine), engine._optimizer.state()
-    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    before = {name: rows.tensor.clone() for name, rows in tensors.items()}
     metrics = engine.update(batch)
     assert metrics["actor/skipped"] == 1.0
     assert all(np.isfinite(metric) for metric in metrics.values())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(weights_of(engine), weights, strict=True))
     after, values_after = engine._optimizer.state()
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert all(torch.equal(after[name].tensor, tensor) for name, tensor in before.items())
     assert values_after == values
     assert engine.update(batch)["actor/skipped"] == 0.0
     assert engine.updates_done == 2
@@ -241,10 +241,12 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_optimizer_bitwise_unto
 def test_a_minibatch_without_weight_leaves_weights_and_optimizer_bitwise_untouched(llama: Path) -> None:
     engine, batch = engine_of(llama, dtype="float32", weight_decay=0.1), random_batch()
     engine.update(batch)  # from here on there is momentum, which would move the weights
-    weights, before = weights_of(engine), {name: value.clone() for name, value in engine._optimizer.state()[0].items()}
+    weights, (tensors, _) = weights_of(engine), engine._optimizer.state()
+    before = {name: rows.tensor.clone() for name, rows in tensors.items()}
     assert engine.update(replace(batch, weights_B=np.zeros(len(batch), dtype=np.float32))) == {"actor/skipped": 1.0}
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(weights_of(engine), weights, strict=True))
-    assert all(torch.equal(engine._optimizer.state()[0][name], tensor) for name, tensor in before.items())
+    after, _ = engine._optimizer.state()
+    assert all(torch.equal(after[name].tensor, tensor) for name, tensor in before.items())
     assert engine.updates_done == 1
 
 

@@ -77,7 +77,7 @@ def held_bytes(
     batch = batch_of(sizes)
     trainer.update(batch)
     there = [*trainer.model.transformer.parameters(), *trainer.model.transformer.buffers()]
-    there += [*trainer._optimizer.masters, *trainer._optimizer.state()[0].values()]
+    there += [*trainer._optimizer.masters, *(rows.tensor for rows in trainer._optimizer.state()[0].values())]
     with LiveBytes(there) as live:
         trainer.update(batch)
     return live.peak, trainer.facts()["num_parameters"]

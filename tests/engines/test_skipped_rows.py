@@ -56,7 +56,10 @@ def groups(*numbers: int) -> list[int]:
 def everything_of(engine: TrainEngine) -> list[Tensor]:
     """Weights, masters and the optimizer's state."""
     tensors, _ = engine._optimizer.state()
-    return [*(weight.detach().clone() for weight in engine.model.parameters()), *(t.clone() for t in tensors.values())]
+    return [
+        *(weight.detach().clone() for weight in engine.model.parameters()),
+        *(rows.tensor.clone() for rows in tensors.values()),
+    ]
 
 
 def same_bits(left: TrainEngine, right: TrainEngine) -> bool:

@@ -148,7 +148,7 @@ class Story:
     def everything(engine: TrainEngine) -> dict[str, Tensor]:
         """Copies of this rank's weights and of its optimizer's state."""
         weights = {name: own(weight).detach().clone() for name, weight in engine.model.named_parameters()}
-        return weights | {name: tensor.clone() for name, tensor in engine._optimizer.state()[0].items()}
+        return weights | {name: rows.tensor.clone() for name, rows in engine._optimizer.state()[0].items()}
 
 
 def main(rank: str, directory: str, path: str, dtype: str, kind: str, *lora: str) -> None:
