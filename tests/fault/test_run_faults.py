@@ -124,9 +124,13 @@ def test_five_steps_kill_and_five_more_equal_ten(config: Path) -> None:
 
 PHASES = {
     "setting up": (("plugins.null.setup_s=30",), "plan.json", ""),
-    "scoring": (("reward.functions.slow.fn={rewards}:slow",), "log.txt", "launched"),
+    "scoring": (
+        ("reward.functions.slow.fn={rewards}:slow", "eval.at_start=false"),
+        "status.json",
+        '"phase": "scoring"',
+    ),
     # twelve seconds of tokens: a run that waited for their end would be too late
-    "generating": (("plugins.null.token_s=1", "eval.at_start=false"), "log.txt", "launched"),
+    "generating": (("plugins.null.token_s=1", "eval.at_start=false"), "status.json", '"phase": "sampling"'),
     "updating": (("plugins.null.update_s=30",), "log.txt", "updating"),
     "saving": (("plugins.null.save_s=3", "checkpoint.every_steps=1"), "log.txt", "saving"),
 }

@@ -159,7 +159,7 @@ def trained_here(settings: dict[str, Any], resume: bool) -> None:
 
 PHASES = {
     "setup": ({"plugins.null.setup_s": 20}, "plan.json", ""),
-    "generating": ({"plugins.null.token_s": 1.0}, "log.txt", "launched"),
+    "generating": ({"plugins.null.token_s": 1.0}, "status.json", '"phase": "sampling"'),
     "updating": ({"plugins.null.update_s": 20}, "log.txt", "updating"),
     "saving": ({"plugins.null.save_s": 3}, "log.txt", "saving"),
 }

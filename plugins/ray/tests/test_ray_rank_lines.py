@@ -91,12 +91,18 @@ def settings(directory: Path) -> dict[str, Any]:
     return run_settings(directory, 16, **more)
 
 
-def wait_for(what: str, holds: Callable[[], bool]) -> None:
-    """Return when it holds; fail when it does not in time."""
+def wait_for(what: str, holds: Callable[[], bool], log: Path) -> None:
+    """Return when it holds; fail with the end of the log when it does not in time."""
     ends_at = time.monotonic() + DEADLINE_S
     while not holds():
-        assert time.monotonic() < ends_at, f"{what}: not within {DEADLINE_S:g} s"
+        if time.monotonic() > ends_at:
+            pytest.fail(f"{what}: not within {DEADLINE_S:g} s; the log:\n{log.read_text('utf-8')[-4000:]}")
         time.sleep(0.05)
+
+
+def has_text(path: Path) -> bool:
+    """True for a file that is written."""
+    return path.exists() and bool(path.read_text())
 
 
 def is_stopped(pid: int) -> bool:
@@ -118,14 +124,14 @@ def test_a_stopped_rank_is_named_and_the_run_completes_when_it_continues(tmp_pat
 
         try:
             whose = [directory / f"rank_{rank}.json" for rank in (0, 1)]
-            wait_for("two ranks", lambda: runs_still() and all(path.exists() and path.read_text() for path in whose))
+            wait_for("two ranks", lambda: runs_still() and all(map(has_text, whose)), log)
             ranks = [json.loads(path.read_text()) for path in whose]
             for rank in (1, 0):
-                wait_for("the stop", lambda rank=rank: runs_still() and is_stopped(ranks[rank]))
+                wait_for("the stop", lambda rank=rank: runs_still() and is_stopped(ranks[rank]), log)
                 who = rf"rank {rank} of 2 \(pid {ranks[rank]} on 127\.0\.0\.1\) does not answer"
                 line = re.compile(rf"{who}; the other ranks are in all_reduce at \S+\.py:\d+")
                 before = len(reports(log))  # on a busy machine an earlier update may have been reported, too
-                wait_for("a report", lambda line=line: runs_still() and any(map(line.fullmatch, reports(log))))
+                wait_for("a report", lambda line=line: runs_still() and any(map(line.fullmatch, reports(log))), log)
                 assert [other for other in reports(log)[before:] if f"rank {rank} of 2" not in other] == []
                 os.kill(ranks[rank], signal.SIGCONT)
             _, errors = run.communicate(timeout=60)

@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from rlcore import RunConfig, WorkerContext, WorkerError
 from rlcore.errors import boundary
-from rlcore_vllm.processes import METHOD, computes_alone, forking
+from rlcore_vllm.processes import METHOD, computes_alone, forking, keep_place_of_title
 from rlcore_vllm.resources import ALLOCATOR, model_length, without_expandable_segments
 from rlcore_vllm.settings import VllmSettings
 
@@ -114,6 +114,7 @@ def engine_arguments(arguments: Mapping[str, Any], who: str, threads: int) -> An
     `who` names the worker in errors. `threads`: of torch, as OMP_NUM_THREADS; 0: as many as vLLM takes, which are all
     cores while it loads a model, and one while it serves. WorkerError when vLLM is missing or too old.
     """
+    keep_place_of_title()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if threads > 0:

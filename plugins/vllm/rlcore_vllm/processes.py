@@ -1,9 +1,10 @@
 """Processes of a vLLM engine: their number, and the method of their start. vllm is imported inside functions."""
 
 import gc
+import importlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
@@ -22,6 +23,16 @@ def computes_alone(arguments: Mapping[str, Any]) -> bool:
 def is_on_cpu(arguments: Mapping[str, Any]) -> bool:
     """True for the arguments of an engine on a CPU."""
     return "kv_cache_memory_bytes" in arguments
+
+
+def keep_place_of_title() -> None:
+    """Have forks show vLLM's title, such as VLLM::EngineCore, in ps; called before the environment is changed.
+
+    setproctitle, of vLLM's requirements, finds a process's title in memory by the first environment variable, and does
+    so once.
+    """
+    with suppress(ImportError):
+        importlib.import_module("setproctitle").getproctitle()
 
 
 @contextmanager
