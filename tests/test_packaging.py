@@ -204,6 +204,8 @@ def test_a_step_at_the_time_of_another_counts(tmp_path: Path) -> None:
     assert (code, alone[:2], good[:2], bad) == (1, ["ok", "alone"], ["ok", "good"], ["FAILED", "bad", "(exit", "3,"])
     late = "END=$((SECONDS + 1))\nwith_next late 60 sleep 20\njoined late\n"
     assert summary_of(late, tmp_path / "b") == (1, [["FAILED", "late", "(exit", "124,"]])
+    killed = "with_next killed 60 true\nwait\nrm $logs/killed.status\njoined killed\n"
+    assert summary_of(f"END=900\n{killed}", tmp_path / "c") == (1, [["FAILED", "killed", "(exit", "1,"]])
 
 
 def test_commands_in_the_guides_for_agents_and_contributors_exist() -> None:
