@@ -5,7 +5,7 @@ the Python of .venv-vllm.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +156,34 @@ def test_a_sampler_that_is_awake_or_on_a_cpu_moves_nothing(handle: WeightsHandle
 
     asyncio.run(main())
     assert engine.calls == ["start", "load", "finish 1", "reset"] * 2
+
+
+def test_a_request_to_a_sleeping_sampler_waits_for_its_waking() -> None:
+    """Also if no weights are loaded in between, which would close it, too."""
+    engine = Engine()
+    engine.model_config = type("Config", (), {"max_model_len": 16})  # type: ignore[attr-defined]
+
+    async def main() -> None:
+        asked = asyncio.Event()
+
+        async def generate(*arguments: object, **more: object) -> AsyncIterator[None]:
+            asked.set()
+            await asyncio.Event().wait()
+            yield
+
+        engine.generate = generate  # type: ignore[attr-defined]
+        sampler = sampler_of(engine)
+        await sampler.sleep(release=False)
+        request = GenerateRequest("r", (1, 2), Sampling(max_tokens=2), 1, 5)
+        sampling = asyncio.create_task(anext(aiter(sampler.generate([request]))))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asked.wait(), 0.3)
+        await sampler.wake()
+        await asyncio.wait_for(asked.wait(), 5)
+        sampling.cancel()
+        await asyncio.wait([sampling])
+
+    asyncio.run(main())
 
 
 CALLS = {
