@@ -145,6 +145,7 @@ def offer_names(hooks: "Hooks", provider: "Provider") -> list[str]:
     kinds: tuple[tuple[str, Sequence[Any]], ...] = (
         ("section", hooks.config_sections()),
         ("reward function", hooks.reward_functions()),
+        ("reward function", [replace(offer, provider=provider) for offer in hooks.rewards_of(provider)]),
         ("reward manager", hooks.reward_managers()),
         ("critic engine", hooks.critic_engines()),
         ("agent loop", hooks.agent_loops()),

@@ -1,7 +1,8 @@
 """Contributions of plugins to the configuration: types of their sections, and defaults of the main configuration."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
@@ -102,9 +103,22 @@ def _check_hints(section: type[Any], who: str) -> None:
                 f"{who}: section type {section.__qualname__}: '{name}' is a list of dataclasses, whose keys would "
                 f"not be checked; needs dict[str, {get_args(hint)[0].__qualname__}]"
             )
+        if refused := next((kind for kind in _kinds(hint) if issubclass(kind, bytes | PurePath)), None):
+            raise PluginError(
+                f"{who}: section type {section.__qualname__}: '{name}' is {refused.__name__}, which config.yaml and "
+                f"plan.json cannot hold; needs str, or another of {_TAKEN}"
+            )
         below = section_of(hint)
         if below is not None:
             _check_hints(below, who)
+
+
+def _kinds(hint: Any) -> Iterator[type[Any]]:
+    """The types in a type hint."""
+    if isinstance(hint, type) and not get_args(hint):
+        yield hint
+    for argument in get_args(hint):
+        yield from _kinds(argument)
 
 
 def without_paths(values: Mapping[str, Any], types: Mapping[str, type[Any]]) -> dict[str, Any]:

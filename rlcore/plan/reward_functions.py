@@ -145,12 +145,15 @@ def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str,
 
 
 def _offered(key: str, name: str, offers: Offers) -> Offer[RewardFunction]:
-    offered = (*offers.reward_functions(), *offers.entry_point_rewards())
-    found = [offer for offer in offered if offer.value.name == name]
+    enabled, installed = offers.reward_functions(), offers.entry_point_rewards()
+    offered = (*enabled, *installed)
+    # A distribution that is only installed takes no name from the core or an enabled plugin.
+    found = [offer for offer in enabled if offer.value.name == name]
+    found = found or [offer for offer in installed if offer.value.name == name]
     if len(found) > 1:
+        whose = join_names([f"{offer.provider} as {offer.value.target}" for offer in found])
         raise PluginError(
-            f"{key}={name}: offered by {join_names([str(offer.provider) for offer in found])}; "
-            f"one name needs one offer, so name the function as module:name instead"
+            f"{key}={name}: offered by {whose}; one name needs one offer, so set {key}=MODULE:NAME instead"
         )
     if not found:
         choices = sorted({offer.value.name for offer in offered})

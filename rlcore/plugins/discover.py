@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from rlcore import __version__
 from rlcore.config.providers import Offer, Provider
 from rlcore.contracts.offers import RewardFunction
-from rlcore.errors import OfferError, PluginError, nearest
+from rlcore.errors import OfferError, PluginError, boundary, nearest
 from rlcore.plan import CORE
 from rlcore.plan.catalog import install_hint
 
@@ -128,6 +128,17 @@ def entry_point_rewards() -> tuple[Offer[RewardFunction], ...]:
         with suppress(OfferError):  # the run may not use that distribution
             function = RewardFunction(entry.point.name, entry.point.value)
             offers.append(Offer(function, entry.provider(entry.point.name, "entry point")))
+    return tuple(offers)
+
+
+def rewards_of(distribution: str) -> tuple[Offer[RewardFunction], ...]:
+    """The entry points of `entry_point_rewards` of one distribution; PluginError for one that names no function."""
+    offers = []
+    for entry in _by_group(_places())[REWARDS_GROUP]:
+        provider = entry.provider(entry.point.name, "entry point")
+        if provider.distribution == distribution:
+            with boundary(str(provider), PluginError):
+                offers.append(Offer(RewardFunction(entry.point.name, entry.point.value), provider))
     return tuple(offers)
 
 

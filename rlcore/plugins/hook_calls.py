@@ -30,7 +30,7 @@ from rlcore.plan import CORE
 from rlcore.plan.time_limit import limited
 from rlcore.plugins import builtin
 from rlcore.plugins.catalogue import read_catalogue
-from rlcore.plugins.discover import entry_point_rewards, installed
+from rlcore.plugins.discover import entry_point_rewards, installed, rewards_of
 from rlcore.plugins.enabled import LoadedPlugin
 
 T = TypeVar("T")
@@ -107,6 +107,10 @@ class Hooks:
 
     def entry_point_rewards(self) -> tuple[Offer[RewardFunction], ...]:
         return entry_point_rewards()
+
+    def rewards_of(self, provider: Provider) -> tuple[Offer[RewardFunction], ...]:
+        """The entry points of the group `rlcore.rewards` of a plugin's distribution."""
+        return rewards_of(provider.distribution)
 
     def not_enabled(self, offer: str) -> tuple[Provider, ...]:
         known = {entry.distribution: entry.offers for entry in read_catalogue()}

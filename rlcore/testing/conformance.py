@@ -63,10 +63,11 @@ def checked_hooks(name_or_path: str) -> tuple[Report, Hooks | None]:
     already = set(sys.modules)
     try:
         hooks = load([name_or_path])
-        offers = _offers(hooks, name_of(name_or_path))
+        provider = hooks.providers()[0]
+        installed = hooks.rewards_of(provider)
+        offers = [*_offers(hooks, name_of(name_or_path)), *installed]
     except RlcoreError as error:
         return Report(name_of(name_or_path), (str(error),), ()), None
-    provider = hooks.providers()[0]
     warnings = [
         f"{provider}: importing it imports {module}; import it inside setup() or the function that needs it"
         for module in HEAVY
@@ -75,6 +76,13 @@ def checked_hooks(name_or_path: str) -> tuple[Report, Hooks | None]:
     if not offers and not _implements_pools(hooks):
         warnings.append(f"{provider}: offers nothing")
     problems = [problem for offer in offers for problem in _problems(offer)] + _clashes(hooks, provider)
+    problems += [
+        f"{offer.provider}: reward function '{offer.value.name}' is also offered by {other.provider}, which has "
+        "the name in every run that enables it; choose another name"
+        for offer in installed
+        for other in hooks.reward_functions()
+        if other.value.name == offer.value.name
+    ]
     return Report(name_of(name_or_path), tuple(problems), tuple(warnings)), hooks
 
 

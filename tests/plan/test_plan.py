@@ -189,7 +189,7 @@ def test_scope_and_deadline_come_from_the_offer_unless_the_config_says_them(site
 RAISES = "raise RuntimeError\ndef score(trajectory): ..."
 
 
-def test_an_entry_point_reward_is_named_without_being_imported_and_a_clash_is_refused(site: Path) -> None:
+def test_an_entry_point_reward_is_named_without_being_imported_and_takes_no_name_from_a_plugin(site: Path) -> None:
     write_package(site, "plan_ten", RAISES, entry_points={"rlcore.rewards": {"tenth": "plan_ten:score"}})
     made = plan("reward.functions.letters.fn=tenth", "algo.kl.placement=loss", "reference.backend=null")
     assert (made.rewards[0].target, made.rewards[0].provided_by) == (
@@ -198,7 +198,13 @@ def test_an_entry_point_reward_is_named_without_being_imported_and_a_clash_is_re
     )
     assert "plan_ten" not in sys.modules
     write_package(site, "plan_eleven", RAISES, entry_points={"rlcore.rewards": {"count_letter": "plan_eleven:score"}})
-    assert "entry point 'count_letter' (plan-eleven 1.0)" in refused(PluginError)
+    assert plan().rewards[0].provided_by == "plugin 'null' (rlcore 0.1.0)"
+    write_package(site, "plan_twelve", RAISES, entry_points={"rlcore.rewards": {"tenth": "plan_twelve:score"}})
+    assert (
+        "reward.functions.letters.fn=tenth: offered by entry point 'tenth' (plan-ten 1.0) as plan_ten:score and entry "
+        "point 'tenth' (plan-twelve 1.0) as plan_twelve:score; one name needs one offer, so set "
+        "reward.functions.letters.fn=MODULE:NAME instead"
+    ) in refused(PluginError, "reward.functions.letters.fn=tenth")
 
 
 def test_the_plan_as_json_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

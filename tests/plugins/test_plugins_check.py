@@ -10,6 +10,7 @@ from textwrap import dedent
 import pytest
 
 from rlcore.cli import main
+from rlcore.cli.plugins import offer_names
 from rlcore.errors import PluginError
 from rlcore.plan.time_limit import LIMIT
 from rlcore.plugins import configure, load
@@ -218,7 +219,35 @@ def test_an_entry_point_that_names_no_function_does_not_disturb_others(site: Pat
     assert "odd" not in names
 
 
+REWARDS = {
+    "gone": ("check_own:g", "check_own:g"),
+    "exact_match": ("check_own:f", "is also offered by plugin 'core' (rlcore 0.1.0), which has the name in every run"),
+    "odd": ("check_own", "needs"),
+}
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_the_entry_points_of_a_plugins_package_are_checked_with_it(site: Path, name: str) -> None:
+    target, problem = REWARDS[name]
+    entries = {"rlcore": {"check_own": "check_own"}, "rlcore.rewards": {"fine": "check_own:f", name: target}}
+    write_package(site, "check_own", HEAD + "def f(trajectory): ...\n", entry_points=entries)
+    write_package(site, "check_other", "", entry_points={"rlcore.rewards": {"lost": "nowhere:f"}})
+    (found,) = check_plugin("check_own").problems
+    assert found.startswith(f"entry point '{name}' (check-own 1.0): ")
+    assert problem in found
+
+
+def test_the_entry_points_of_a_plugins_package_are_among_its_offers(site: Path) -> None:
+    entries = {"rlcore": {"check_own": "check_own"}, "rlcore.rewards": {"fine": "check_own:f"}}
+    write_package(site, "check_own", HEAD + "def f(trajectory): ...\n", entry_points=entries)
+    hooks = load(["check_own"])
+    assert offer_names(hooks, hooks.providers()[0]) == ["reward function fine"]
+    assert check_plugin("check_own").ok
+
+
 SECTIONS = {
+    "x: Path = Path()": "'x' is Path, which config.yaml and plan.json cannot hold; needs str, or another of",
+    "x: tuple[bytes, ...] = ()": "'x' is bytes, which config.yaml and plan.json cannot hold; needs str",
     "x: int = 'many'": "section type Settings: ValidationError: Value 'many'",
     "x: object = 3": "section type Settings: ValidationError: Unexpected type annotation: object",
     "x: 'Nowhere' = 3": "section type Settings: NameError: name 'Nowhere' is not defined",
@@ -230,6 +259,7 @@ DEFAULTS = {
 }
 SECTION = """
 from dataclasses import dataclass
+from pathlib import Path
 from rlcore.config.providers import ConfigSection
 @dataclass(frozen=True)
 class Settings:
