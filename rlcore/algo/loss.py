@@ -41,7 +41,25 @@ class PolicyLossOutput:
     loss_BT: Tensor
     """0 outside the mask; neither weighted nor averaged."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """(B, T) detached numbers by name, 0 outside the mask. The engine averages them over the masked tokens."""
+    """(B, T) detached numbers by name, 0 outside the mask. The engine averages them over the masked tokens. No name may
+    be in `RESERVED_METRICS`."""
+
+
+RESERVED_METRICS = frozenset(
+    {
+        "loss",
+        "entropy",
+        "kl",
+        "kl_per_sample",
+        "kl_coef",
+        "ratio_max",
+        "importance_mean",
+        "importance_max",
+        "importance_capped_frac",
+        "rollout_logprob_diff",
+    }
+)
+"""Names that rlcore logs as policy/NAME itself."""
 
 
 def clip(inputs: PolicyLossInputs) -> PolicyLossOutput:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlcore.algo.advantage import AdvantageInputs
 from rlcore.algo.covariance import SelectionInputs
-from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
+from rlcore.algo.loss import RESERVED_METRICS, PolicyLossInputs, PolicyLossOutput
 from rlcore.algo.token_rewards import token_rewards
 from rlcore.algo.torch_state import unchanged_torch
 from rlcore.config import AlgoConfig
@@ -192,6 +192,8 @@ def _check_loss(who: str, output: PolicyLossOutput, mask_BT: Tensor, logprobs_BT
             )
         if values_BT.requires_grad:
             raise PluginError(f"{who} returned the metric '{name}' with a gradient; needs it detached")
+        if name in RESERVED_METRICS:
+            raise PluginError(f"{who} returned the metric '{name}', which rlcore logs itself; choose another name")
 
 
 def _probe_selection(selection: Callable[..., Any], who: str, inputs: SelectionInputs) -> Tensor:

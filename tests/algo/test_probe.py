@@ -81,6 +81,7 @@ def by_number(inputs): return PolicyLossOutput(parts(inputs), {1: parts(inputs).
 def short(inputs): return PolicyLossOutput(parts(inputs), {"size": parts(inputs).detach()[1:]})
 def no_numbers(inputs): return PolicyLossOutput(parts(inputs).to("meta"))
 def with_gradient(inputs): return PolicyLossOutput(parts(inputs), {"size": parts(inputs)})
+def as_ours(inputs): return PolicyLossOutput(parts(inputs), {"entropy": parts(inputs).detach()})
 def no_mapping(inputs): return PolicyLossOutput(parts(inputs), [parts(inputs)])
 def selected(inputs):
     return PolicyLossOutput(torch.where(inputs.selected_BT, 0.0, parts(inputs)))
@@ -271,6 +272,7 @@ LOSSES = {
     "short": r"returned the metric 'size', which is a tensor of float32 of shape \(3, 8\); needs",
     "no_numbers": "it: (RuntimeError|NotImplementedError): ",
     "with_gradient": "returned the metric 'size' with a gradient; needs it detached",
+    "as_ours": "returned the metric 'entropy', which rlcore logs itself; choose another name",
     "no_mapping": "metrics that are list; needs a mapping",
     "raises": "it failed: KeyError: 'which'",
 }

@@ -164,10 +164,10 @@ def test_a_request_to_a_sleeping_sampler_waits_for_its_waking() -> None:
     engine.model_config = type("Config", (), {"max_model_len": 16})  # type: ignore[attr-defined]
 
     async def main() -> None:
-        asked = asyncio.Event()
+        requested = asyncio.Event()
 
         async def generate(*arguments: object, **more: object) -> AsyncIterator[None]:
-            asked.set()
+            requested.set()
             await asyncio.Event().wait()
             yield
 
@@ -177,9 +177,9 @@ def test_a_request_to_a_sleeping_sampler_waits_for_its_waking() -> None:
         request = GenerateRequest("r", (1, 2), Sampling(max_tokens=2), 1, 5)
         sampling = asyncio.create_task(anext(aiter(sampler.generate([request]))))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asked.wait(), 0.3)
+            await asyncio.wait_for(requested.wait(), 0.3)
         await sampler.wake()
-        await asyncio.wait_for(asked.wait(), 5)
+        await asyncio.wait_for(requested.wait(), 5)
         sampling.cancel()
         await asyncio.wait([sampling])
 
