@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from rlcore.errors.redaction import LONGEST_TEXT, beginning
+from rlcore.errors.user_lines import line_of
 
 
 class RlcoreError(Exception):
@@ -99,6 +100,8 @@ def boundary(
 ) -> "Boundary":
     """Run foreign code: its exceptions become `error`, which names the code by `whose`.
 
+    A PluginError or WorkerError ends with the line of user code that raised the exception.
+
     An RlcoreError passes unchanged. An OfferError, which does not name its owner, becomes a PluginError with the name.
     The original exception stays chained as the cause. Pass BaseException as `caught` where no caller above handles
     exits and cancellations: in a process that only runs this code.
@@ -131,7 +134,8 @@ class Boundary:
             text = describe(cause)
             if text == "CancelledError" and _running_task() is not None:
                 text += ": something that it awaited was cancelled"
-            raise self._error(f"{self._whose}: {text}") from cause
+            place = place_of(cause) if issubclass(self._error, PluginError | WorkerError) else ""
+            raise self._error(f"{self._whose}: {text}{place}") from cause
 
 
 def _is_theirs(cause: BaseException) -> bool:
@@ -166,14 +170,22 @@ def _running_task() -> Any:
 
 
 def describe(cause: BaseException) -> str:
-    """An exception as one line: its type and the first line of its message."""
+    """An exception as one line: its type and the first line of its message; all lines if the first ends in a colon."""
     if isinstance(cause, EndOfProcess):
         return f"it called {cause.call}"
     if isinstance(cause, SystemExit):
         return f"it called sys.exit({shown(cause.code)})"
     text = beginning(str(TracebackException(type(cause), cause, None, limit=0)))  # the exception's `__str__` may raise
     lines = text.strip().splitlines()
+    if lines and lines[0].endswith(":"):
+        lines = [" ".join(" ".join(lines).split())]
     return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
+
+
+def place_of(cause: BaseException) -> str:
+    """The end of an error: the line of user code that raised it, ' (file.py:7)'; empty where that was not user code."""
+    line = line_of(cause.__traceback__)
+    return f" ({line})" if line else ""
 
 
 def trace_of(cause: BaseException) -> str:
@@ -185,6 +197,16 @@ def trace_of(cause: BaseException) -> str:
         if room <= 0:
             break
     return beginning("".join(parts))
+
+
+def foreign_trace(error: RlcoreError) -> str:
+    """The traceback of the foreign exception that caused the error, also of one in another process; empty: none did."""
+    cause: BaseException | None = error
+    while isinstance(cause, RlcoreError):
+        if isinstance(cause, ChildError) and cause.trace:
+            return cause.trace
+        cause = cause.__cause__
+    return trace_of(cause) if cause else ""
 
 
 def shown(value: object) -> str:

@@ -4,14 +4,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import NoReturn
 
 from rlcore.errors import ChildError, RlcoreError, describe
+from rlcore.errors.user_lines import OURS, is_below, line_of, short
 from rlcore.types import Trajectory
 
-OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-INSTALLED = "site-packages"
 IMPORTER = "<frozen importlib"
 IMPORT_FILES = os.path.dirname(os.path.abspath(importlib.__file__)) + os.sep
 """Prefixes of file names in the traceback of an import that are neither the user's nor a library's."""
@@ -49,8 +47,8 @@ def import_failure(cause: BaseException) -> str:
         file = trace.tb_frame.f_code.co_filename
         if not file.startswith((OURS, IMPORTER, IMPORT_FILES)):
             own = own or os.path.dirname(file)
-            last = f"{_short(file)}:{trace.tb_lineno}"
-            if _is_below(file, own):
+            last = f"{short(file)}:{trace.tb_lineno}"
+            if is_below(file, own):
                 own_line, inside = last, ""
             else:
                 inside = inside or str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -78,38 +76,6 @@ def _way_out(cause: BaseException, inside: str) -> str:
     if inside:
         return f"; '{inside}' is installed but broken: `{sys.executable} -c 'import {inside}'` shows it"
     return ""
-
-
-def line_of(trace: TracebackType | None) -> str:
-    """The last line of the user's code in a traceback as 'file.py:7'; empty when there is none.
-
-    The user's code begins with the first frame outside rlcore. Code that it calls in its directory counts; code
-    elsewhere or installed below it does not: for `json.loads(text)` it is that line, not one of json.
-    """
-    own: str | None = None
-    found = ""
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if not file.startswith(OURS):
-            if own is None:
-                own = os.path.dirname(file)
-            if _is_below(file, own):
-                found = f"{_short(file)}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
-
-
-def _is_below(file: str, directory: str) -> bool:
-    """True for a file in or below the directory, unless it is installed there, such as in a `.venv`."""
-    if not directory:  # of a cell or of `exec`, which has no file
-        return not os.path.dirname(file)
-    return file.startswith(directory + os.sep) and INSTALLED not in file[len(directory) :]
-
-
-def _short(file: str) -> str:
-    """The file name on one line, relative to the working directory where possible."""
-    here = os.getcwd() + os.sep
-    return " ".join(file.removeprefix(here).split())
 
 
 def _row_of(trajectories: Sequence[Trajectory], cause: BaseException) -> str:

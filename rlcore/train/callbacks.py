@@ -1,12 +1,11 @@
 """Callbacks after each step: they watch a run and can end it, but cannot change its computations."""
 
 import logging
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlcore.aio import in_daemon_thread
-from rlcore.errors import ConfigError, RlcoreError, boundary, trace_of
+from rlcore.errors import ConfigError, RlcoreError, boundary, place_of, trace_of
 from rlcore.types import FrozenDict, Metrics
 
 logger = logging.getLogger(__name__)
@@ -62,11 +61,6 @@ async def _in_thread(name: str, function: Callable[[int, Metrics], object], step
             with boundary(name, ConfigError, BaseException):
                 return function(step, metrics)
         except RlcoreError as error:
-            raise ConfigError(f"{error}{_line_of(error.__cause__ or error)}") from error.__cause__
+            raise ConfigError(f"{error}{place_of(error.__cause__ or error)}") from error.__cause__
 
     return await in_daemon_thread(f"{name} of step {step}", call)
-
-
-def _line_of(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

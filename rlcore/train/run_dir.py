@@ -18,7 +18,7 @@ from types import TracebackType
 from rlcore.config import LoadedConfig
 from rlcore.config.names import run_directory
 from rlcore.config.providers import Provider
-from rlcore.errors import ConfigError, RlcoreError, WorkerError, describe, nearest
+from rlcore.errors import ConfigError, RlcoreError, WorkerError, describe, foreign_trace, nearest
 from rlcore.errors.redaction import DisplayFormatter
 from rlcore.plan import RunPlan, plan_to_json
 from rlcore.report.files import write_atomically
@@ -239,6 +239,8 @@ def _end_in_words(kind: type[BaseException] | None, error: BaseException | None,
     """Log the error that ends a run; a signal that stopped it was logged where it came."""
     if isinstance(error, RlcoreError):
         logging.getLogger("rlcore").error(f"{ENDED}: %s", " ".join(str(error).split()))
+        if frames := foreign_trace(error):
+            logging.getLogger("rlcore").info("the traceback of this error:\n%s", frames)
     elif isinstance(error, asyncio.CancelledError):
         logging.getLogger("rlcore").error("the run was cancelled by code in this process")
     elif error is not None and not isinstance(error, Stopped):

@@ -18,7 +18,7 @@ def test_help_imports_only_the_standard_library_and_the_errors() -> None:
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.splitlines()[-1]
     light = "'rlcore.cli.console', 'rlcore.cli.endings', 'rlcore.cli.inherited_signals', 'rlcore.errors'"
-    light += ", 'rlcore.errors.redaction'"
+    light += ", 'rlcore.errors.redaction', 'rlcore.errors.user_lines'"
     assert loaded == f"['__main__', 'rlcore', 'rlcore.cli', {light}]"
 
 

@@ -179,7 +179,8 @@ def test_errors_name_worker_method_and_cause(probed: RunPlan, tmp_path: Path) ->
             probe = groups["probe"].replicas[1]
             with pytest.raises(WorkerError) as caught:
                 await probe.call(Probe.fail)
-            assert str(caught.value) == "probe[1].fail(): ValueError: a first line"
+            line = "tests/cluster/test_local_cluster.py:77"
+            assert str(caught.value) == f"probe[1].fail(): ValueError: a first line ({line})"
             assert isinstance(caught.value.__cause__, ValueError)
             with pytest.raises(ConfigError, match=r"^probe\[1\]\.misconfigured\(\): wrong setting$"):
                 await probe.call(Probe.misconfigured)
@@ -211,7 +212,7 @@ def test_a_stream_gives_its_items_in_order_and_its_error_in_place(probed: RunPla
             probe = groups["probe"].replicas[0]
             assert [value async for value in probe.stream(Probe.count, 1000)] == list(range(1000))
             seen: list[int] = []
-            with pytest.raises(WorkerError, match=r"^probe\[0\]\.count\(\): ValueError: no more$"):
+            with pytest.raises(WorkerError, match=r"^probe\[0\]\.count\(\): ValueError: no more \(\S+:89\)$"):
                 await gather_into(seen, probe.stream(Probe.count, 10, fail_at=3))
             assert seen == [0, 1, 2]
             assert probe.worker.ended == 2

@@ -2,12 +2,15 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+import sysconfig
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
-from rlcore.errors import CALLED, PluginError, boundary, describe, trace_of
+from rlcore.errors import CALLED, Boundary, ConfigError, PluginError, WorkerError, boundary, describe, trace_of
 from rlcore.errors.redaction import LONGEST_TEXT, beginning, remember_variable
+from rlcore.errors.user_lines import line_of, short
 
 
 class Odd(BaseException):
@@ -112,3 +115,68 @@ def test_the_end_of_a_generator_passes() -> None:
 
     asyncio.run(main())
     assert ended == ["as it was told"]
+
+
+SITE = f"{sysconfig.get_paths()['purelib']}/"
+
+
+def function_in(file: str, code: str, **names: Any) -> Callable[[], object]:
+    """The function `f` of this code, as if it were in that file."""
+    exec(compile(code, file, "exec"), names)
+    found: Callable[[], object] = names["f"]
+    return found
+
+
+FAILS = "def f():\n    raise KeyError('x')\n"
+CALLS = "def f():\n    return inner()\n"
+PLACES = {
+    "a file": (function_in("/there/mine.py", FAILS), " (/there/mine.py:2)"),
+    "a file next to it": (
+        function_in("/there/mine.py", CALLS, inner=function_in("/there/more/part.py", FAILS)),
+        " (/there/more/part.py:2)",
+    ),
+    "a library that it calls": (
+        function_in("/there/mine.py", CALLS, inner=function_in(f"{SITE}somewhere.py", FAILS)),
+        " (/there/mine.py:2)",
+    ),
+    "an installed plugin": (
+        function_in(f"{SITE}mine/hooks.py", CALLS, inner=function_in(f"{SITE}torch/nn.py", FAILS)),
+        f" ({short(SITE)}mine/hooks.py:2)",
+    ),
+    "called by torch": (
+        function_in(f"{SITE}torch/autograd.py", CALLS, inner=function_in("/there/mine.py", FAILS)),
+        " (/there/mine.py:2)",
+    ),
+    "called by Python": (
+        function_in("<frozen importlib>", CALLS, inner=function_in("/there/mine.py", FAILS)),
+        " (/there/mine.py:2)",
+    ),
+    "torch alone": (function_in(f"{SITE}torch/nn.py", FAILS), ""),
+    "Python alone": (function_in("<frozen os>", FAILS), ""),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_an_error_of_a_plugin_or_worker_has_the_line_of_user_code(name: str) -> None:
+    function, place = PLACES[name]
+    caller = function_in(line_of.__code__.co_filename, CALLS, inner=function)  # rlcore's own frame
+    for kind in (PluginError, WorkerError, ConfigError):
+        with pytest.raises(kind) as caught:
+            Boundary("mine", kind, Exception).__exit__(*raised_by(caller))
+        assert str(caught.value) == f"mine: KeyError: 'x'{place if kind is not ConfigError else ''}"
+
+
+def raised_by(function: Callable[[], object]) -> Any:
+    """The arguments of `__exit__` for the function's exception, without the frame of this one."""
+    try:
+        function()
+    except KeyError as error:
+        return type(error), error.with_traceback(error.__traceback__.tb_next), None  # type: ignore[union-attr]
+    pytest.fail("it raises")
+
+
+def test_a_message_whose_first_line_ends_in_a_colon_is_whole() -> None:
+    assert (
+        describe(ValueError("needs one of:\n  (1) this\n  (2) that")) == "ValueError: needs one of: (1) this (2) that"
+    )
+    assert describe(ValueError("a reason\nand more")) == "ValueError: a reason"

@@ -16,7 +16,7 @@ def test_a_result_comes_and_an_error_names_the_call() -> None:
 
     async def story() -> None:
         assert await in_daemon_thread("adding", lambda: 1 + 1) == 2
-        with pytest.raises(WorkerError, match=r"^adding: ValueError: a number$"):
+        with pytest.raises(WorkerError, match=r"^adding: ValueError: a number \(\S+/test_daemon_threads\.py:15\)$"):
             await in_daemon_thread("adding", lambda: fail(ValueError("a number")))
         with pytest.raises(PluginError, match=r"^as it was$"):
             await in_daemon_thread("adding", lambda: fail(PluginError("as it was")))

@@ -1,6 +1,7 @@
 """Components behind the checks of what they hand over: their state and their scope."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,4 +86,6 @@ def test_what_a_component_raises_names_it_and_the_method(call: str, late: bool) 
 
     with pytest.raises(PluginError) as caught:
         asyncio.run(run())
-    assert str(caught.value) == f"x: {call.split()[1]}: KeyError: 'which'"
+    error, _, line = str(caught.value).partition(" (")
+    assert error == f"x: {call.split()[1]}: KeyError: 'which'"
+    assert re.fullmatch(r"tests/runtime/test_checked_components\.py:\d+\)", line), "the component's"

@@ -11,7 +11,7 @@ import pytest
 
 from rlcore.config import load_config
 from rlcore.config.providers import Provider
-from rlcore.errors import CheckpointError, ConfigError, RewardError, WorkerError
+from rlcore.errors import CheckpointError, ChildError, ConfigError, PluginError, RewardError, WorkerError, boundary
 from rlcore.plugins.planning import plan_run
 from rlcore.report.files import FileOperations, write_atomically
 from rlcore.report.metrics import MetricsLog
@@ -214,6 +214,17 @@ def test_the_log_says_which_error_ended_the_run(tmp_path: Path, error: BaseExcep
     log = (tmp_path / "log.txt").read_text()
     assert words in log
     assert "the run ended by an error" in log
+
+
+def test_the_log_has_the_traceback_of_what_a_component_raised_also_in_another_process(tmp_path: Path) -> None:
+    with pytest.raises(PluginError), logging_to(tmp_path), boundary("agent 'mine'", PluginError):
+        raise KeyError("lost")
+    assert 'test_run_directory.py", line' in (tmp_path / "log.txt").read_text()
+    error = WorkerError("actor[0].update(): KeyError: 'lost'")
+    error.__cause__ = ChildError("KeyError", "Traceback of the worker")
+    with pytest.raises(WorkerError), logging_to(tmp_path):
+        raise WorkerError(f"{error}; last checkpoint") from error
+    assert (tmp_path / "log.txt").read_text().endswith("Traceback of the worker\n")
 
 
 def test_a_signal_that_ends_a_run_is_not_logged_as_an_error(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
 from rlcore.config import AlgoConfig
 from rlcore.engines.hf.train.microbatch import LossTerms, MicroBatch, Predictions
 from rlcore.engines.hf.train.transfers import device_tensor
+from rlcore.errors import CALLED, PluginError, boundary
 from rlcore.types import Batch, Bools
 
 METRIC_NAMES = {"ratio": "ratio_mean", "clipped_low": "clip_frac_low", "clipped_high": "clip_frac_high"}
@@ -71,7 +72,7 @@ class PolicyLoss:
             config=self._config,
             selected_BT=None if selected is None else micro.per_token(selected),
         )
-        output = self._policy_loss(inputs)
+        output = self._called(inputs)
         metrics: dict[str, Tensor] = {
             f"policy/{METRIC_NAMES.get(name, name)}": value for name, value in output.metrics.items()
         }
@@ -108,3 +109,13 @@ class PolicyLoss:
         elif self._config.kl.placement == "loss":
             raise ValueError("algo.kl.placement=loss: the mini-batch has no log-probs of the reference")
         return LossTerms(loss_BT, metrics, counted)
+
+    def _called(self, inputs: PolicyLossInputs) -> PolicyLossOutput:
+        """The output of the policy loss; PluginError with its name if it raised or if a shape is wrong."""
+        who, shape = f"algo.policy_loss={self._config.policy_loss}", tuple(inputs.mask_BT.shape)
+        with boundary(who, PluginError, CALLED):
+            output = self._policy_loss(inputs)
+        for name, found_BT in {**output.metrics, "loss_BT": output.loss_BT}.items():
+            if found_BT.shape != shape:
+                raise PluginError(f"{who} returned {name} of shape {tuple(found_BT.shape)}; needs {shape}")
+        return output
