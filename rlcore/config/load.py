@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlcore.config.checks import check_bounds, check_effects, check_rules, has_effect, walk
 from rlcore.config.choices import AUTO, DEVICE, Choice, Chooser, no_choices
+from rlcore.config.emptied import emptied
 from rlcore.config.file_paths import paths_from_their_files
 from rlcore.config.layers import (
     Layer,
@@ -116,7 +117,7 @@ def load_config(
     types = plugin_sections(sections)
     user = read_layers(files, overrides)
     below = plugin_layers(sections, user)
-    layers = [_adapter_defaults([*below, *user]), _preset([*below, *user]), *below, *user]
+    layers = emptied([_adapter_defaults([*below, *user]), _preset([*below, *user]), *below, *user], types)
     fitted = [_fit(layer, types) for layer in layers]
     loaded = _Merge(fitted, types)
     if loaded.tree is not None:

@@ -1,0 +1,50 @@
+"""Mappings of named entries that a higher layer empties, and entries that it removes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.config import load_config
+from rlcore.errors import ConfigError
+
+BELOW: dict[str, Any] = {
+    "model": {"path": "m", "chat_template_kwargs": {"thinking": True}},
+    "data": {"sources": {"a": {"path": "a.jsonl"}, "b": {"path": "b.jsonl"}}},
+    "eval": {"sources": {"held": {"path": "h.jsonl"}}},
+    "reward": {"functions": {"ok": {"fn": "r.py:score", "kwargs": {"x": 1}}}},
+    "plugins": {"mine": {}},
+}
+
+
+@pytest.mark.parametrize("value", ["{}", "null", ""])
+def test_a_mapping_is_emptied_and_gets_what_is_above(value: str) -> None:
+    config = load_config([BELOW], [f"eval.sources={value}", f"model.chat_template_kwargs={value}"], ()).config
+    assert (config.eval.sources, config.model.chat_template_kwargs) == ({}, {})
+    functions = [f"reward.functions={value}", "reward.functions.new.fn=r.py:other"]
+    config = load_config([BELOW], functions, ()).config
+    assert {name: function.fn for name, function in config.reward.functions.items()} == {"new": "r.py:other"}
+    assert set(config.eval.sources) == {"held"}
+
+
+def test_an_entry_is_removed_by_null_and_others_stay(tmp_path: Path) -> None:
+    above = tmp_path / "above.yaml"
+    above.write_text("data: {sources: {a: null}}\neval: {sources: {}}\n")
+    loaded = load_config([BELOW, above], [], ())
+    assert (set(loaded.config.data.sources), set(loaded.config.eval.sources)) == ({"b"}, set())
+    config = load_config([BELOW, above], ["eval.sources.new.path=n.jsonl"], ()).config
+    assert set(config.eval.sources) == {"new"}
+
+
+def test_the_removal_of_no_entry_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([BELOW], ["eval.sources.hled=null"], ())
+    assert str(caught.value) == (
+        "eval.sources.hled: null removes an entry (override 'eval.sources.hled=null'); did you mean 'held'? "
+        "choose from: held"
+    )
+
+
+def test_a_section_stays_as_it_is() -> None:
+    config = load_config([BELOW], ["plugins={}", "plugins.mine={}", "data.sources.a={}", "train={}"], ()).config
+    assert (set(config.plugins), config.data.sources["a"].path) == ({"mine"}, "a.jsonl")
