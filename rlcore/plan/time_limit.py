@@ -59,7 +59,7 @@ def limited(whose: str, limit: float | None = None, setting: str = LIMIT) -> Ite
     def interrupt(signum: int, frame: FrameType | None) -> None:
         if not running:
             return
-        lines.append(f"{whose}: not done after {limit:g} s, {_where(frame)}; if it is only slow, set {setting} to more")
+        lines.append(not_done(whose, limit, frame, setting))
         if len(lines) > _TRIES:
             _end(lines[0])
         raise _Hangs
@@ -75,6 +75,11 @@ def limited(whose: str, limit: float | None = None, setting: str = LIMIT) -> Ite
         signal.setitimer(signal.ITIMER_REAL, left, was_interval)
         if lines:  # even if the code swallows the interruption
             raise PluginError(lines[0])
+
+
+def not_done(whose: str, limit: float, frame: FrameType | None, setting: str = LIMIT) -> str:
+    """The error of code that takes longer than a limit: whose, its line, and the setting that raises the limit."""
+    return f"{whose}: not done after {limit:g} s, {_where(frame)}; if it is only slow, set {setting} to more"
 
 
 def _where(frame: FrameType | None) -> str:

@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+import sys
+import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from rlcore.aio import in_daemon_thread
 from rlcore.cluster.child import ChildProcesses
 from rlcore.contracts.activity import current_activity
 from rlcore.contracts.agents import AgentLoop
@@ -24,7 +27,7 @@ from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import CALLED, PlanError, PluginError, WorkerError, boundary
 from rlcore.errors.checks.interfaces import check_product
 from rlcore.plan import CORE, ComponentPlan, RunPlan
-from rlcore.plan.time_limit import limited, where_in
+from rlcore.plan.time_limit import limit_s, limited, not_done, where_in
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.runtime.hang_watch import HangWatch
 from rlcore.runtime.sampling_workers import Sampler, start_sampler
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SLOT_INTERFACES: Mapping[str, type[Any]] = {"agent": AgentLoop, "reward": RewardManager, "critic": CriticEngine}
 """In the order in which components start."""
@@ -101,7 +105,7 @@ async def launch(
     """
     deadlines = deadlines or Deadlines(plan.config.cluster.start_s)
     limits = replace(deadlines)
-    algorithms = await asyncio.to_thread(_probed, plan)
+    algorithms = await _probed(plan)
     async with AsyncExitStack() as stack, _lengthened(limits):
         children = ChildProcesses()
         stack.push_async_callback(children.close)
@@ -148,15 +152,37 @@ async def _build_context(sampler: Sampler, children: ChildProcesses) -> BuildCon
     )
 
 
-def _probed(plan: RunPlan) -> "dict[str, Probed]":
-    """The functions of the run's algorithms by purpose; PluginError for one that does not match its offer."""
+async def _probed(plan: RunPlan) -> "dict[str, Probed]":
+    """The functions of the run's algorithms by purpose; PluginError for one that does not match its offer, or hangs."""
+    probe = await in_daemon_thread("importing torch", _probe)
+    found = {}
+    for purpose, algorithm in plan.algorithms.items():
+        who = f"algo.{algorithm.algorithm.kind.value}={algorithm.algorithm.name} of {algorithm.provided_by}"
+        probing = partial(probe, algorithm.algorithm, algorithm.provided_by, plan.config.algo)
+        found[purpose] = await _in_limited_thread(f"{who}: probing it", probing)
+    return found
+
+
+def _probe() -> "Callable[..., Probed]":
     from rlcore.algo.probe import probe  # torch
 
-    algo = plan.config.algo
-    return {
-        purpose: probe(algorithm.algorithm, algorithm.provided_by, algo)
-        for purpose, algorithm in plan.algorithms.items()
-    }
+    return probe
+
+
+async def _in_limited_thread(whose: str, call: Callable[[], T]) -> T:
+    """The result of plugin code; PluginError with its line if it is not done in `limit_s()`, and it is left behind."""
+    limit, threads = limit_s(), list[int]()
+
+    def run() -> T:
+        threads.append(threading.get_ident())
+        return call()
+
+    try:
+        async with asyncio.timeout(limit):
+            return await in_daemon_thread(whose, run)
+    except TimeoutError:
+        frame = sys._current_frames().get(threads[0]) if threads else None
+        raise PluginError(not_done(whose, limit, frame)) from None
 
 
 async def _start_component(

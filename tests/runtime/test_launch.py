@@ -15,6 +15,7 @@ from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.model_files import num_parameters
 from rlcore.contracts.rollout import ROLLOUT
 from rlcore.errors import PlanError, PluginError, RlcoreError, WorkerError
+from rlcore.plan.time_limit import LIMIT
 from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
 from rlcore.runtime.machine import gather_facts
@@ -266,6 +267,33 @@ def test_a_component_whose_build_hangs_is_ended_by_name_and_line(site: Path, tmp
     with pytest.raises(PluginError, match=message) as caught:
         asyncio.run(story())
     assert str(caught.value).endswith("; if it is only slow, set cluster.start_s to more")
+
+
+def test_an_estimator_that_hangs_when_it_is_probed_is_named_with_its_line(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        "import threading\nfrom rlcore.contracts.hooks import hookimpl\nfrom rlcore.contracts.offers import *\n"
+        "may_end = threading.Event()\ndef wait(inputs): may_end.wait(60)\n@hookimpl\ndef rlcore_algorithms():\n"
+        "    return [Algorithm('waits', AlgorithmKind.ADVANTAGE, 'launch_waits:wait', Scope.BATCH)]\n"
+    )
+    write_package(site, "launch_waits", source)
+    plan = plan_run([], [*SETTINGS, "algo.advantage=waits"], ["null", "launch_waits"])
+    monkeypatch.setenv(LIMIT, "0.5")
+
+    async def story() -> None:
+        async with launch(plan, tmp_path):
+            pytest.fail("it was started")
+
+    who = r"^algo\.advantage=waits of plugin 'launch_waits' \(launch-waits 1\.0\): probing it: "
+    with pytest.raises(
+        PluginError, match=who + r"not done after 0\.5 s, in wait at \S+launch_waits\.py:5; if it is only"
+    ):
+        asyncio.run(story())
+    sys.modules["launch_waits"].may_end.set()
+    for thread in threading.enumerate():
+        if "probing it" in thread.name:
+            thread.join(10)
 
 
 def test_an_error_inside_the_run_closes_everything_and_stays_itself(site: Path, tmp_path: Path) -> None:

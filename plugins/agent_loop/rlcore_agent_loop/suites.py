@@ -117,12 +117,16 @@ class ToolSuite(ReferenceSuite):
         """Loaded there by its target."""
         self._have_results(processes=True)
 
-    def _have_results(self, processes: bool) -> None:
+    def _calls(self) -> Sequence[tuple[Mapping[str, Any], str | None]]:
         self.need(bool(self.calls), "needs `calls`, at least one")
+        return self.calls
+
+    def _have_results(self, processes: bool) -> None:
+        calls = self._calls()
 
         async def main(tools: Tools) -> None:
             sample = self.sample(tools, 0)
-            for arguments, wanted in self.calls:
+            for arguments, wanted in calls:
                 found = await self.ask(sample, arguments)
                 self.need(not found.startswith(ERROR), f"the call {dict(arguments)} fails: {found}")
                 self.need(wanted in (None, found), f"the call {dict(arguments)} gives {found!r}; needs {wanted!r}")
@@ -133,12 +137,12 @@ class ToolSuite(ReferenceSuite):
 
     def test_a_wrong_call_is_a_text_and_disturbs_no_other(self) -> None:
         """Unknown arguments, and none: errors, after which the right call works."""
+        arguments, _ = self._calls()[0]
 
         async def main(tools: Tools) -> None:
             sample = self.sample(tools, 0)
             found = await self.ask(sample, {"no_such_argument_": 1})
             self.need(found.startswith(ERROR), f"a call with an unknown argument gives {found!r}; needs an error")
-            arguments, _ = self.calls[0]
             found = await self.ask(sample, arguments)
             self.need(not found.startswith(ERROR), f"after a wrong call the right one fails: {found}")
             await sample.close()
@@ -148,13 +152,14 @@ class ToolSuite(ReferenceSuite):
     @extra("deterministic")
     def test_samples_do_not_share_state(self) -> None:
         """Two samples that call in turn get the same as one alone."""
+        calls = self._calls()
 
         async def main(tools: Tools) -> None:
             alone = self.sample(tools, 0)
-            wanted = [await self.ask(alone, arguments) for arguments, _ in self.calls]
+            wanted = [await self.ask(alone, arguments) for arguments, _ in calls]
             await alone.close()
             two = [self.sample(tools, index) for index in (1, 2)]
-            for (arguments, _), text in zip(self.calls, wanted, strict=True):
+            for (arguments, _), text in zip(calls, wanted, strict=True):
                 for sample in two:
                     found = await self.ask(sample, arguments)
                     self.need(found == text, f"{dict(arguments)} gives {found!r} next to another, {text!r} alone")

@@ -118,6 +118,13 @@ def test_a_broken_tool_is_red(name: str, calls: Any, check: str) -> None:
 
 
 @pytest.mark.slow
+def test_without_calls_each_check_that_needs_them_says_so() -> None:
+    found = failures(type("Tested", (ToolSuite,), {"target": f"{BROKEN}/tools.py:add"}))
+    assert len(found) == 4
+    assert all("needs `calls`, at least one" in error for error in found.values())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "calls"), [("add", SUMS), ("Notes", COUNTED)])
 def test_a_tool_that_is_as_it_should_be_is_green(name: str, calls: Any) -> None:
     tested = type("Tested", (ToolSuite,), {"target": f"{BROKEN}/tools.py:{name}", "calls": calls})
