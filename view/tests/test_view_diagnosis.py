@@ -80,7 +80,7 @@ FAULTS: dict[str, Callable[[], Run]] = {
     ),
     "updates are skipped": lambda: learning(actor__skipped=[1.0, 1.0, 1.0]),
     "log-probs are not those of the policy": lambda: with_settings(
-        learning(policy__rollout_logprob_diff=[5.5, 5.5, 5.5])
+        learning(policy__rollout_logprob_diff=[0.6, 0.6, 0.6])
     ),
     "sampler and trainer differ": lambda: with_settings(
         learning(policy__rollout_logprob_diff=[0.2, 0.2, 0.2]), rollout__backend="other"
@@ -96,6 +96,15 @@ FAULTS: dict[str, Callable[[], Run]] = {
         learning(reward__mean=[0.2] * 10), actor__dtype="bfloat16", actor__rounding="nearest", actor__lr=1e-6
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "difference", "found"),
+    [("float32", 1e-5, 0), ("float32", 0.06, 1), ("bfloat16", 0.2, 0), ("bfloat16", 0.6, 1), ("float16", 0.2, 0)],
+)
+def test_a_difference_within_one_backend_counts_by_its_number_format(dtype: str, difference: float, found: int) -> None:
+    run = with_settings(learning(policy__rollout_logprob_diff=[difference] * 3), actor__dtype=dtype)
+    assert [finding.name for finding in diagnose(run)] == ["log-probs are not those of the policy"] * found
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -198,7 +207,8 @@ def test_a_run_without_samples_has_no_finding() -> None:
 def test_settings_silence_what_they_explain() -> None:
     part = {"rollout__backend": "other", "rollout__top_p": 0.9}
     assert diagnose(with_settings(learning(policy__rollout_logprob_diff=[0.2] * 3), **part)) == []
-    same = diagnose(with_settings(learning(policy__rollout_logprob_diff=[0.2] * 3)))
+    half = {"actor__dtype": "bfloat16"}
+    same = diagnose(with_settings(learning(policy__rollout_logprob_diff=[0.2] * 3), **half))
     assert same == []  # both have one backend: half precision differs by rounding
     fast = {"actor__dtype": "bfloat16", "actor__rounding": "nearest", "actor__lr": 0.01}
     assert diagnose(with_settings(learning(reward__mean=[0.2] * 10), **fast)) == []
