@@ -61,6 +61,12 @@ KEPT = "kept"
 """The last argument of a child that runs foreign code: it runs below a keeper, see `rlcore.cluster.keeper`."""
 
 
+def end_copy(process: int) -> None:
+    """End this process if it is not that one, but its copy: foreign code forked, and returned in both."""
+    if os.getpid() != process:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Pipe:
     """The child's end of the two pipes."""
 
@@ -70,6 +76,7 @@ class Pipe:
         self._lock = threading.Lock()
         self.max_bytes = 1 << 26
         self.dumps: Callable[[Any], bytes] = answers.dumps
+        self._process = os.getpid()
 
     def announce(self) -> None:
         """Send this process's id, as the number of an empty frame, before any foreign code runs."""
@@ -86,6 +93,7 @@ class Pipe:
 
     def answer(self, number: int, kind: str, value: Any) -> None:
         """Send an answer; one that cannot be pickled or is too long is replaced by an error that says so."""
+        end_copy(self._process)
         with self._lock:  # what `dumps` sends over another connection has the order of the answers
             payload = self._payload(kind, value)
             frame = memoryview(FRAME.pack(len(payload), number) + payload)

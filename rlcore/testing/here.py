@@ -1,6 +1,7 @@
 """Stand-ins for child processes that run in this process, for tests of code that neither hangs nor crashes."""
 
 import asyncio
+import os
 import pickle
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rlcore.cluster.child import ChildProcesses
+from rlcore.cluster.child_main import end_copy
 from rlcore.contracts.children import Child, Children
 from rlcore.errors import CALLED, ChildError, RlcoreError, boundary
 from rlcore.imports import import_target
@@ -43,8 +45,12 @@ class HereChild:
         copies = pickle.loads(pickle.dumps(args))
 
         def work() -> Any:
+            process = os.getpid()
             with boundary("", ChildError, CALLED):  # a future cannot hold a StopIteration
-                return getattr(self._served, method)(*copies)
+                try:
+                    return getattr(self._served, method)(*copies)
+                finally:
+                    end_copy(process)
 
         try:
             with boundary("", ChildError):

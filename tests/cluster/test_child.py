@@ -14,6 +14,7 @@ import pytest
 
 from rlcore.cluster.child import ChildProcess, ChildProcesses
 from rlcore.errors import ChildError, ConfigError, PluginError, WorkerError
+from rlcore.testing.here import HereChildren
 from rlcore.testing.leaks import descendants, is_running, leaks
 
 SERVED = """
@@ -32,6 +33,9 @@ class Served:
     def sleep(self, seconds):
         time.sleep(seconds)
         return seconds
+    def fork(self):
+        copy = os.fork()
+        return "the copy" if copy == 0 else os.WTERMSIG(os.waitpid(copy, 0)[1])
     def divide(self):
         return 1 / 0
     def leave(self):
@@ -133,6 +137,16 @@ def test_a_child_serves_the_methods_of_what_its_reference_makes(served: str) -> 
         assert await child.call("given", deadline_s=10) == (1, {"a": 2})
         assert await child.call("add", 1, 2, deadline_s=10) == 3
         assert await child.call("pid", deadline_s=10) == child.pid != os.getpid()
+
+    run(use)
+
+
+def test_a_copy_that_foreign_code_forks_answers_nothing(served: str) -> None:
+    async def use(children: ChildProcesses) -> None:
+        child = await children.start(f"{served}:Served", name="x")
+        assert await child.call("fork", deadline_s=10) == signal.SIGKILL
+        here = await HereChildren().start(f"{served}:Served", name="x")
+        assert await here.call("fork", deadline_s=10) == signal.SIGKILL
 
     run(use)
 
