@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlcore.config.stopping import StopConfig
 from rlcore.errors import ConfigError, nearest
+from rlcore.report.metric_names import CORE, declared
 from rlcore.types import Metrics
 
 
@@ -55,6 +56,23 @@ class StopRule:
             self.best, self.best_step, self.since_best = value, step, 0
         else:
             self.since_best += 1
+
+    def check_recorded(self, step: Metrics, rewards: Sequence[str]) -> None:
+        """ConfigError when the first step of this process does not have the metric, and no later step would.
+
+        A metric over nothing is left out of a step, so one that is declared may be absent: of the run's `rewards`,
+        where its name holds one. No choice is a time: they are half of the names, and rarely meant.
+        """
+        metric = self.config.metric
+        if not metric or metric.startswith("eval/") or metric in step or self.last_step:
+            return
+        names = ("", *rewards)  # "": most metrics belong to no reward
+        kinds = (
+            replace(kind, name=kind.name.replace("<function>", name)) for kind in declared([CORE]) for name in names
+        )
+        if not any(kind.matches(metric) for kind in kinds):
+            choices = sorted(name for name in step if not name.startswith("time/"))
+            raise ConfigError(f"train.stop.metric: steps do not have '{metric}'; {nearest(metric, choices)}")
 
     def add_all(self, records: Sequence[Metrics]) -> None:
         """Add the values of a continued run from its records."""

@@ -262,7 +262,10 @@ class Session:
         self._rule.add(step, metrics)
 
     async def _ends_early(self) -> str:
-        """Reason why `train.stop` or a callback ends the run after this step; empty when it continues."""
+        """Reason why `train.stop` or a callback ends the run after this step; empty when it continues.
+
+        ConfigError where `train.stop` names what steps do not have, or a callback raised.
+        """
         if self._stop.pending:
             return ""
         trainer = self._trainer
@@ -270,6 +273,8 @@ class Session:
         self._rule.add(step, metrics)
         found = dict(trainer.evaluations).get(step, {})
         try:
+            if step == self._began_after + 1:
+                self._rule.check_recorded(metrics, [reward.name for reward in self._run.plan.reward_components])
             stops = await self._callbacks.after_step(step, metrics | found)
         except ConfigError as error:
             saved = await self.saver.saved()

@@ -47,6 +47,24 @@ def test_steps_without_the_metric_do_not_count() -> None:
     assert found.reason == ""
 
 
+@pytest.mark.parametrize("metric", ["", "eval/heldout/mean", "policy/kl", "reward/fair/mean", "reward/fair/part/mean"])
+def test_a_metric_that_a_step_may_lack_is_waited_for(metric: str) -> None:
+    StopRule(StopConfig(metric)).check_recorded({"reward/mean": 0.0}, ["fair"])
+
+
+@pytest.mark.parametrize("metric", ["policy/kll", "reward/fairr/mean", "rewards/mean"])
+def test_a_metric_that_no_step_has_is_refused(metric: str) -> None:
+    with pytest.raises(ConfigError, match=r"steps do not have .* choose from: reward/mean$"):
+        StopRule(StopConfig(metric)).check_recorded({"reward/mean": 0.0, "time/step_s": 1.0}, ["fair"])
+
+
+def test_a_metric_that_an_earlier_process_recorded_is_waited_for() -> None:
+    found = StopRule(StopConfig("own/metric"))
+    found.add_all([{"step": 1, "own/metric": 0.0}])
+    found.check_recorded({"reward/mean": 0.0}, [])
+    StopRule(StopConfig("policy/kl")).check_recorded({}, [])
+
+
 def test_the_best_step_is_the_first_of_the_best_and_never_the_start() -> None:
     evaluations: list[tuple[int, Metrics]] = [
         (0, {"m": 9.0}),
@@ -189,6 +207,7 @@ def test_an_evaluation_that_its_checkpoint_does_not_have_is_recorded_once(settin
         (("checkpoint.best=eval/held/mean",), "eval.sources has no 'held'; did you mean 'heldout'"),
         (("train.stop.metric=eval/heldout/mean", "eval.every_steps=0"), "needs eval.every_steps"),
         (("train.stop.patience=2",), "has no effect"),
+        (("train.stop.metric=rewrd/mean",), "steps do not have 'rewrd/mean'; did you mean 'reward/mean'"),
         (("checkpoint.best=eval/heldout/meen",), "evaluations do not have 'eval/heldout/meen'; did you mean"),
     ],
 )
