@@ -5,13 +5,15 @@
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import tempfile
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlcore.errors import CheckpointError
+from rlcore.errors import CheckpointError, ConfigError, describe
 from rlcore.plan import RunPlan
 from rlcore.report.files import write_atomically
 from rlcore.report.metrics import trajectory_lines
@@ -91,14 +93,32 @@ def run_training(
 def run_evaluation(plan: RunPlan, from_checkpoint: Path | None = None, samples: Path | None = None) -> Metrics:
     """Evaluate `eval.sources` with the configured model, or with the weights of a checkpoint or run.
 
-    The trajectories are written to the file `samples`, in the lines of docs/run-directory.md.
+    The trajectories are written to the file `samples`, in the lines of docs/run-directory.md. ConfigError, before the
+    evaluation, if it cannot be written.
     """
     path = None if from_checkpoint is None else find_checkpoint(from_checkpoint)
+    if samples is not None:
+        with _writing(samples):
+            samples.parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=samples.parent).close()
     result = run_anywhere(evaluate_async(plan, path))
     if samples is not None:
-        samples.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(samples, trajectory_lines([(row, None) for row in result.rows], Lane.EVAL))
+        with _writing(samples):
+            write_atomically(samples, trajectory_lines([(row, None) for row in result.rows], Lane.EVAL))
     return result.metrics
+
+
+@contextmanager
+def _writing(samples: Path) -> Iterator[None]:
+    try:
+        if samples.is_dir():
+            raise IsADirectoryError("it is a directory")
+        yield
+    except OSError as cause:
+        raise ConfigError(
+            f"--samples: '{samples}' cannot be written ({describe(cause)}); needs a file in a directory that can be "
+            "written to; choose another"
+        ) from cause
 
 
 def find_checkpoint(path: Path) -> Path:

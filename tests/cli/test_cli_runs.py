@@ -104,6 +104,19 @@ def test_eval_of_a_run_keeps_its_samples(run_dir: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "s.jsonl").read_bytes() == path.read_bytes()
 
 
+def test_samples_that_cannot_be_kept_are_refused_before_the_evaluation(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["rlcore.train"], "evaluate_async", None)
+    for samples in (run_dir / "config.yaml" / "s.jsonl", run_dir):
+        words = f"--samples: '{samples}' cannot be written ("
+        assert words in failing(capsys, "eval", "--checkpoint", str(run_dir), "--samples", str(samples))
+    monkeypatch.setattr(sys.modules["rlcore.train.api"], "samples_path", lambda *_: Path("/proc/self/none/s.jsonl"))
+    assert "in a directory that can be written to; choose another" in failing(
+        capsys, "eval", "--checkpoint", str(run_dir)
+    )
+
+
 def test_a_push_without_a_token_or_with_a_wrong_name_writes_nothing(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
