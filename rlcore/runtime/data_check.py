@@ -14,6 +14,7 @@ from rlcore.data.read_prompts import ANSWER_COLUMNS
 from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.plan.sources import definition
+from rlcore.reward.call_arguments import NO_COLUMNS
 from rlcore.reward.signature import ACCEPTED, METHODS, SETTINGS, TRL_NAMES
 from rlcore.types import Prompt
 
@@ -42,6 +43,7 @@ def check_data(plan: RunPlan, prompts: Prompts, heldout: Prompts) -> list[str]:
     for section, sources in (("data.sources", prompts), ("eval.sources", heldout)):
         for name, rows in sources.items():
             notes += _endings(f"{section}.{name}", rows)
+            notes += _taken_names(f"{section}.{name}", rows) if plan.rewards else []
     for reward in plan.rewards:
         needs = _needs_of(reward)
         if needs is not None:
@@ -68,6 +70,16 @@ def _endings(who: str, rows: Sequence[Prompt]) -> list[str]:
     return [
         f"{who}: {ends} of {len(rows)} prompts end with a message of the assistant, which the policy reads as part of "
         "the prompt; if that is the answer, put it into a separate column, such as answer"
+    ]
+
+
+def _taken_names(who: str, rows: Sequence[Prompt]) -> list[str]:
+    taken = sorted({name for row in rows for name in row.columns if name in NO_COLUMNS})
+    if not taken:
+        return []
+    return [
+        f"{who}: list-style reward functions do not get the columns {', '.join(taken)}, because these names mean "
+        "something else in a call; rename them"
     ]
 
 

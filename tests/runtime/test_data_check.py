@@ -105,6 +105,14 @@ def test_prompts_that_end_with_the_assistants_message_are_noted(tmp_path: Path) 
     assert "1 of 5 prompts end with a message of the assistant" in note
 
 
+def test_columns_with_names_of_other_arguments_are_noted(tmp_path: Path) -> None:
+    [note] = notes(tmp_path, [{**PLAIN[0], "completions": "a", "step": 1}, {**PLAIN[1], "settings": {}}])
+    assert note == (
+        "data.sources.all: list-style reward functions do not get the columns completions, settings, because these "
+        "names mean something else in a call; rename them"
+    )
+
+
 def test_rows_that_repeat_within_a_step_are_noted(tmp_path: Path) -> None:
     [note] = notes(tmp_path, PLAIN, "train.prompts_per_step=5")
     assert "the sources hold 4 prompts" in note
