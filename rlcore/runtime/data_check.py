@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rlcore.contracts.components import ResolvedReward
 from rlcore.data.conversation import text_of
 from rlcore.data.read_prompts import ANSWER_COLUMNS
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, shown
 from rlcore.plan import RunPlan
 from rlcore.plan.sources import definition
 from rlcore.reward.call_arguments import NO_COLUMNS
@@ -20,6 +20,8 @@ from rlcore.types import Prompt
 
 Prompts = Mapping[str, Sequence[Prompt]]
 
+ROLES = ("system", "user", "assistant", "tool", "developer")
+"""The roles that chat templates know."""
 SCORERS = "rlcore.reward.scorers:"
 COMPARING = ("exact_match", "boxed", "gsm8k", "math_verify")
 """Scorers of the core that compare the response with the prompt's answer."""
@@ -43,6 +45,7 @@ def check_data(plan: RunPlan, prompts: Prompts, heldout: Prompts) -> list[str]:
     for section, sources in (("data.sources", prompts), ("eval.sources", heldout)):
         for name, rows in sources.items():
             notes += _endings(f"{section}.{name}", rows)
+            notes += _odd_roles(f"{section}.{name}", rows)
             notes += _taken_names(f"{section}.{name}", rows) if plan.rewards else []
     for reward in plan.rewards:
         needs = _needs_of(reward)
@@ -70,6 +73,17 @@ def _endings(who: str, rows: Sequence[Prompt]) -> list[str]:
     return [
         f"{who}: {ends} of {len(rows)} prompts end with a message of the assistant, which the policy reads as part of "
         "the prompt; if that is the answer, put it into a separate column, such as answer"
+    ]
+
+
+def _odd_roles(who: str, rows: Sequence[Prompt]) -> list[str]:
+    odd = [(row, role) for row in rows for message in row.messages if (role := message.get("role")) not in ROLES]
+    if not odd:
+        return []
+    row, role = odd[0]
+    return [
+        f"{who}: messages with a role other than {', '.join(ROLES)}: {len(odd)}, such as {shown(role)} in {row.id} "
+        f"({question_start(row)}), which a chat template may drop or misread; correct the role"
     ]
 
 

@@ -105,6 +105,16 @@ def test_prompts_that_end_with_the_assistants_message_are_noted(tmp_path: Path) 
     assert "1 of 5 prompts end with a message of the assistant" in note
 
 
+def test_roles_that_chat_templates_do_not_know_are_noted(tmp_path: Path) -> None:
+    known = ("system", "developer", "assistant", "tool", "user")
+    turns = [{"role": role, "content": "say"} for role in (*known, "wizard", "User", "user")]
+    [note] = notes(tmp_path, [PLAIN[0], {"prompt": turns}, *PLAIN[1:], {"prompt": turns}])
+    assert note == (
+        "data.sources.all: messages with a role other than system, user, assistant, tool, developer: 4, such as "
+        "'wizard' in all/1 ('say'), which a chat template may drop or misread; correct the role"
+    )
+
+
 def test_columns_with_names_of_other_arguments_are_noted(tmp_path: Path) -> None:
     [note] = notes(tmp_path, [{**PLAIN[0], "completions": "a", "step": 1}, {**PLAIN[1], "settings": {}}])
     assert note == (
