@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -232,8 +233,17 @@ def _kind(value: object) -> str:
 
 def _table_rows(source: SourceConfig, path: Path, who: str) -> Iterator[Row]:
     with _datasets(f"{who}: '{path}'") as (datasets, in_memory):
-        read = datasets.Dataset.from_csv if path.suffix.lower() == ".csv" else datasets.Dataset.from_parquet
+        is_csv = path.suffix.lower() == ".csv"
+        if not is_csv and not _num_parquet_rows(path):
+            return  # the library divides by the number of rows
+        read = datasets.Dataset.from_csv if is_csv else datasets.Dataset.from_parquet
         yield from _numbered(read(str(path), **in_memory, **source.options))
+
+
+def _num_parquet_rows(path: Path) -> int:
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    return int(pyarrow.parquet.read_metadata(path).num_rows)
 
 
 def _dataset_rows(source: SourceConfig, path: Path, who: str) -> Iterator[Row]:
@@ -253,7 +263,7 @@ def _dataset_rows(source: SourceConfig, path: Path, who: str) -> Iterator[Row]:
 
 @contextmanager
 def _datasets(whose: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The library without its progress bars, and arguments that keep local data in memory and out of the user's cache.
+    """The library without its progress bars and without its own log of errors, and arguments that keep local data in memory and out of the user's cache.
 
     Its exceptions become a ConfigError that names the data by `whose`.
     """
@@ -263,6 +273,9 @@ def _datasets(whose: str) -> Iterator[tuple[Any, dict[str, Any]]]:
     interval, tqdm.monitor_interval = tqdm.monitor_interval, 0  # even a silent bar starts a thread that stays
     silent = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
+    readers = logging.getLogger("datasets.packaged_modules")  # they log what they raise
+    level = readers.level
+    readers.setLevel(logging.CRITICAL)
     try:
         with boundary(whose, ConfigError), tempfile.TemporaryDirectory(prefix="rlcore-data-") as scratch:
             try:
@@ -271,6 +284,7 @@ def _datasets(whose: str) -> Iterator[tuple[Any, dict[str, Any]]]:
                 raise error.__cause__ or error from None  # the error itself names no cause
     finally:
         tqdm.monitor_interval = interval
+        readers.setLevel(level)
         if not silent:
             datasets.enable_progress_bars()
 

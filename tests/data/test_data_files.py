@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet  # type: ignore[import-untyped]
 import pytest
 
 from rlcore.config import DataConfig, SourceConfig
@@ -71,19 +73,30 @@ ROWS = b'{"prompt": "a"}\n{"prompt": "b"}\n'
         ("empty.csv", b"", "EmptyDataError: No columns to parse"),
         ("open.csv", b'prompt,answer\n"a,b\nc,d\n', "ParserError: .*EOF inside string"),
         ("latin.csv", "prompt\ngrüß\n".encode("latin-1"), "UnicodeDecodeError: 'utf-8' codec"),
+        ("ragged.csv", b"prompt,answer\na,1\nb,2,3,4\n", "ParserError: .*Expected 2 fields in line 3, saw 4"),
         ("text.parquet", ROWS, "ArrowInvalid: Parquet magic bytes not found"),
     ],
     ids=lambda value: value if isinstance(value, str) and "." in value[-8:] and " " not in value else "",
 )
 def test_a_damaged_or_ambiguous_file_is_one_line_that_says_what_is_wrong(
-    tmp_path: Path, name: str, data: bytes, message: str
+    tmp_path: Path, name: str, data: bytes, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    library = logging.getLogger("datasets")  # it does not propagate
+    library.addHandler(caplog.handler)
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigError, match=message) as caught:
         read_rows(SourceConfig(path=str(tmp_path / name)), "data.sources.x")
+    library.removeHandler(caplog.handler)
+    assert caplog.messages == []
     assert name in str(caught.value)
     one_line = " ".join(str(caught.value).split())
     assert len(one_line) < 500
+
+
+def test_a_parquet_file_without_rows_is_refused(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet' has no rows"):
+        read_rows(SourceConfig(path=str(tmp_path / "a.parquet")), "data.sources.x")
 
 
 @pytest.mark.parametrize("data", [b"\xef\xbb\xbf" + ROWS, ROWS.replace(b"\n", b"\r\n"), ROWS[:-1]])
