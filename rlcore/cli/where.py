@@ -12,7 +12,7 @@ from rlcore.cli.console import answer
 from rlcore.errors import ConfigError
 from rlcore.report.metrics import way_on
 from rlcore.report.standing import duration, sentence
-from rlcore.report.status import FAILED, FINISHED, RUNNING, STATUS, Status, is_held, read_status
+from rlcore.report.status import FAILED, FINISHED, LOCK, RUNNING, STATUS, Status, is_held, read_status
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -34,7 +34,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _runs_of(path: Path) -> list[Path]:
-    """The directory if it is a run's, else the runs in it; ConfigError without any."""
+    """The run of a checkpoint, the directory if it is a run's, else the runs in it; ConfigError without any."""
+    full = path.expanduser().absolute()
+    for place in full.parents[:2]:
+        if (place / LOCK).exists() and full.relative_to(place).parts[0] == "checkpoints":
+            return [place]
     if _is_run(path):
         return [path]
     found = sorted(inner for inner in path.glob("*") if _is_run(inner)) if path.is_dir() else []

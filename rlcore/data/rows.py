@@ -263,7 +263,8 @@ def _dataset_rows(source: SourceConfig, path: Path, who: str) -> Iterator[Row]:
 
 @contextmanager
 def _datasets(whose: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The library without its progress bars and without its own log of errors, and arguments that keep local data in memory and out of the user's cache.
+    """The library without its progress bars and its log of errors, and arguments that keep local data in memory and
+    out of the user's cache.
 
     Its exceptions become a ConfigError that names the data by `whose`.
     """

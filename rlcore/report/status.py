@@ -147,9 +147,20 @@ def write_status(run_dir: Path, status: Status) -> None:
     """Replace the file; it is not forced to the disk, because it describes only the present."""
     temporary = run_dir / f".{STATUS}.tmp"
     temporary.unlink(missing_ok=True)  # a link would overwrite its target, a pipe would wait
-    record = {"schema": SCHEMA, **asdict(status), "written": round(time.time(), 1)}
-    temporary.write_text(redact(json.dumps(record, ensure_ascii=False)) + "\n", "utf-8", "backslashreplace")
+    temporary.write_bytes(_record(status))
     temporary.replace(run_dir / STATUS)
+
+
+def _overwrite_status(run_dir: Path, status: Status) -> None:
+    """Write into the existing file, which needs no room on a full disk; a reader may see a part of it."""
+    with open(os.open(run_dir / STATUS, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "wb", 0) as file:
+        file.write(_record(status))
+        file.truncate()
+
+
+def _record(status: Status) -> bytes:
+    record = {"schema": SCHEMA, **asdict(status), "written": round(time.time(), 1)}
+    return (redact(json.dumps(record, ensure_ascii=False)) + "\n").encode("utf-8", "backslashreplace")
 
 
 def is_held(run_dir: Path) -> bool:
@@ -194,7 +205,11 @@ class StatusWriter:
 
     def end(self, state: str, problem: str = "") -> None:
         """Write the end of the run."""
-        self._write(status_of(self._activity, self._began, state, problem))
+        status = status_of(self._activity, self._began, state, problem)
+        self._write(status)
+        if self._is_broken:  # a full disk may be what ended the run, which was not killed
+            with suppress(OSError):
+                _overwrite_status(self._run_dir, status)
 
     def _look(self) -> None:
         while True:

@@ -179,6 +179,21 @@ def test_a_full_disk_does_not_end_a_run_and_is_reported_once(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+def test_the_end_of_a_run_is_written_into_the_status_of_before_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    writer = StatusWriter(tmp_path, Activity(), lambda status: None)
+    write_status(tmp_path, replace(status_of(working(), began=0.0), problem="long " * 1000))
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    writer.end("failed", "no room")
+    found = read_status(tmp_path)
+    assert found is not None
+    assert (found[0].state, found[0].problem) == ("failed", "no room")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
@@ -293,6 +308,15 @@ def test_a_finished_run_says_so_and_one_without_a_status_that_it_has_none(
     old.mkdir(parents=True)
     (old / "config.yaml").touch()
     assert answered(capsys, str(old)) == "no process trains in it, and it has no status.json"
+
+
+@pytest.mark.parametrize("path", ["checkpoints/step_8", "checkpoints/latest", "checkpoints", ""])
+def test_a_checkpoint_stands_for_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str) -> None:
+    (tmp_path / "checkpoints" / "step_8").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step_8" / "config.yaml").touch()
+    (tmp_path / LOCK).touch()
+    write_status(tmp_path, replace(status_of(working(), began=0.0), state="finished"))
+    assert answered(capsys, str(tmp_path / path)).startswith("finished 0 s ago")
 
 
 def test_a_failed_run_gives_its_reason_and_several_runs_a_line_each(
