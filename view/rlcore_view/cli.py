@@ -109,8 +109,7 @@ def _page(parsed: argparse.Namespace) -> int:
             f"'{out}': it cannot be written: {error.strerror or error}; choose another with --out"
         ) from error
     for run in runs:
-        steps = len({sample.step for sample in run.samples})
-        _say(f"{run.format}: {len(run.samples)} samples of {steps} steps in {out}")
+        _say(f"{run.format}: {len(run.samples)} samples of {run.num_steps} steps in {out}")
         for line in left_out_names(run):
             _say(line if len(runs) == 1 else f"{run.name}: {line}")
         for finding in diagnose(run):

@@ -102,6 +102,12 @@ class Run:
     notes: Sequence[str] = ()
     """One sentence per item that a reader left out or could not read."""
 
+    @property
+    def num_steps(self) -> int:
+        """Steps with training samples; those of any samples if there are none."""
+        trained = {sample.step for sample in self.samples if sample.lane == "train"}
+        return len(trained or {sample.step for sample in self.samples})
+
     def groups(self, lane: str = "train") -> Iterator[list[Sample]]:
         """The samples of each group, in the order of recording."""
         groups: dict[tuple[int, str, str, int], list[Sample]] = {}

@@ -56,6 +56,19 @@ def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(browser: Any, 
     assert browser.execute_script("return document.querySelector('.list a').getAttribute('href')") == "#2/group/0"
 
 
+def test_steps_are_those_of_training_and_labels_of_an_axis_differ(browser: Any, show: Show) -> None:
+    samples = [sample(0, 0, 0, 0.0, lane="eval"), sample(1, 0, 0, 5.5411), sample(2, 0, 0, 5.5411)]
+    run = run_of([*samples, sample(2, 1, 0, 5.5442)], policy__entropy=[5.5411, 5.5442])
+    show(run, "#/")
+    assert browser.execute_script("return document.querySelector('#kind').textContent").endswith(" · 2 steps")
+    script = "return [...document.querySelectorAll('.chart .tick.end')].map((tick) => tick.textContent)"
+    shown = browser.execute_script(script)
+    assert ["5.542", "5.543", "5.544"] in [shown[at : at + 3] for at in range(len(shown))]
+    show(run, "#/step/2")
+    script = "return [...document.querySelectorAll('.chart .tick')].map((tick) => tick.textContent)"
+    assert browser.execute_script(script)[:2] == ["5.541", "5.544"]
+
+
 def test_the_timeline_has_a_bar_per_event_coloured_by_version(browser: Any, show: Show) -> None:
     events = [
         Event("generate", "generate", 10.0, 2.0, "all/0", 1, ("all/0", 0, 0, 0), 0),

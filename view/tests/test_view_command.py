@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from expressions import FOUND, REFUSED, samples_to_find
-from made_runs import sample, write_rlcore_run
+from made_runs import run_of, sample, write_rlcore_run
 from rlcore_view import ViewError, query, read
 from rlcore_view.cli import main
 from rlcore_view.redaction import _secrets, redact
@@ -22,6 +22,12 @@ def test_a_path_alone_writes_a_page(run: Path, tmp_path: Path, monkeypatch: pyte
     assert main([str(run)]) == 0
     assert (tmp_path / "sums.html").is_file()
     assert capsys.readouterr().out == "rlcore: 8 samples of 2 steps in sums.html\n"
+
+
+def test_an_evaluation_before_the_first_step_is_not_a_step() -> None:
+    evaluated = [sample(0, 0, 0, 0.0, lane="eval"), sample(2, 0, 0, 0.0, lane="eval")]
+    assert run_of([*evaluated, sample(1, 0, 0, 0.0), sample(2, 0, 0, 0.0)]).num_steps == 2
+    assert run_of(evaluated).num_steps == 2
 
 
 @pytest.mark.parametrize(

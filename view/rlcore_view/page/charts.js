@@ -42,8 +42,10 @@ function axes(xRange, yRange, width, height) {
   const [[xLow, xHigh], [yLow, yHigh]] = [xRange, yRange];
   const x = (value) => left + ((value - xLow) / (xHigh - xLow || 1)) * (width - left - right);
   const y = (value) => height - bottom - ((value - yLow) / (yHigh - yLow || 1)) * (height - top - bottom);
-  const lines = ticksOf(yLow, yHigh, 4).flatMap((tick) => [svg("line", { x1: left, x2: width - right, y1: y(tick), y2: y(tick), class: "grid" }),
-    svg("text", { x: left - 5, y: y(tick) + 3, class: "tick end" }, numberText(tick))]);
+  const ticks = ticksOf(yLow, yHigh, 4);
+  const texts = numberTexts(ticks);
+  const lines = ticks.flatMap((tick, at) => [svg("line", { x1: left, x2: width - right, y1: y(tick), y2: y(tick), class: "grid" }),
+    svg("text", { x: left - 5, y: y(tick) + 3, class: "tick end" }, texts[at])]);
   const names = ticksOf(xLow, xHigh, 5).filter(Number.isInteger).map((tick) => svg("text", { x: x(tick), y: height - 6, class: "tick middle" }, tick));
   return { x, y, drawn: [...lines, ...names], xOf: (at) => xLow + ((at - left) / (width - left - right)) * (xHigh - xLow) };
 }
@@ -134,7 +136,8 @@ function histogram(title, values, { bins = 20, width = 420, height = 150 } = {})
     drawn.append(svg("rect", { x: 10 + at * bar, y: height - 20 - tall, width: Math.max(1, wide), height: tall, fill: COLOURS[0], rx: 1.5 },
       svg("title", {}, `${count} from ${numberText(from)}`)));
   });
-  drawn.append(svg("text", { x: 10, y: height - 5, class: "tick" }, numberText(low)));
-  if (high > low) drawn.append(svg("text", { x: width - 10, y: height - 5, class: "tick end" }, numberText(high)));
+  const [lowText, highText] = numberTexts([low, high]);
+  drawn.append(svg("text", { x: 10, y: height - 5, class: "tick" }, lowText));
+  if (high > low) drawn.append(svg("text", { x: width - 10, y: height - 5, class: "tick end" }, highText));
   return figure(`${title}: mean ${numberText(meanOf(known))} of ${known.length}`, drawn);
 }

@@ -57,6 +57,14 @@ function numberText(value, digits = 3) {
   return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(digits - 1) : String(Number(value.toPrecision(digits)));
 }
 
+// As many digits as tell different numbers apart.
+function numberTexts(values) {
+  for (let digits = 3; ; digits++) {
+    const texts = values.map((value) => numberText(value, digits));
+    if (digits > 15 || new Set(texts).size === new Set(values).size) return texts;
+  }
+}
+
 function section(title, ...children) {
   return element("section", {}, element("h2", {}, title), ...children);
 }

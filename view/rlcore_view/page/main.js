@@ -47,7 +47,7 @@ function frame(path) {
   document.querySelector("nav").replaceChildren(...[...TABS, ...(runs.length > 1 ? [["/compare", "Compare", "v"]] : [])].map(([address, text]) =>
     element("a", { href: to(address), "aria-current": path.replace(/^\/(step|group|prompt|sample)\/.*/, "/$1s").replace(/^(\/compare)\/.*/, "$1") === address && "page" }, text)));
   const kind = document.querySelector("#kind");
-  kind.replaceChildren(shownText(`${run.format} · ${run.size.toLocaleString("en")} samples · ${run.steps.length} steps`));
+  kind.replaceChildren(shownText(`${run.format} · ${run.size.toLocaleString("en")} samples · ${trainedByStep().size || run.steps.length} steps`));
   const heading = document.querySelector("main h2");
   document.title = `${run.name}${heading ? `: ${heading.textContent}` : ""}`;
   const name = document.querySelector("h1");
