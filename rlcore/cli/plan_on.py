@@ -107,6 +107,7 @@ def show_estimates(plan: "RunPlan", found: "MachinePlan") -> None:
     from rlcore.plan.catalog import remedy
     from rlcore.plan.faster_layouts import WORTH
     from rlcore.plan.machine_assumptions import assumptions
+    from rlcore.plan.step_time import in_words
 
     console = stdout()
     console.print()
@@ -124,9 +125,10 @@ def show_estimates(plan: "RunPlan", found: "MachinePlan") -> None:
         say(console, f"note: {found.machine.nodes} nodes need a cluster of several: {remedy('cluster.backend')}")
     tokens = found.size.groups * found.size.samples * found.size.response
     times = found.times
+    duration = f"{times.total:.0f} s" if times.total >= 1 else in_words(times.total)
     say(
         console,
-        f"a step takes about {times.total:.0f} s on {found.machine} ({tokens / times.total:,.0f} sampled tokens/s); "
+        f"a step takes about {duration} on {found.machine} ({tokens / times.total:,.0f} sampled tokens/s); "
         f"{times.longest} takes most of it, bound by {times.bound[times.longest]}",
     )
 
@@ -141,7 +143,7 @@ def _tables(plan: "RunPlan", found: "MachinePlan") -> "Iterator[Table]":
         f"seconds of a step on {found.machine}",
         ("phase", "seconds", "share", "bound by"),
         (
-            (name, f"{seconds:.1f}", f"{seconds / everything:.0%}", times.bound[name])
+            (name, _seconds(seconds), f"{seconds / everything:.0%}", times.bound[name])
             for name, seconds in times.seconds.items()
         ),
     )
@@ -160,6 +162,10 @@ def _tables(plan: "RunPlan", found: "MachinePlan") -> "Iterator[Table]":
         yield _settings_table(found)
 
 
+def _seconds(seconds: float) -> str:
+    return "< 0.1" if 0 < seconds < 0.1 else f"{seconds:.1f}"
+
+
 def _settings_table(found: "MachinePlan") -> "Table":
     from rlcore.cli.console import table
 
@@ -167,7 +173,7 @@ def _settings_table(found: "MachinePlan") -> "Table":
         "settings that would help most",
         ("settings", "seconds of a step", "saved"),
         (
-            (" ".join(setting.overrides), f"{setting.step_s:.1f}", f"{1 - setting.step_s / found.times.total:.0%}")
+            (" ".join(setting.overrides), _seconds(setting.step_s), f"{1 - setting.step_s / found.times.total:.0%}")
             for setting in found.settings
         ),
     )

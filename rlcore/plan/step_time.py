@@ -93,7 +93,9 @@ def slow_step_note(plan: RunPlan, time: StepTime | None) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """A duration with two digits: 8.5 s, 45 s, 3.2 min, 12 h."""
+    """A duration with two digits: 0.3 ms, 8.5 s, 45 s, 3.2 min, 12 h."""
+    if seconds < 0.1:
+        return f"{1000 * seconds:.1f} ms" if seconds < 0.01 else f"{1000 * seconds:.0f} ms"
     for size, unit in ((3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"

@@ -1,6 +1,7 @@
 """`rlcore plan --on`: machines that are not here, and the estimates of a step compared with published ones."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,18 @@ def test_what_would_help_most_is_named_with_what_it_saves(
     for words in ("settings that would help most", "seconds of a step on 8xH100-80GB", "memory of a device in GiB"):
         assert words in text
     assert "assumed: H100-80GB: 989 TFLOP/s" in text
+
+
+def test_a_step_of_milliseconds_is_not_shown_as_none(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = QWEN_7B | {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 256}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    (Path(settings[0].partition("=")[2]) / "config.json").write_text(json.dumps(tiny | heads))
+    assert main(["plan", *settings, "rollout.max_tokens=4", "--on", "8xH100-80GB"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"a step takes about [1-9]\d* ms on", text)
+    rows = re.findall(r"^(?:sample|update) .*", text, re.MULTILINE)
+    assert rows
+    assert all("< 0.1" in row for row in rows), rows
 
 
 @pytest.mark.slow

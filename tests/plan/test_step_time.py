@@ -68,7 +68,16 @@ def test_a_step_of_minutes_on_a_cpu_is_noted_with_the_keys_that_shorten_it() -> 
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.84, "0.8 s"), (45.2, "45 s"), (192, "3.2 min"), (1500, "25 min"), (9000, "2.5 h")]
+    ("seconds", "words"),
+    [
+        (0.0003, "0.3 ms"),
+        (0.0504, "50 ms"),
+        (0.84, "0.8 s"),
+        (45.2, "45 s"),
+        (192, "3.2 min"),
+        (1500, "25 min"),
+        (9000, "2.5 h"),
+    ],
 )
 def test_times_are_said_in_two_digits(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
