@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ _ALLOWED = re.compile(r"oc\.env:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z_][A-Za-z0-9_-]*(\
 _SECRET_KEY = re.compile(r"(^|_)(api_?key|passwd|password|secret|credentials?|(access|auth|api)_token)$|^token$", re.I)
 MAX_DEPTH = 32
 """Limit of nested lists and sections; deeper values can only be an attack or an accident."""
+NULLS = ("null", "Null", "NULL", "~")
+"""Plain texts that YAML reads as an empty value."""
 OPENING, CLOSING, INDICATORS = ("{", "["), ("}", "]"), ("@", "`", "*", "&", "%")
 """Characters of YAML: what opens and closes lists and mappings within a line, and what no plain text begins with."""
 _OVERRIDE_KEY = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
@@ -65,14 +68,23 @@ def read_file(path: Path) -> Layer:
     except yaml.MarkedYAMLError as cause:
         raise ConfigError(f"{path}: {_not_yaml(cause, path)}") from cause
     except OmegaConfBaseException as cause:
-        raise ConfigError(
-            f"{path}: {describe(cause)}; keys must be text (quote them) and interpolations ${{a.b}}"
-        ) from cause
+        problem = _null_key(path) or f"{describe(cause)}; keys must be text (quote them) and interpolations ${{a.b}}"
+        raise ConfigError(f"{path}: {problem}") from cause
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as cause:  # RecursionError: deep nesting
         raise ConfigError(f"{path}: cannot be read as a configuration: {describe(cause)}") from cause
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds a list; needs a mapping of sections at its top")
     return Layer(str(path), {str(key): value for key, value in content.items()})
+
+
+def _null_key(path: Path) -> str:
+    """The place of the first key that YAML reads as null, and the remedy; '' if there is none."""
+    for before, token in pairwise(yaml.scan(path.read_text("utf-8"))):
+        is_key = isinstance(before, yaml.KeyToken)
+        if is_key and isinstance(token, yaml.ScalarToken) and token.plain and token.value in NULLS:
+            found = f"line {token.start_mark.line + 1}: YAML reads the key {token.value} as an empty value"
+            return f'{found}; keys must be text: quote it, "{token.value}"'
+    return ""
 
 
 def _not_yaml(cause: yaml.MarkedYAMLError, path: Path) -> str:
@@ -81,6 +93,8 @@ def _not_yaml(cause: yaml.MarkedYAMLError, path: Path) -> str:
     mark = cause.context_mark if is_quoted else cause.problem_mark
     if mark is None:
         return f"not valid YAML: {cause.problem}"
+    if "single document" in (cause.context or ""):
+        return f"a second document begins in line {mark.line + 1}, with '---'; needs one; divide it into two files"
     lines = [*path.read_text("utf-8", "replace").splitlines(), ""]
     line = lines[min(mark.line, len(lines) - 1)]
     problem = cause.problem or "it cannot be read"

@@ -198,6 +198,11 @@ def test_an_error_names_the_file_with_the_value(tmp_path: Path) -> None:
         ("- 1", "holds a list"),
         ("5", "cannot be read"),
         ("null: {}", "keys must be text"),
+        (
+            "a:\n  b: 1\nplugins: {null: {}}",
+            "line 3: YAML reads the key null as an empty value; keys must be text: quote",
+        ),
+        ("a: 1\n---\nb: 2", "a second document begins in line 2, with '---'; needs one"),
         ("a: ${b", "interpolations"),
         ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
     ],
