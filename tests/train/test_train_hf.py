@@ -1,6 +1,7 @@
 """Whole runs on the hf backend with a tiny random transformers model."""
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,17 @@ def test_every_preset_without_a_critic_trains(config: dict[str, Any], preset: st
     rows = step_rows(train(config, f"algo.preset={preset}", "train.max_steps=2", *more))
     assert len(rows) == 2
     assert all(np.isfinite(row["policy/loss"]) and row["actor/grad_norm"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_the_documented_code_reads_the_optimizers_state_of_a_checkpoint(config: dict[str, Any]) -> None:
+    checkpoint = train(config, "train.max_steps=1").checkpoint
+    page = (Path(__file__).parents[2] / "docs" / "run-directory.md").read_text("utf-8")
+    [code] = re.findall(r"^```python\n(import json\nimport warnings\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(code.replace("runs/sums/checkpoints/step_12", str(checkpoint)), found)  # warnings are errors
+    assert found["state"]
+    assert all(name.startswith("optimizer.") for name in found["state"])
 
 
 @pytest.mark.slow
