@@ -94,13 +94,14 @@ def _last_logged(log: Path) -> int:
     return max((int(saved or int(begun) - 1) for saved, begun in found), default=0)
 
 
-def changes_since(begun: Path, saved: Path, plan: RunPlan) -> Iterator[str]:
-    """Lines on what differs from the plan in `begun`, and on what else differs from the one in the checkpoint `saved`.
+def changes_since(resumed: Path | None, saved: Path, plan: RunPlan) -> Iterator[str]:
+    """Lines on what differs from the plan in the run directory `resumed`, which its last start wrote, and on what else
+    differs from the one in the checkpoint `saved`.
 
-    The latter has others if a resume changed settings before, or if the checkpoint is a copy from another run.
+    The latter has others if a resume changed settings before, or if the checkpoint is one of another run.
     """
-    changes = plan_changes(begun, plan)
-    yield from (f"changed since the run was begun: {change}" for change in changes)
+    changes = [] if resumed is None else plan_changes(resumed, plan)
+    yield from (f"changed since the last start: {change}" for change in changes)
     others = (change for change in plan_changes(saved, plan) if change not in changes)
     yield from (f"changed since the checkpoint was saved: {change}" for change in others)
 

@@ -303,7 +303,7 @@ class Session:
         for problem in origin.passed_over:
             self._terminal.warn(f"passed over: {problem}")
         if path is not None:
-            for change in changes_since(self._run_dir if origin.resumed else path, path, plan):
+            for change in changes_since(self._run_dir if origin.resumed else None, path, plan):
                 self._terminal.say(change)
             await self.saver.restore(path)
             records, progress = read(self._run_dir) if origin.resumed else None, self._trainer.progress

@@ -149,7 +149,7 @@ def test_a_resume_names_what_differs_in_a_checkpoint_of_another_run(
     shown = capsys.readouterr().out
     assert "changed since the checkpoint was saved: config.actor.lr: 0.9 -> 0.1" in shown
     assert 'changed since the checkpoint was saved: config.train.name: "other" -> "run"' in shown
-    assert "changed since the run was begun" not in shown
+    assert "changed since the last start" not in shown
 
 
 @pytest.mark.slow
@@ -164,6 +164,7 @@ def test_a_resume_names_neither_another_spelling_of_a_path_nor_other_explanation
     plan["facts"]["gpu_free_bytes"] = 1
     for choice in plan["choices"].values():
         choice["reason"] = "another"
+        choice["set_by"] = "another"
     saved.write_text(json.dumps(plan))
     monkeypatch.chdir(tmp_path)
     paths = ("data.sources.train.path=./prompts.jsonl", "reward.functions.mine.fn=mine.py:score", "train.dir=runs")
@@ -171,7 +172,7 @@ def test_a_resume_names_neither_another_spelling_of_a_path_nor_other_explanation
     shown = [line for line in capsys.readouterr().out.splitlines() if "changed since" in line]
     assert plan["choices"]
     assert shown == [
-        "changed since the run was begun: config.train.max_steps: 1 -> 2",
+        "changed since the last start: config.train.max_steps: 1 -> 2",
     ]
 
 
@@ -183,7 +184,9 @@ def test_from_start_takes_a_checkpoint_that_can_be_used(config: dict[str, Any]) 
 
 
 @pytest.mark.slow
-def test_a_run_is_not_begun_with_an_older_checkpoint_than_its_newest(config: dict[str, Any]) -> None:
+def test_a_run_is_not_begun_with_an_older_checkpoint_than_its_newest(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = run(config, "checkpoint.every_steps=1", "train.max_steps=2").run_dir
     damaged(run_dir / "checkpoints" / "step_2")
     plan = plan_run([config], ["train.name=next"], ["null"])
@@ -191,7 +194,11 @@ def test_a_run_is_not_begun_with_an_older_checkpoint_than_its_newest(config: dic
         CheckpointError, match=r"newest checkpoint cannot be used: .*step_2.*name the one to use.*step_1"
     ):
         run_training(plan, Start(checkpoint=run_dir))
+    capsys.readouterr()
     assert run_training(plan, Start(checkpoint=run_dir / "checkpoints" / "step_1")).steps == 4
+    shown = capsys.readouterr().out
+    assert 'changed since the checkpoint was saved: config.train.name: "run" -> "next"' in shown
+    assert "changed since the last start" not in shown
 
 
 @pytest.mark.slow
@@ -297,5 +304,5 @@ def test_a_resume_names_the_reward_functions_whose_code_has_changed(
     capsys.readouterr()
     run(config, resume=True)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "changed since the run was begun: the code of reward.functions.other," in shown
+    assert "changed since the last start: the code of reward.functions.other," in shown
     assert "functions.same" not in shown
