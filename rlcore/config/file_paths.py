@@ -1,5 +1,6 @@
 """Files that a configuration file names count from its directory, then from the working directory."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,10 @@ from typing import Any
 from rlcore.config.sections import RunConfig
 
 SUFFIXES = (".yaml", ".yml")
+MADE = "rollout.weights_dir"
+"""The key of a directory that exists only while a run uses it."""
+PATH_NAMES = ("path", "tokenizer", "chat_template", "dir", "weights_dir")
+"""Names of keys whose value may be a path without a slash or suffix."""
 
 
 def directory_of(key: str, origins: Mapping[str, str]) -> Path | None:
@@ -32,3 +37,41 @@ def paths_from_their_files(config: RunConfig, shown: Mapping[str, Any], origins:
             if from_there != Path(path) and from_there.exists():
                 found[key] = str(from_there)
     return found
+
+
+def with_absolute_paths(values: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, Any]:
+    """The values of all sections with absolute paths, so that they name the same files from any working directory.
+
+    A text is a path if it names a file or directory that exists, alone or as in file.py:name. Interpolated texts and
+    arguments of `load_dataset`, whose paths may be those of a repository, stay as they are.
+    """
+    return {name: _with_absolute(value, name, origins) for name, value in values.items()}
+
+
+def _with_absolute(value: Any, key: str, origins: Mapping[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _with_absolute(child, f"{key}.{name}", origins) for name, child in value.items()}
+    if isinstance(value, list):
+        return [_with_absolute(child, key, origins) for child in value]
+    return _absolute(value, key, origins) if isinstance(value, str) else value
+
+
+def _absolute(text: str, key: str, origins: Mapping[str, str]) -> str:
+    where, _, attribute = text.rpartition(":")
+    path, after = (where, f":{attribute}") if where.endswith(".py") else (text, "")
+    if not _may_be_path(path, key):
+        return text
+    named_in = directory_of(key, origins) if key.startswith("reward.functions.") else None
+    for place in (named_in, Path.cwd()):
+        if place is not None and (key == MADE or os.path.exists(place / path)):
+            return f"{(place / path).absolute()}{after}"
+    return text
+
+
+def _may_be_path(text: str, key: str) -> bool:
+    name = key.rpartition(".")[2]
+    if text in ("", "bytes") or "${" in text or text.startswith("~"):  # bytes: the tokenizer without files
+        return False
+    if ".sources." in key and name != "path":
+        return False
+    return name in PATH_NAMES or "/" in text or Path(text).suffix != ""

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlcore.config.checks import check_bounds, check_effects, check_rules, has_effect, walk
 from rlcore.config.choices import AUTO, DEVICE, Choice, Chooser, no_choices
 from rlcore.config.emptied import emptied
-from rlcore.config.file_paths import paths_from_their_files
+from rlcore.config.file_paths import paths_from_their_files, with_absolute_paths
 from rlcore.config.layers import (
     Layer,
     Source,
@@ -67,8 +67,9 @@ class LoadedConfig:
 
     @cached_property
     def saved(self) -> Mapping[str, Any]:
-        """The configuration that is saved with the run: every value with an effect, `${oc.env:NAME}` unresolved."""
-        return _saved(self.merged, self.config)
+        """The configuration that is saved with the run: every value with an effect, absolute paths,
+        `${oc.env:NAME}` unresolved."""
+        return with_absolute_paths(_saved(self.merged, self.config), self.origins)
 
     @cached_property
     def yaml(self) -> str:

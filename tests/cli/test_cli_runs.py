@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 import rlcore
 from rlcore.cli import main
+from rlcore.config.layers import from_mapping
 from rlcore.testing.leaks import descendants
 from rlcore.testing.runs import run_settings
 from rlcore.train import exported
@@ -92,6 +94,33 @@ def test_resume_reads_the_runs_own_configuration(run_dir: Path, capsys: pytest.C
     assert main(["resume", str(run_dir), "train.max_steps=3"]) == 0
     assert "continuing after step 2" in capsys.readouterr().out
     assert (run_dir / "checkpoints" / "step_3").is_dir()
+
+
+@pytest.mark.slow
+def test_a_run_of_relative_paths_is_continued_evaluated_and_talked_to_from_any_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = tmp_path / "task"
+    task.mkdir()
+    (task / "heldout.jsonl").write_text('{"prompt": "held out"}\n')
+    (task / "mine.py").write_text("def score(completions, **columns):\n    return [0.5] * len(completions)\n")
+    settings = run_settings(task, 20, **{"data.sources.all.path": "prompts.jsonl"})
+    settings |= {"train.dir": "runs", "train.name": "run", "eval.sources.heldout.path": "heldout.jsonl"}
+    settings |= {"reward.functions.letters.fn": "mine.py:score"}
+    (task / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(from_mapping(settings).values)))
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "task/config.yaml", "--plugin", "null"]) == 0
+    run_dir = str(tmp_path / "runs" / "run")
+    for place, step in ((tmp_path, 3), (task, 4), (Path("/"), 5)):
+        monkeypatch.chdir(place)
+        capsys.readouterr()
+        assert main(["resume", run_dir, f"train.max_steps={step}"]) == 0
+        changed = [line for line in capsys.readouterr().out.splitlines() if "changed since" in line]
+        assert changed[0] == f"changed since the last start: config.train.max_steps: {step - 1} -> {step}"
+        assert [line for line in changed[1:] if "max_steps" not in line] == []
+    assert main(["eval", "--checkpoint", run_dir]) == 0
+    monkeypatch.setattr("rlcore.cli.chat._read", str)
+    assert main(["chat", run_dir]) == 0
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Data files of a configuration file count from its directory, then from the working directory."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -66,3 +67,45 @@ def test_an_absolute_and_an_interpolated_path_stay(project: Path, monkeypatch: p
         "data: {sources: {train: {path: '${oc.env:DATA}.jsonl'}}}\neval: {sources: {held: {path: held.jsonl}}}\n"
     )
     assert paths()[0] == "train.jsonl"
+
+
+def saved(*overrides: str) -> dict[str, Any]:
+    """The configuration that a run saves."""
+    without_data = [setting for setting in SETTINGS if not setting.startswith("data.")]
+    text = load_config([Path("task/config.yaml")], [*without_data, *overrides], ()).yaml
+    return dict(yaml.safe_load(text))
+
+
+def test_a_saved_configuration_names_its_files_from_any_directory(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = project.parent
+    for place in (here / "model", here / "bytes", here / "now", here / "runs"):
+        place.mkdir()
+    (here / "words.txt").touch()
+    (here / "prompts.jsonl").touch()
+    (project / "mine.py").touch()
+    with (project / "config.yaml").open("a") as file:
+        file.write("reward: {functions: {a: {fn: 'mine.py:a', post_process: 'math:sqrt'}, b: {fn: count_letter}}}\n")
+    monkeypatch.setenv("MODEL", "model")
+    config = saved(
+        "model.path=model",
+        "model.tokenizer=bytes",
+        "rollout.weights_dir=weights",
+        "model.chat_template=${oc.env:MODEL}",
+        "reward.functions.b.kwargs={lists: [words.txt, other.txt]}",
+        "data.sources.hub={path: org/name, options: {data_files: prompts.jsonl}}",
+    )
+    assert config["data"]["sources"]["train"]["path"] == f"{project}/train.jsonl"
+    assert config["eval"]["sources"]["held"]["path"] == f"{here}/held.jsonl"
+    assert config["reward"]["functions"]["a"]["fn"] == f"{project}/mine.py:a"
+    assert config["reward"]["functions"]["b"]["kwargs"] == {"lists": [f"{here}/words.txt", "other.txt"]}
+    assert config["train"]["dir"] == f"{here}/runs"
+    assert config["rollout"]["weights_dir"] == f"{here}/weights"
+    assert config["model"]["path"] == f"{here}/model"
+    kept = (config["model"]["tokenizer"], config["model"]["chat_template"], config["checkpoint"]["on_signal"])
+    assert kept == ("bytes", "${oc.env:MODEL}", "now")
+    assert config["reward"]["functions"]["a"]["post_process"] == "math:sqrt"
+    assert config["reward"]["functions"]["b"]["fn"] == "count_letter"
+    hub = config["data"]["sources"]["hub"]
+    assert (hub["path"], hub["options"]) == ("org/name", {"data_files": "prompts.jsonl"})
