@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     from rlcore.train.tasks import training_sampling
 
     weights = find_checkpoint(parsed.run)
-    plan = saved.plan(parsed.overrides)
+    plan = saved.plan(parsed.overrides, only_sampling=True)
     chosen = {"temperature": parsed.temperature, "max_tokens": parsed.max_tokens}
     sampling = dataclasses.replace(
         training_sampling(plan.config.rollout), **{name: value for name, value in chosen.items() if value is not None}

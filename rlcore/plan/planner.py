@@ -37,11 +37,12 @@ from rlcore.plan.tracking import plan_trackers
 from rlcore.plan.weight_sync import plan_weights, with_choice
 
 
-def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
+def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts, *, only_sampling: bool = False) -> RunPlan:
     """Plans the whole run; pure except for checking that named reward files exist.
 
     Chosen components -> their requests -> classes -> pools (the pool hook sees all requests) -> capacity. The order of
-    plugins does not matter. Raises ConfigError, PluginError or PlanError naming the parties.
+    plugins does not matter. With `only_sampling` the plan has no rewards, whose files may be gone. Raises ConfigError,
+    PluginError or PlanError naming the parties.
     """
     config = loaded.config
     components = choose_components(config, offers)
@@ -50,7 +51,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     cluster = plan_cluster(config, offers)
     check_device(config, facts, cluster.abilities)
     arithmetic = batch_sizes(config)
-    rewards = resolve_rewards(loaded, offers, components["reward"])
+    rewards = () if only_sampling else resolve_rewards(loaded, offers, components["reward"])
     trackers, prompt_order = plan_trackers(config, offers), plan_prompt_order(config, offers)
     workers = choose_classes(loaded, offers, gather(config, offers, components, _targets(algorithms)))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention, most_tokens(config))
@@ -82,14 +83,14 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         trackers=trackers,
         prompt_order=prompt_order,
         rewards=rewards,
-        reward_components=brought_rewards(config, components["reward"]),
+        reward_components=() if only_sampling else brought_rewards(config, components["reward"]),
         schedule=schedule,
         batch_sizes=arithmetic,
         memory_bytes=memory,
         device_bytes=_checked_memory(roles) if is_known else {},
         choices=(*loaded.choices, *threads),
         notes=(),
-        plugins=_enabled_plugins(offers, used, loaded),
+        plugins=_enabled_plugins(offers, None if only_sampling else used, loaded),
     )
     return with_choice(plan_saving(replace(made, notes=_notes(made, offers, unshared))))
 
@@ -137,9 +138,14 @@ def _used_providers(*chosen: Iterable[Any]) -> set[str]:
     return {plan.provided_by for plans in chosen for plan in plans}
 
 
-def _enabled_plugins(offers: Offers, used: set[str], loaded: LoadedConfig) -> tuple[Provider, ...]:
-    """The plugins by name; PlanError for one that contributes neither an offer nor a default in effect."""
+def _enabled_plugins(offers: Offers, used: set[str] | None, loaded: LoadedConfig) -> tuple[Provider, ...]:
+    """The plugins by name; PlanError for one that contributes neither an offer nor a default in effect.
+
+    `used`: the providers of the plan, or None if it leaves out parts of the run.
+    """
     plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
+    if used is None:
+        return plugins
     setting = set(loaded.origins.values())
     for plugin in plugins:
         if str(plugin) not in used and f"plugin '{plugin.plugin}'" not in setting:

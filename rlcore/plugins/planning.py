@@ -21,6 +21,8 @@ def plan_run(
     plugins: Sequence[str] = (),
     machine: Facts | None = None,
     lengths: Lengths | None = None,
+    *,
+    only_sampling: bool = False,
 ) -> RunPlan:
     """The plan of a run from configuration files, overrides and --plugin names; starts nothing.
 
@@ -28,6 +30,7 @@ def plan_run(
     work there too.
     An error for a device that is too small names settings with which the plan is accepted, if there are any: the
     fastest, for prompts and responses of the mean lengths `lengths`. So does one for pools with too many devices.
+    With `only_sampling` the plan has no rewards, for a conversation with the policy.
     Text that plugins print is shown without secrets and control characters, and plugins cannot close standard output.
     """
     hooks, loaded = configure(files, overrides, plugins, machine, elsewhere=machine is not None)
@@ -35,10 +38,10 @@ def plan_run(
 
     def replan(further: Sequence[str]) -> RunPlan:
         others = configure(files, [*overrides, *further], plugins, machine, elsewhere=machine is not None)
-        return make_plan(others[1], others[0], facts)
+        return make_plan(others[1], others[0], facts, only_sampling=only_sampling)
 
     try:
-        return make_plan(loaded, hooks, facts)
+        return make_plan(loaded, hooks, facts, only_sampling=only_sampling)
     except PoolSizeError as error:
         raise with_layout_that_fits(error, replan) from error.__cause__
     except DeviceMemoryError as error:

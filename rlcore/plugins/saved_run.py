@@ -21,9 +21,14 @@ class SavedRun:
 
     path: Path
 
-    def plan(self, overrides: Sequence[str] = (), plugins: Sequence[str] = ()) -> RunPlan:
-        """The plan of the run's own configuration, in this directory; `overrides` take precedence."""
-        return plan_run([self.path / CONFIG, self.settings()], overrides, plugins)
+    def plan(
+        self, overrides: Sequence[str] = (), plugins: Sequence[str] = (), *, only_sampling: bool = False
+    ) -> RunPlan:
+        """The plan of the run's own configuration, in this directory; `overrides` take precedence.
+
+        `only_sampling`: see `plan_run`.
+        """
+        return plan_run([self.path / CONFIG, self.settings()], overrides, plugins, only_sampling=only_sampling)
 
     def settings(self) -> dict[str, Any]:
         """Values that replace those of the run's configuration, by dotted key: the current paths of run and inputs."""

@@ -194,6 +194,12 @@ def test_a_plugin_whose_cluster_is_not_chosen_stops_the_run(site: Path) -> None:
     assert line.startswith(f"{WHO} is enabled, but nothing of it is in the plan")
 
 
+def test_a_plan_to_sample_has_no_rewards_and_does_not_miss_what_only_they_use(site: Path) -> None:
+    written(site, "ClusterOffer('odd', Good)")
+    hooks, loaded = configure([], [*SETTINGS, "reward.functions.gone.fn=gone.py:gone"], ["null", "odd"])
+    assert make_plan(loaded, hooks, Facts(), only_sampling=True).rewards == ()
+
+
 def test_memory_is_checked_on_other_machines_whose_devices_are_known(site: Path) -> None:
     elsewhere = "abilities=lambda config, section: ClusterAbilities(elsewhere=True)"
     written(site, f"ClusterOffer('odd', Good, {elsewhere})")
