@@ -1,10 +1,11 @@
 """Checks a merged configuration: bounds, conditions, and the few rules that involve several keys."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from rlcore.config.layers import overlay
 from rlcore.config.names import check_name
 from rlcore.config.options import condition_of, needed, within
 from rlcore.config.sections import RunConfig, SourceConfig
@@ -58,6 +59,25 @@ def has_effect(config: RunConfig, value: Value) -> bool:
     return condition.holds(lookup(config, condition.key))
 
 
+def values_with_effect(raw: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+    """The values that have an effect; others would be refused when they are loaded again."""
+    saved, gone = overlay({}, raw), set()
+    for entry in walk(config):
+        used_when = entry.metadata.get("used_when")
+        if not has_effect(config, entry) or (used_when and condition_of(used_when, entry.section).key in gone):
+            _remove(saved, entry.key.split("."))
+            gone.add(entry.key)
+    return saved
+
+
+def _remove(values: dict[str, Any], parts: Sequence[str]) -> None:
+    for part in parts[:-1]:
+        if part not in values:  # the section around it had no effect, and is gone
+            return
+        values = values[part]
+    values.pop(parts[-1], None)
+
+
 def check_bounds(config: RunConfig, describe: Callable[[str], str]) -> None:
     """ConfigError for a number out of bounds or not finite; `describe(key)` words the value found and its origin."""
     for entry in walk(config):
@@ -70,14 +90,17 @@ def check_bounds(config: RunConfig, describe: Callable[[str], str]) -> None:
             raise ConfigError(f"{entry.key}: found {describe(entry.key)}; needs {needed(entry.metadata)}")
 
 
-def check_effects(config: RunConfig, explicit: frozenset[str], describe: Callable[[str], str]) -> None:
+def check_effects(config: RunConfig, explicit: Mapping[str, int], describe: Callable[[str], str]) -> None:
     """ConfigError for a key in `explicit` that has no effect in this run, naming the condition.
 
-    A key is explicit if a file or override sets it or anything below it.
+    A key is explicit if a file or override sets it or anything below it. The number is that of the highest layer that
+    does; a condition that a higher layer sets is switched off on purpose.
     """
     for entry in walk(config):
         if entry.key in explicit and not has_effect(config, entry):
             condition = condition_of(entry.metadata["used_when"], entry.section)
+            if explicit.get(condition.key, 0) > explicit[entry.key]:
+                continue
             raise ConfigError(
                 f"{entry.key}: set to {describe(entry.key)}, which has no effect: it is used only when {condition}, "
                 f"and {condition.key} is {_shown(lookup(config, condition.key))}; leave it out or change "

@@ -2,13 +2,15 @@
 
 Each layer takes precedence over those before it: the dataclasses' defaults, the preset (`algo.preset`), defaults of
 plugins by plugin name, files in the given order, overrides in the given order. Mappings are merged, lists replaced.
-Only files and overrides are *explicit* settings, and only an explicit setting without effect is an error.
+Only files and overrides are *explicit* settings, and only an explicit setting without effect is an error. It is not if
+a later file or an override sets what gives it an effect: `train.stop.metric=` switches off what a file, such as that of
+a run which is resumed, says of `train.stop`.
 """
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from rlcore.config.checks import check_bounds, check_effects, check_rules, has_effect, walk
+from rlcore.config.checks import check_bounds, check_effects, check_rules, values_with_effect
 from rlcore.config.choices import AUTO, DEVICE, Choice, Chooser, no_choices
 from rlcore.config.emptied import emptied
 from rlcore.config.file_paths import paths_from_their_files, with_absolute_paths
@@ -69,7 +71,7 @@ class LoadedConfig:
     def saved(self) -> Mapping[str, Any]:
         """The configuration that is saved with the run: every value with an effect, absolute paths,
         `${oc.env:NAME}` unresolved."""
-        return with_absolute_paths(_saved(self.merged, self.config), self.origins)
+        return with_absolute_paths(values_with_effect(self.merged, self.config), self.origins)
 
     @cached_property
     def yaml(self) -> str:
@@ -198,12 +200,16 @@ class _Merge:
         """The value as written, and its origin."""
         return redact(f"{self.shown.get(key)!r} ({self.origins.get(key, 'default')})")
 
-    def explicit(self) -> frozenset[str]:
-        """Keys that the user set, and the keys of the sections above them."""
-        keys = {key for layer in self._layers if layer.explicit for key, _ in leaves(layer.values)}
-        return frozenset(
-            ".".join(key.split(".")[:depth]) for key in keys for depth in range(1, len(key.split(".")) + 1)
-        )
+    def explicit(self) -> dict[str, int]:
+        """Keys that the user set, and the keys of the sections above them, with the number of the highest layer that
+        sets them. All overrides have one number: they are typed together."""
+        found: dict[str, int] = {}
+        for number, layer in enumerate(self._layers):
+            for key, _ in leaves(layer.values) if layer.explicit else ():
+                parts = key.split(".")
+                level = len(self._layers) if layer.key else number
+                found |= {".".join(parts[:depth]): level for depth in range(1, len(parts) + 1)}
+        return found
 
     def resolve(self) -> RunConfig:
         """The configuration with every interpolation resolved; ConfigError naming a key that cannot be resolved."""
@@ -288,7 +294,7 @@ def _fit(layer: Layer, types: Mapping[str, type[Any]]) -> Layer:
         if layer.explicit:
             raise
         raise PluginError(f"{layer.origin}: one of its defaults is wrong: {cause}") from cause
-    return Layer(layer.origin, {**values, "plugins": plugins} if plugins else values, layer.explicit)
+    return replace(layer, values={**values, "plugins": plugins} if plugins else values)
 
 
 def _fit_plugin(name: str, section: Mapping[str, Any], type_: type[Any] | None, layer: Layer) -> dict[str, Any]:
@@ -363,20 +369,3 @@ def _with_paths(raw: Any, layers: Sequence[Layer]) -> dict[str, Any]:
             if "path" in section:
                 raw["plugins"][name]["path"] = section["path"]
     return dict(raw)
-
-
-def _saved(raw: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """The values that have an effect; others would be refused when they are loaded again."""
-    saved = overlay({}, raw)
-    for entry in walk(config):
-        if not has_effect(config, entry):
-            _remove(saved, entry.key.split("."))
-    return saved
-
-
-def _remove(values: dict[str, Any], parts: Sequence[str]) -> None:
-    for part in parts[:-1]:
-        if part not in values:  # the section around it had no effect, and is gone
-            return
-        values = values[part]
-    values.pop(parts[-1], None)

@@ -30,9 +30,10 @@ def option(
 ) -> Any:
     """A field with a default, a condition under which it matters, and bounds of its number.
 
-    Setting the field in a file or an override while `used_when` does not hold is a ConfigError; so is a number out of
-    bounds. `at_least` and `at_most` include their bound, `above` and `below` do not. `on_cuda` names the key, such as
-    `actor.dtype`, whose value is the default on a GPU if `used_when` holds.
+    Setting the field in a file or an override while `used_when` does not hold is a ConfigError, unless a later file or
+    override sets the key of `used_when`. So is a number out of bounds. `at_least` and `at_most` include their bound,
+    `above` and `below` do not. `on_cuda` names the key, such as `actor.dtype`, whose value is the default on a GPU if
+    `used_when` holds.
     """
     bounds = zip(_BOUNDS, (at_least, above, at_most, below), strict=True)
     metadata: dict[str, Any] = {name: bound for name, bound in bounds if bound is not None}

@@ -97,6 +97,17 @@ def test_resume_reads_the_runs_own_configuration(run_dir: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
+def test_a_resume_switches_features_off(tmp_path: Path) -> None:
+    (tmp_path / "heldout.jsonl").write_text('{"prompt": "held out"}\n')
+    settings = run_settings(tmp_path, 20, **{"eval.sources.heldout.path": str(tmp_path / "heldout.jsonl")})
+    settings |= {"train.stop.metric": "reward/mean", "checkpoint.best": "eval/heldout/mean", "eval.every_steps": 1}
+    del settings["train.max_steps"]
+    run = str(rlcore.train(settings, {"train.name": "run"}, plugins="null", stop_when=lambda step, _: True).run_dir)
+    assert main(["resume", run, "train.max_steps=2", "train.stop.metric=", "checkpoint.best=", "track.to=[]"]) == 0
+    assert main(["resume", run, "train.max_steps=3"]) == 0
+
+
+@pytest.mark.slow
 def test_a_run_of_relative_paths_is_continued_evaluated_and_talked_to_from_any_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
