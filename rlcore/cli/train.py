@@ -57,6 +57,9 @@ def _train(parsed: argparse.Namespace, settings: Settings) -> int:
 
     plan = plan_run(settings.files, settings.overrides, settings.plugins)
     if parsed.dry_run:
+        if parsed.resume or parsed.resume_from or plan.config.train.name:  # else the run is a new one
+            _check_start(plan, parsed)
+
         from rlcore.cli.plan import show_with_data
         from rlcore.cli.plan_on import estimates_here
 
@@ -69,6 +72,15 @@ def _train(parsed: argparse.Namespace, settings: Settings) -> int:
     from rlcore.train import Start
 
     return train_planned(plan, Start(parsed.resume, parsed.from_start, parsed.resume_from))
+
+
+def _check_start(plan: "RunPlan", parsed: argparse.Namespace) -> None:
+    _check_temporary_files()
+
+    from rlcore.train import Start
+    from rlcore.train.start_check import check_start
+
+    check_start(plan, Start(parsed.resume, parsed.from_start, parsed.resume_from))
 
 
 def train_planned(plan: "RunPlan", start: "Start") -> int:

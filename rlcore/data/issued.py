@@ -136,7 +136,10 @@ class IssuedPrompts:
         CheckpointError if order, prompts or seed differ, because the position would mean nothing. PluginError if the
         order does not return the state that it was restored to.
         """
-        self._check_run(state)
+        check_same_order(state, self._digests, self._offer.name, self._seed)
+        for name, digest in self._digests.items():
+            if state["digests"][name] != digest:
+                raise other_run(f"the prompts of source '{name}' are not those that it was saved with")
         self.changed = [name for name, digest in self._rows.items() if state["rows"][name] != digest]
         self._called("restore()", lambda: self._order.restore(state["position"]))
         again = self._position()
@@ -150,25 +153,21 @@ class IssuedPrompts:
         self._saved = state.get("results", {})
         self._results = {row: RowResults(*numbers) for row, numbers in self._saved.items()}
 
-    def _check_run(self, state: Mapping[str, Any]) -> None:
-        saved, now = state["digests"], self._digests
-        for name in sorted(saved.keys() | now.keys()):
-            if name not in now or name not in saved:
-                raise other_run(f"source '{name}' is {'new' if name not in saved else 'missing'}")
-            if saved[name] != now[name]:
-                raise other_run(f"the prompts of source '{name}' are not those that it was saved with")
-        for key, was, now_is in (
-            ("data.order", state["order"], self._offer.name),
-            ("train.seed", state["seed"], self._seed),
-        ):
-            if was != now_is:
-                raise other_run(f"{key} was {was}, now it is {now_is}")
-
     def _called(self, call: str, work: Callable[[], T]) -> T:
         """The result of the order's own code; errors and the time limit name the order and the call."""
         who = f"{self._who}: {call}"
         with boundary(who, PluginError, CALLED), limited(who):
             return work()
+
+
+def check_same_order(state: Mapping[str, Any], sources: Iterable[str], order: str, seed: int) -> None:
+    """CheckpointError if the state is that of other sources, another order or another seed."""
+    names = set(sources)
+    for name in sorted(state["digests"].keys() ^ names):
+        raise other_run(f"source '{name}' is {'new' if name in names else 'missing'}")
+    for key, was, now_is in (("data.order", state["order"], order), ("train.seed", state["seed"], seed)):
+        if was != now_is:
+            raise other_run(f"{key} was {was}, now it is {now_is}")
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:

@@ -94,7 +94,15 @@ def _making(directory: Path) -> Iterator[None]:
 
 
 def open_directory(directory: Path, resume: bool) -> Path:
-    """The directory, made if it is new; ConfigError when it holds a run already, or with `resume` does not exist.
+    """The directory, made if it is new; ConfigError as `check_directory` says."""
+    check_directory(directory, resume)
+    with _making(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def check_directory(directory: Path, resume: bool) -> None:
+    """ConfigError when the directory holds a run already, or with `resume` does not exist; makes nothing.
 
     A start that failed before anything came of it holds no run: it may be made again under the same name, and what it
     wrote (configuration, plan, copies of reward files) is replaced. A config.yaml that no start wrote is the user's.
@@ -109,8 +117,6 @@ def open_directory(directory: Path, resume: bool) -> Path:
         found = tuple(path.name for path in sorted(directory.parent.glob("*")) if (path / "config.yaml").exists())
         remedy = f"{nearest(directory.name, found)}; or begin" if found else "begin"
         raise ConfigError(f"--resume: found no run '{directory}'; {remedy} it without --resume")
-    with _making(directory):
-        directory.mkdir(parents=True, exist_ok=True)
     for path in (directory / name for name in (*OF_STEPS, *OF_PARTS)):
         _check_no_link(path)
     for path in (
@@ -124,7 +130,6 @@ def open_directory(directory: Path, resume: bool) -> Path:
                 f"train.name: '{path}' has {path.stat().st_size >> 30} GiB, which no run writes; remove it or choose "
                 "another name"
             )
-    return directory
 
 
 def _check_own(path: Path) -> None:
@@ -190,10 +195,13 @@ def locked(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
-            raise ConfigError(
-                f"train.name: another process is training in '{directory}'; stop it or choose another name"
-            ) from cause
+            raise in_use(directory) from cause
         yield
+
+
+def in_use(directory: Path) -> ConfigError:
+    """The error for a directory that another process holds."""
+    return ConfigError(f"train.name: another process is training in '{directory}'; stop it or choose another name")
 
 
 class LogFile(logging.FileHandler):

@@ -16,6 +16,7 @@ from rlcore.config.layers import from_mapping
 from rlcore.testing.leaks import descendants
 from rlcore.testing.runs import run_settings
 from rlcore.train import exported
+from rlcore.train.run_dir import locked
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,44 @@ def test_resume_reads_the_runs_own_configuration(run_dir: Path, capsys: pytest.C
     assert main(["resume", str(run_dir), "train.max_steps=3"]) == 0
     assert "continuing after step 2" in capsys.readouterr().out
     assert (run_dir / "checkpoints" / "step_3").is_dir()
+
+
+def files_below(directory: Path) -> dict[Path, tuple[int, int]]:
+    found = ((path, path.stat()) for path in directory.rglob("*"))
+    return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in found}
+
+
+@pytest.mark.slow
+def test_a_dry_run_refuses_what_the_run_would_refuse_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = run_settings(tmp_path, 20, **{"train.name": "run"})
+    run_dir = rlcore.train(settings, plugins="null").run_dir
+    same = ["train", str(run_dir / "config.yaml")]
+    before = files_below(tmp_path)
+    refused = [
+        (["train.name=run"], "run' exists; choose another name"),
+        (["--resume", "train.name=gone"], "found no run '"),
+        (["--resume", "train.seed=9"], "train.seed was 0, now it is 9"),
+        (["--resume", "data.sources.more.task=chain_sum"], "source 'more' is new"),
+        (["--resume-from", str(tmp_path / "gone"), "train.name=new"], "no checkpoint is there"),
+        (["--resume-from", str(run_dir), "train.name=new", "train.seed=9"], "train.seed was 0, now it is 9"),
+    ]
+    capsys.readouterr()
+    for arguments, words in refused:
+        assert words in failing(capsys, *same, "--dry-run", *arguments)
+        assert files_below(tmp_path) == before
+    with locked(run_dir):
+        assert "another process is training in" in failing(capsys, *same, "--dry-run", "--resume")
+    for arguments in (
+        ["--resume"],
+        ["train.name=new"],
+        ["train.name="],
+        ["--resume-from", str(run_dir), "train.name="],
+    ):
+        before = files_below(tmp_path)
+        assert main([*same, "--dry-run", *arguments]) == 0
+        assert files_below(tmp_path) == before
 
 
 @pytest.mark.slow
