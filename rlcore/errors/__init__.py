@@ -200,13 +200,14 @@ def trace_of(cause: BaseException) -> str:
 
 
 def foreign_trace(error: RlcoreError) -> str:
-    """The traceback of the foreign exception that caused the error, also of one in another process; empty: none did."""
+    """The traceback of the exception in user code that caused the error, also of one in another process; empty: none
+    did."""
     cause: BaseException | None = error
     while isinstance(cause, RlcoreError):
         if isinstance(cause, ChildError) and cause.trace:
             return cause.trace
         cause = cause.__cause__
-    return trace_of(cause) if cause else ""
+    return trace_of(cause) if cause and line_of(cause.__traceback__) else ""
 
 
 def shown(value: object) -> str:

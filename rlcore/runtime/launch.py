@@ -6,6 +6,7 @@ import sys
 import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -24,7 +25,7 @@ from rlcore.contracts.reference import REFERENCE, ReferenceWorker
 from rlcore.contracts.requests import Role
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.workers import WorkerGroup
-from rlcore.errors import CALLED, PlanError, PluginError, WorkerError, boundary
+from rlcore.errors import CALLED, PlanError, PluginError, RlcoreError, WorkerError, boundary
 from rlcore.errors.checks.interfaces import check_product
 from rlcore.plan import CORE, ComponentPlan, RunPlan
 from rlcore.plan.time_limit import limit_s, limited, not_done, where_in
@@ -159,7 +160,8 @@ async def _probed(plan: RunPlan) -> "dict[str, Probed]":
     for purpose, algorithm in plan.algorithms.items():
         who = f"algo.{algorithm.algorithm.kind.value}={algorithm.algorithm.name} of {algorithm.provided_by}"
         probing = partial(probe, algorithm.algorithm, algorithm.provided_by, plan.config.algo)
-        found[purpose] = await _in_limited_thread(f"{who}: probing it", probing)
+        whose = f"{who}: probing it"
+        found[purpose] = await in_daemon_thread(whose, partial(_within_limit, whose, probing))
     return found
 
 
@@ -169,20 +171,23 @@ def _probe() -> "Callable[..., Probed]":
     return probe
 
 
-async def _in_limited_thread(whose: str, call: Callable[[], T]) -> T:
+def _within_limit(whose: str, call: Callable[[], T]) -> T:
     """The result of plugin code; PluginError with its line if it is not done in `limit_s()`, and it is left behind."""
-    limit, threads = limit_s(), list[int]()
+    limit, done = limit_s(), Future[T]()
 
-    def run() -> T:
-        threads.append(threading.get_ident())
-        return call()
+    def run() -> None:
+        try:
+            with boundary(whose, PluginError, BaseException):
+                done.set_result(call())
+        except RlcoreError as error:
+            done.set_exception(error)
 
-    try:
-        async with asyncio.timeout(limit):
-            return await in_daemon_thread(whose, run)
-    except TimeoutError:
-        frame = sys._current_frames().get(threads[0]) if threads else None
-        raise PluginError(not_done(whose, limit, frame)) from None
+    thread = threading.Thread(target=run, name=whose, daemon=True)
+    thread.start()
+    thread.join(limit)
+    if not done.done():
+        raise PluginError(not_done(whose, limit, sys._current_frames().get(thread.ident or 0)))
+    return done.result()
 
 
 async def _start_component(

@@ -115,6 +115,8 @@ SOURCE = """
     def rlcore_worker_classes():
         return [WorkerClass(Probe, "p", Probe), WorkerClass(Inner, "p", Inner, embedded_in=PROBE)]
 """
+FAILED = r"\.fail\(\): ValueError: a first line \(\S+_probe\.py:50\)$"
+BROKEN = r"probe\[\d\]\.setup\(\): RuntimeError: this is broken \(\S+_probe\.py:15\)"
 
 
 @pytest.fixture
@@ -215,12 +217,12 @@ def test_errors_in_a_process_name_worker_method_and_cause(plugin: ModuleType, tm
     async def story() -> None:
         async with started(tmp_path) as groups:
             probe = groups["probe"].replicas[1]
-            with pytest.raises(WorkerError, match=r"^probe\[1\]\.fail\(\): ValueError: a first line$") as caught:
+            with pytest.raises(WorkerError, match=rf"^probe\[1\]{FAILED}") as caught:
                 await probe.call(Probe.fail)
             assert "in fail" in getattr(caught.value.__cause__, "trace", "")
             with pytest.raises(ConfigError, match=r"^probe\[1\]\.misconfigured\(\): wrong setting$"):
                 await probe.call(Probe.misconfigured)
-            with pytest.raises(WorkerError, match=r"^probe\[1\]\.count\(\): ValueError: no more$"):
+            with pytest.raises(WorkerError, match=r"^probe\[1\]\.count\(\): ValueError: no more \(\S+:62\)$"):
                 await taken(probe.stream(Probe.count, 10, fail_at=3))
             with pytest.raises(WorkerError, match=r"probe\[1\]\.odd\(\): .*cannot be sent"):
                 await probe.call(Probe.odd)
@@ -306,7 +308,7 @@ def test_a_worker_that_does_not_start_is_named_and_nothing_is_left(plugin: Modul
         async with started(tmp_path):
             pass
 
-    with pytest.raises(WorkerError, match=r"^probe\[\d\]\.setup\(\): RuntimeError: this is broken$") as caught:
+    with pytest.raises(WorkerError, match=rf"^{BROKEN}$") as caught:
         asyncio.run(story())
     assert (caught.value.role, caught.value.method) == ("probe", "setup")
     assert caught.value.offered_by.startswith("Probe of plugin 'isolated_probe'")
@@ -323,7 +325,7 @@ def test_the_error_of_a_worker_that_does_not_start_names_an_exception_that_its_o
             pass
 
     cause = "; it had printed: ModuleNotFoundError: No module named 'an_engine'$"
-    with pytest.raises(WorkerError, match=r"^probe\[\d\]\.setup\(\): RuntimeError: this is broken" + cause) as caught:
+    with pytest.raises(WorkerError, match=f"^{BROKEN}{cause}") as caught:
         asyncio.run(story())
     assert (caught.value.role, caught.value.method) == ("probe", "setup")
 
@@ -333,7 +335,7 @@ def test_in_process_runs_isolated_workers_as_threads(plugin: ModuleType, tmp_pat
         async with started(tmp_path, "cluster.in_process=true") as groups:
             assert {replica.worker.echo(os.getpid()) for replica in groups["probe"].replicas} == {os.getpid()}
             assert all(replica.alive for replica in groups["probe"].replicas)
-            with pytest.raises(WorkerError, match=r"^probe\[0\]\.fail\(\): ValueError: a first line$"):
+            with pytest.raises(WorkerError, match=rf"^probe\[0\]{FAILED}"):
                 await groups["probe"].replicas[0].call(plugin.Probe.fail)
 
     asyncio.run(story())

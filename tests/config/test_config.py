@@ -271,25 +271,6 @@ def test_a_setting_without_effect_is_an_error_that_names_the_condition(override:
     assert f"override '{override}'" in message
 
 
-OFF = "train: {stop: {metric: reward/mean, mode: min, patience: 5}}"
-
-
-def test_what_gives_a_setting_of_a_file_its_effect_can_be_switched_off(tmp_path: Path) -> None:
-    file, later = written(tmp_path / "c.yaml", OFF), written(tmp_path / "d.yaml", "train: {stop: {metric: ''}}")
-    assert load("train.stop.metric=", files=[file]).saved["train"]["stop"] == {"metric": ""}
-    assert load(files=[file, later]).config.train.stop.metric == ""
-    message = error_of("train.stop.patience=2", "train.stop.metric=", files=[file])
-    assert message.startswith("train.stop.patience: set to 2 (override 'train.stop.patience=2'), which has no effect")
-    beside = written(tmp_path / "e.yaml", OFF.replace("reward/mean", "''"))
-    assert "train.stop.mode: set to 'min'" in error_of(files=[beside])
-
-
-def test_what_is_saved_leaves_out_what_depended_on_what_was_switched_off(tmp_path: Path) -> None:
-    on = load("actor.data_parallel=4", "actor.sharding=fsdp2", "actor.dp_replicate=2")
-    off = load("actor.data_parallel=1", files=[written(tmp_path / "on.yaml", on.yaml)])
-    assert load(files=[written(tmp_path / "off.yaml", off.yaml)]).config.actor.dp_replicate == 1
-
-
 def test_a_setting_has_an_effect_when_another_setting_gives_it_one() -> None:
     loaded = load("algo.kl.placement=reward", "algo.kl.coef=0.1", "algo.kl.controller=adaptive", "algo.kl.target=3")
     assert loaded.config.algo.kl.target == 3.0

@@ -1,4 +1,4 @@
-"""Mappings of named entries that a higher layer empties, and entries that it removes."""
+"""Mappings of named entries that a higher layer empties, entries that it removes, and features that it switches off."""
 
 from pathlib import Path
 from typing import Any
@@ -48,3 +48,28 @@ def test_the_removal_of_no_entry_is_refused() -> None:
 def test_a_section_stays_as_it_is() -> None:
     config = load_config([BELOW], ["plugins={}", "plugins.mine={}", "data.sources.a={}", "train={}"], ()).config
     assert (set(config.plugins), config.data.sources["a"].path) == ({"mine"}, "a.jsonl")
+
+
+STOPS: dict[str, Any] = {"train": {"stop": {"metric": "reward/mean", "mode": "min", "patience": 5}}}
+
+
+def test_a_feature_is_switched_off_by_a_later_file_or_an_override() -> None:
+    off = {"train": {"stop": {"metric": ""}}}
+    assert load_config([BELOW, STOPS], ["train.stop.metric="], ()).saved["train"]["stop"] == {"metric": ""}
+    assert load_config([BELOW, STOPS, off], [], ()).config.train.stop.metric == ""
+
+
+def test_what_has_no_effect_is_refused_where_its_condition_is_of_the_same_level() -> None:
+    with pytest.raises(ConfigError, match=r"^train\.stop\.patience: set to 2 \(override .*\), which has no effect"):
+        load_config([BELOW, STOPS], ["train.stop.patience=2", "train.stop.metric="], ())
+    never = {"train": {"stop": {"metric": "", "mode": "min"}}}
+    with pytest.raises(ConfigError, match=r"^train\.stop\.mode: set to 'min' .* which has no effect"):
+        load_config([BELOW, never], [], ())
+
+
+def test_what_is_saved_leaves_out_what_depended_on_what_was_switched_off(tmp_path: Path) -> None:
+    ranks = ["actor.data_parallel=4", "actor.sharding=fsdp2", "actor.dp_replicate=2"]
+    on, off = tmp_path / "on.yaml", tmp_path / "off.yaml"
+    on.write_text(load_config([BELOW], ranks, ()).yaml)
+    off.write_text(load_config([on], ["actor.data_parallel=1"], ()).yaml)
+    assert load_config([off], [], ()).config.actor.dp_replicate == 1
