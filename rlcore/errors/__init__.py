@@ -200,9 +200,9 @@ def trace_of(cause: BaseException) -> str:
 
 
 def foreign_trace(error: RlcoreError) -> str:
-    """The traceback of the exception in user code that caused the error, also of one in another process; empty: none
-    did."""
-    cause: BaseException | None = error
+    """The traceback of the exception in user code that caused an error of a plugin or worker, also of one in another
+    process; empty: none did."""
+    cause: BaseException | None = error if isinstance(error, PluginError | WorkerError) else None
     while isinstance(cause, RlcoreError):
         if isinstance(cause, ChildError) and cause.trace:
             return cause.trace

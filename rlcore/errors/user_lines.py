@@ -7,7 +7,29 @@ OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 INSTALLED = "site-packages"
 PYTHON = ("<frozen", os.path.dirname(os.path.abspath(os.__file__)) + os.sep)
 """Prefixes of the names of Python's own files."""
-LIBRARIES = ("accelerate", "datasets", "omegaconf", "peft", "pluggy", "tokenizers", "torch", "transformers")
+LIBRARIES = frozenset(
+    [
+        "accelerate",
+        "aiohttp",
+        "datasets",
+        "fsspec",
+        "httpx",
+        "huggingface_hub",
+        "jinja2",
+        "numpy",
+        "omegaconf",
+        "peft",
+        "pluggy",
+        "psutil",
+        "pyarrow",
+        "rich",
+        "safetensors",
+        "tokenizers",
+        "torch",
+        "transformers",
+        "yaml",
+    ]
+)
 """Packages that call user code, and that rlcore calls itself."""
 
 
