@@ -201,13 +201,15 @@ def trace_of(cause: BaseException) -> str:
 
 def foreign_trace(error: RlcoreError) -> str:
     """The traceback of the exception in user code that caused an error of a plugin or worker, also of one in another
-    process; empty: none did."""
+    process; empty: none did, or it was an OSError, whose cause is the machine."""
     cause: BaseException | None = error if isinstance(error, PluginError | WorkerError) else None
     while isinstance(cause, RlcoreError):
         if isinstance(cause, ChildError) and cause.trace:
             return cause.trace
         cause = cause.__cause__
-    return trace_of(cause) if cause and line_of(cause.__traceback__) else ""
+    if cause is None or isinstance(cause, OSError) or not line_of(cause.__traceback__):
+        return ""
+    return trace_of(cause)
 
 
 def shown(value: object) -> str:
