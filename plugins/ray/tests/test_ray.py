@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -180,7 +181,8 @@ def test_isolated_replicas_on_ray_stream_fail_by_name_and_are_restarted(head: st
     assert results["inner"] == results["processes"]
     assert results["items"] == list(range(300))
     assert results["ended"] == 1
-    assert results["failed"] == "probe[1].fail(): ValueError: a first line"
+    where = r" \(\S+:\d+\)"
+    assert re.fullmatch(r"probe\[1\]\.fail\(\): ValueError: a first line" + where, results["failed"])
     assert results["died"].startswith("probe[0].forever(): its actor ended: ")
     assert results["events"] == [["lost", 0], ["restored", 0]]
     assert results["prepared"] == ["weights"]
