@@ -46,7 +46,7 @@ def test_the_removal_of_no_entry_is_refused() -> None:
 
 
 def test_a_section_stays_as_it_is() -> None:
-    config = load_config([BELOW], ["plugins={}", "plugins.mine={}", "data.sources.a={}", "train={}"], ()).config
+    config = load_config([BELOW], ["plugins={}", "data.sources.a={}", "train={}"], ()).config
     assert (set(config.plugins), config.data.sources["a"].path) == ({"mine"}, "a.jsonl")
 
 

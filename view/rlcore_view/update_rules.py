@@ -89,7 +89,7 @@ def sampler_differs(history: History) -> Finding | None:
     if not limit or difference <= limit or _draws_from_a_part(history):
         return None
     if backends[0] == backends[1]:
-        return _other_logprobs(history, difference)
+        return _other_logprobs(history, difference, limit)
     return Finding(
         "sampler and trainer differ",
         f"log-probs of rollout.backend={backends[0]} and of the actor differ by {difference:.3g} per token on average "
@@ -98,10 +98,10 @@ def sampler_differs(history: History) -> Finding | None:
     )
 
 
-def _other_logprobs(history: History, difference: float) -> Finding | None:
-    """One backend computes both, so a large difference is a mistake of what stands between them."""
-    in_half_precision = history.setting("actor.dtype") in HALF_BITS
-    if (in_half_precision and difference <= MISTAKEN) or stale_sampler(history):
+def _other_logprobs(history: History, difference: float, limit: float) -> Finding | None:
+    """One backend computes both, so a difference from the first step on is a mistake of what stands between them."""
+    bound = MISTAKEN if history.setting("actor.dtype") in HALF_BITS else limit
+    if min(difference, _first_difference(history)) <= bound:
         return None
     return Finding(
         "log-probs are not those of the policy",
@@ -120,14 +120,20 @@ def _draws_from_a_part(history: History) -> bool:
     )
 
 
+def _first_difference(history: History) -> float:
+    """The least difference of the first steps, whose samples are those of the actor's own weights."""
+    name = "policy/rollout_logprob_diff"
+    return min((facts.metrics[name] for facts in history.early if name in facts.metrics), default=float("inf"))
+
+
 def stale_sampler(history: History) -> Finding | None:
     name = "policy/rollout_logprob_diff"
-    late, early = history.late(name), [facts.metrics[name] for facts in history.early if name in facts.metrics]
-    if history.start(name) is None or late is None or late < DRIFT or late < 5 * min(early):
+    late, early = history.late(name), _first_difference(history)
+    if history.start(name) is None or late is None or late < DRIFT or late < 5 * early:
         return None
     return Finding(
         "weights do not reach the sampler",
-        f"{name} rose from {min(early):.2g} to {late:.2g} per token: sampler and trainer drift apart",
+        f"{name} rose from {early:.2g} to {late:.2g} per token: sampler and trainer drift apart",
         "look at the weight sync of rollout.backend, and at the number formats of both engines",
     )
 

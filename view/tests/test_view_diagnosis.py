@@ -112,6 +112,11 @@ def test_a_fault_is_found_and_nothing_else(name: str) -> None:
     assert [finding.name for finding in diagnose(FAULTS[name]())] == [name]
 
 
+def test_a_difference_that_rises_within_one_backend_is_that_of_the_weights_alone() -> None:
+    run = with_settings(learning(policy__rollout_logprob_diff=[0.01] * 5 + [0.5] * 5))
+    assert [finding.name for finding in diagnose(run)] == ["weights do not reach the sampler"]
+
+
 def test_the_words_name_the_cause_the_key_its_value_and_how_often() -> None:
     [finding] = diagnose(with_settings(run_of(groups_of(0.0, 0.0, truncated=True, num_sampled=16))))
     assert str(finding) == (
