@@ -10,7 +10,9 @@ from rlcore.config.sections import RunConfig
 SUFFIXES = (".yaml", ".yml")
 MADE = "rollout.weights_dir"
 """The key of a directory that exists only while a run uses it."""
-PATH_NAMES = ("path", "tokenizer", "chat_template", "dir", "weights_dir")
+RUNS = "train.dir"
+"""The key of the directory of runs. The saved configuration keeps it as it is set: a resume replaces it."""
+PATH_NAMES = ("path", "tokenizer", "chat_template", "weights_dir")
 """Names of keys whose value may be a path without a slash or suffix."""
 
 
@@ -72,6 +74,6 @@ def _may_be_path(text: str, key: str) -> bool:
     name = key.rpartition(".")[2]
     if text in ("", "bytes") or "${" in text or text.startswith("~"):  # bytes: the tokenizer without files
         return False
-    if ".sources." in key and name != "path":
+    if key == RUNS or (".sources." in key and name != "path"):
         return False
     return name in PATH_NAMES or "/" in text or Path(text).suffix != ""

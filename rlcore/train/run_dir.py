@@ -42,9 +42,11 @@ MOST_BYTES = 1 << 30
 """Bytes that a file which is read as a whole may have; those of runs have less than 100 MB."""
 ENDED = "the run ended by an error"
 """Text in log.txt before the error that the terminal shows as well."""
-EXPLAINS = re.compile(r"(notes|layout\.reason|choices\.[\w.]+\.(reason|set_by)|facts\.gpu_free_bytes): ")
-"""Beginnings of differences that change nothing: explanations, origins (a resume reads choices from config.yaml), and
-the memory that was free when a run was planned."""
+EXPLAINS = re.compile(
+    r"(notes|layout\.reason|choices\.[\w.]+\.(reason|set_by)|facts\.gpu_free_bytes|config\.train\.dir): "
+)
+"""Beginnings of differences that change nothing: explanations, origins (a resume reads choices from config.yaml), the
+memory that was free when a run was planned, and the place where the run now is."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
