@@ -95,14 +95,12 @@ def _check_free(who: str, found: Metrics, core_metrics: Collection[str]) -> None
 
 
 @asynccontextmanager
-async def launch(
-    plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = None, warn: Callable[[str], None] | None = None
-) -> AsyncIterator[Runtime]:
+async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = None) -> AsyncIterator[Runtime]:
     """Start the run; on exit, including errors during the start, everything is closed in reverse order.
 
     The algorithms are probed before the first worker starts. WorkerError naming the worker, or PluginError naming the
-    component or algorithm, that did not start. A component that closes too slowly is a warning in the log, which
-    `warn` gets, too: a run has saved everything by then, and ends as it would have.
+    component or algorithm, that did not start. A component that closes too slowly is a warning: a run has saved
+    everything by then, and ends as it would have.
     """
     deadlines = deadlines or Deadlines(plan.config.cluster.start_s)
     limits = replace(deadlines)
@@ -112,7 +110,7 @@ async def launch(
         stack.push_async_callback(children.close)
         sampler = await start_sampler(plan, run_dir, limits, stack)
         context = await _build_context(sampler, children)
-        start = partial(_start_component, plan, context, sampler.groups, limits, stack, sampler.watch, warn)
+        start = partial(_start_component, plan, context, sampler.groups, limits, stack, sampler.watch)
         built = {slot: await start(slot) for slot in SLOT_INTERFACES}
         sampler.utilization.take()  # starting does not count as work
         yield Runtime(
@@ -197,7 +195,6 @@ async def _start_component(
     limits: Deadlines,
     stack: AsyncExitStack,
     watch: HangWatch,
-    warn: Callable[[str], None] | None,
     slot: str,
 ) -> Any:
     """The slot's component, built with its section and workers, and started."""
@@ -217,8 +214,6 @@ async def _start_component(
             await _within(life.close, f"{who}: close()", limits.close_s)
         except _TooSlow as slow:
             logger.warning("%s; its processes are killed", slow)
-            if warn is not None:
-                warn(f"{slow}; its processes are killed")
 
     stack.push_async_callback(close)
     with watch.watching(f"{who}: start()"):

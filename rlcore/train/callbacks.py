@@ -34,8 +34,8 @@ class Callbacks:
 class StepCallbacks:
     """Calls them after each step, one at a time, in a thread: the step waits, and the event loop keeps running."""
 
-    def __init__(self, callbacks: Callbacks, warn: Callable[[str], None]) -> None:
-        self._callbacks, self._warn = callbacks, warn
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks = callbacks
         self._on_step = callbacks.on_step
 
     async def after_step(self, step: int, metrics: Metrics) -> bool:
@@ -46,8 +46,8 @@ class StepCallbacks:
                 await _in_thread("on_step", self._on_step, step, seen)
             except RlcoreError as error:
                 self._on_step = None
-                logger.warning("%s", trace_of(error))
-                self._warn(f"{error}; it is not called again, training continues")
+                logger.info("%s", trace_of(error))
+                logger.warning("%s; it is not called again, training continues", error)
         if self._callbacks.stop_when is None:
             return False
         return bool(await _in_thread("stop_when", self._callbacks.stop_when, step, seen))

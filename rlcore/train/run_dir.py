@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
@@ -21,6 +21,7 @@ from rlcore.config.providers import Provider
 from rlcore.errors import ConfigError, RlcoreError, WorkerError, describe, foreign_trace, nearest
 from rlcore.errors.redaction import DisplayFormatter
 from rlcore.plan import RunPlan, plan_to_json
+from rlcore.report import foreign_output
 from rlcore.report.files import write_atomically
 from rlcore.report.metrics import METRICS, TRAJECTORIES, writing_records
 from rlcore.report.status import LOCK, STATUS
@@ -220,26 +221,44 @@ class LogFile(logging.FileHandler):
             super().close()
 
 
+class _Warnings(logging.Handler):
+    """Passes on warnings, each as one line. Errors end a run, which shows them itself."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._warn = warn
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
+        if record.levelno == logging.WARNING and record.name != foreign_output.__name__:  # that output may be gone
+            first, *more = record.getMessage().splitlines() or [""]
+            self._warn(f"{first} {more[-1]} ({LOG} has the traceback)" if more else first)
+
+
 @contextmanager
-def logging_to(directory: Path, plugins: Iterable[Provider] = ()) -> Iterator[None]:
+def logging_to(
+    directory: Path, plugins: Iterable[Provider] = (), warn: Callable[[str], None] = lambda text: None
+) -> Iterator[None]:
     """Append the messages of rlcore's and the plugins' loggers to log.txt, as they may be shown, and the error that
     ends the block.
 
-    The terminal may be gone by then, and its error with it. It shows the warnings of plugins as well, unless the
-    application that runs rlcore handles them. CheckpointError when log.txt cannot be opened.
+    The terminal may be gone by then, and its error with it. `warn` gets rlcore's warnings, and standard error those of
+    plugins, unless the application that runs rlcore handles them. CheckpointError when log.txt cannot be opened.
     """
     with writing_records(directory / LOG):
         handler = LogFile(directory / LOG)
     handler.setFormatter(DisplayFormatter(LOG_FORMAT))
     named = (name for plugin in plugins for name in (plugin.plugin, plugin.distribution.replace("-", "_")))
-    shown = () if logging.getLogger().handlers or logging.lastResort is None else (logging.lastResort,)
+    is_alone = not logging.getLogger().handlers
+    shown = (logging.lastResort,) if is_alone and logging.lastResort is not None else ()
+    warnings = (_Warnings(warn),) if is_alone else ()
     with ExitStack() as stack:
         stack.callback(handler.close)
         for name in dict.fromkeys(("rlcore", *filter(str.isidentifier, named))):
             logger = logging.getLogger(name)
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.INFO)
-            for output in (handler, *(shown if name != "rlcore" else ())):
+            for output in (handler, *(warnings if name == "rlcore" else shown)):
                 stack.callback(logger.removeHandler, output)
                 logger.addHandler(output)
         stack.push(_end_in_words)

@@ -66,7 +66,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
         stop.installed(),
         locked(check_remains(open_directory(run_dir, start.resume), start)),
         removed_without_results(run_dir, made),
-        logging_to(run_dir, plan.plugins),
+        logging_to(run_dir, plan.plugins, terminal.warn),
         terminal.showing(),
         observed(run_dir, activity, terminal),
     ):
@@ -81,7 +81,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
                 write_plan(run_dir, plan)
             activity.enter("loading libraries and the tokenizer")
             limits = Deadlines(plan.config.cluster.start_s, close_s=CLOSE_S)
-            async with launch(plan, run_dir, limits, terminal.warn) as run:
+            async with launch(plan, run_dir, limits) as run:
                 logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))
                 session = Session(plan, run_dir, run, prompts, heldout, stop, callbacks, window_of(run), terminal)
                 try:
@@ -175,13 +175,13 @@ class Session:
                 "train.max_steps"
             )
         is_exported = plan.config.track.open_telemetry
-        self._spans = SpanExport(run_dir.name, warn=self._terminal.warn) if is_exported else None
+        self._spans = SpanExport(run_dir.name) if is_exported else None
         self._sinks = Sinks(
             MetricsLog(run_dir),
             TrajectoryLog(run_dir),
             TokenLog(run_dir, plan.config.train.record_tokens, run.tokens),
             TraceLog(run_dir, current_activity().unix_offset, self._spans.export if self._spans else None),
-            Trackers(plan.trackers, plan.config.track.project, run_dir, plan.loaded.yaml, warn=self._terminal.warn),
+            Trackers(plan.trackers, plan.config.track.project, run_dir, plan.loaded.yaml),
             self._terminal,
         )
         activity = current_activity()
@@ -189,7 +189,7 @@ class Session:
         progress = Progress(0, order, kl_controller(plan.config.algo.kl))
         self._trainer = Trainer(run, progress, self.total_steps, heldout, self._sinks)
         self.saver = Saver(self._trainer, run_dir)
-        self._callbacks = StepCallbacks(callbacks, self._terminal.warn)
+        self._callbacks = StepCallbacks(callbacks)
         self._rule = StopRule(plan.config.train.stop)
         self._stopped = ""
         self._began_after = self.total_steps

@@ -1,15 +1,21 @@
-"""SIGTERM and Ctrl-C: the first ends the run cleanly, the second ends the process immediately. SIGHUP has no effect on
-the run."""
+"""SIGTERM and Ctrl-C: the first ends the run cleanly, the second ends the process immediately, also while foreign code
+blocks the event loop. SIGHUP has no effect on the run."""
 
 import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rlcore.plan.time_limit import where_in
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+BLOCKED_S = 3.0
+"""Seconds after a signal in which the event loop takes it, unless code blocks the loop."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,24 +61,36 @@ class StopRequest:
             raise RuntimeError("signals are handled for a running task")
         before = {signum: signal.getsignal(signum) for signum in (*SIGNALS, signal.SIGHUP)}
         for signum in SIGNALS:
-            loop.add_signal_handler(signum, self._receive, signum, task)
-        loop.add_signal_handler(signal.SIGHUP, _outlive_terminal)
+            signal.signal(signum, lambda number, frame: self._receive(number, loop, task))
+        loop.add_signal_handler(signal.SIGHUP, _outlive_terminal)  # from now on every signal wakes the loop
         signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # a plugin, or a library, may have blocked them
         try:
             yield
         finally:
+            loop.remove_signal_handler(signal.SIGHUP)
             for signum, handler in before.items():
-                loop.remove_signal_handler(signum)
                 signal.signal(signum, handler)
 
-    def _receive(self, signum: int, task: "asyncio.Task[object]") -> None:
+    def _receive(self, signum: int, loop: asyncio.AbstractEventLoop, task: "asyncio.Task[object]") -> None:
         if self.signum is not None:
             # Not through sys.stderr: whatever holds the first one up may hold its lock.
             os.write(2, f"\nrlcore: ended at once by a second {name_of(signum)}; checkpoints stand\n".encode())
             os._exit(128 + signum)
         self.signum = signum
+        blocked = threading.Timer(BLOCKED_S, _report_blocked, (name_of(signum), threading.get_ident()))
+        blocked.daemon = True
+        blocked.start()
+        loop.call_soon_threadsafe(self._take, blocked, task)
+
+    def _take(self, blocked: threading.Timer, task: "asyncio.Task[object]") -> None:
+        blocked.cancel()
         if not self._finish_step:
             task.cancel()
+
+
+def _report_blocked(name: str, thread: int) -> None:
+    stack = [frame for frame, _ in traceback.walk_stack(sys._current_frames().get(thread))]
+    os.write(2, f"\nrlcore: {name} waits for code {where_in(stack[::-1])}; a second {name} ends the run\n".encode())
 
 
 def _outlive_terminal() -> None:

@@ -185,7 +185,8 @@ def test_the_log_has_the_messages_of_plugins_and_the_terminal_their_warnings(
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [] if alone else [logging.NullHandler()])
     plugins = [Provider("judges", "rlcore-of-strangers", "1.0"), Provider("null", "rlcore", "1.0")]
-    with logging_to(tmp_path, plugins):
+    shown: list[str] = []
+    with logging_to(tmp_path, plugins, shown.append):
         for name in ("judges.client", "rlcore_of_strangers.client", "rlcore.test", "another"):
             logging.getLogger(name).info("%s: a word", name)
             logging.getLogger(name).warning("%s: a warning", name)
@@ -195,6 +196,21 @@ def test_the_log_has_the_messages_of_plugins_and_the_terminal_their_warnings(
     assert lines == [f"{name}: {words}" for name in names for words in ("a word", "a warning")]
     warned = [f"{name}: a warning" for name in (*names[:2], "another")]
     assert capsys.readouterr().err.splitlines() == ([*warned, "behind the run"] if alone else [])
+    assert shown == (["rlcore.test: a warning"] if alone else [])
+
+
+def test_the_terminal_shows_a_warning_as_a_line_and_leaves_errors_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    shown: list[str] = []
+    logger = logging.getLogger("rlcore.test")
+    with logging_to(tmp_path, (), shown.append):
+        logger.warning("reward 'mine' raised:\nTraceback\nKeyError: 'x'")
+        logger.error("the run ended")
+        logging.getLogger("rlcore.report.foreign_output").warning("standard error is gone")
+    assert shown == ["reward 'mine' raised: KeyError: 'x' (log.txt has the traceback)"]
+    assert "\nTraceback\n" in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(

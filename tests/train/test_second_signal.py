@@ -2,38 +2,93 @@
 
 import asyncio
 import os
+import re
 import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import pytest
 
+from rlcore.train import signals
 from rlcore.train.signals import StopRequest
+
+ENDED = "\nrlcore: ended at once by a second Ctrl-C; checkpoints stand\n"
 
 
 class Ended(Exception):
     """The process would have ended."""
 
 
-def test_a_second_ctrl_c_ends_the_process_with_one_line(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(autouse=True)
+def _ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(code: int) -> NoReturn:
         raise Ended(code)
 
     monkeypatch.setattr(os, "_exit", end)
 
+
+@contextmanager
+def interrupted_after(*delays_s: float) -> Iterator[None]:
+    """Sends this process Ctrl-C after each delay."""
+    timers = [threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGINT)) for delay_s in delays_s]
+    for timer in timers:
+        timer.start()
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.join()
+
+
+def test_a_second_ctrl_c_ends_the_process_with_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     async def main() -> None:
-        task = asyncio.create_task(asyncio.sleep(60))
-        request = StopRequest(finish_step=False)
-        request._receive(signal.SIGINT, task)
-        assert capfd.readouterr().err == ""
-        with pytest.raises(Ended, match="130"):
-            request._receive(signal.SIGINT, task)
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        with StopRequest(finish_step=False).installed():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert capfd.readouterr().err == ""
+            with pytest.raises(Ended, match="130"):
+                os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(60)
 
     asyncio.run(main())
-    assert capfd.readouterr().err == "\nrlcore: ended at once by a second Ctrl-C; checkpoints stand\n"
+    assert capfd.readouterr().err == ENDED
+
+
+def test_a_signal_wakes_a_loop_that_waits_and_is_not_called_blocked(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signals, "BLOCKED_S", 0.5)
+
+    async def main() -> None:
+        request = StopRequest(finish_step=False)
+        with request.installed(), interrupted_after(0.2):
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            assert request.signum == signal.SIGINT
+            await asyncio.sleep(1.0)
+
+    asyncio.run(main())
+    assert capfd.readouterr().err == ""
+
+
+def test_code_that_blocks_the_loop_is_named_and_ended_by_a_second_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signals, "BLOCKED_S", 0.2)
+
+    async def main() -> None:
+        with StopRequest(finish_step=True).installed(), interrupted_after(0.1, 1.0), pytest.raises(Ended, match="130"):
+            time.sleep(30)
+
+    began = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - began < 20
+    where = rf"in main at {__file__}:\d+"
+    words = rf"\nrlcore: Ctrl-C waits for code {where}; a second Ctrl-C ends the run\n{ENDED}"
+    assert re.fullmatch(words, capfd.readouterr().err)
 
 
 def test_signals_that_a_plugin_has_blocked_reach_the_run() -> None:
