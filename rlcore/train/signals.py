@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rlcore.errors.redaction import displayable
 from rlcore.plan.time_limit import where_in
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -90,7 +91,8 @@ class StopRequest:
 
 def _report_blocked(name: str, thread: int) -> None:
     stack = [frame for frame, _ in traceback.walk_stack(sys._current_frames().get(thread))]
-    os.write(2, f"\nrlcore: {name} waits for code {where_in(stack[::-1])}; a second {name} ends the run\n".encode())
+    words = displayable(f"rlcore: {name} waits for code {where_in(stack[::-1])}; a second {name} ends the run")
+    os.write(2, f"\n{words}\n".encode())
 
 
 def _outlive_terminal() -> None:

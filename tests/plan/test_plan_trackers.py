@@ -1,6 +1,7 @@
 """Trackers are offers like any others: named by `track.to`, checked when planning, shown by the plan."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,10 @@ def test_a_tracker_of_a_plugin_gets_a_whole_run(plugin: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["log", "samples", "close"])
-def test_a_tracker_that_fails_ends_no_run(plugin: Path, capsys: pytest.CaptureFixture[str], call: str) -> None:
+def test_a_tracker_that_fails_ends_no_run(
+    plugin: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # those of pytest would show the warning instead
     assert trained(plugin, "track.to=mine", f"plugins.mine.fails_at={call}") == 0
     shown = capsys.readouterr()
     assert f"RuntimeError: {call} fails" in " ".join((shown.out + shown.err).split())
