@@ -105,12 +105,12 @@ def test_user_turns_are_never_trained_on(file: Path) -> None:
     assert found.token_ids[found.loss_mask].tolist() == [*b"5", END, *b"7", END]
 
 
-def test_each_sample_has_its_own_environment(file: Path) -> None:
-    policy = ScriptedPolicy(lambda sample, turn, ids: [*str(7 + sample if turn == 2 else 0).encode(), END])
+def test_each_sample_has_its_own_environment_with_the_seed_of_its_group(file: Path) -> None:
+    policy = ScriptedPolicy(lambda sample, turn, ids: [*str(7 if turn == 2 - sample else 0).encode(), END])
     found = talk(policy, settings_of(file, "Guess"), num_samples=2).trajectories
     assert {trajectory.id.sample: (trajectory.turns, environment(trajectory)) for trajectory in found} == {
         0: (2, 0.875),
-        1: (2, 0.875),
+        1: (1, 1.0),
     }
 
 

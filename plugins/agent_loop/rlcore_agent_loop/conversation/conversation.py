@@ -185,7 +185,7 @@ class Conversation:
         task = self.episode.task
         try:
             with self._environment_at_work("reset"):
-                self._opening = await self._environment.reset(task.prompt, task.seed + self.episode.sample)
+                self._opening = await self._environment.reset(task.prompt, task.seed)
         except ChildError as error:
             return self._failed(error)
         return self._begin(self._opening, tools)

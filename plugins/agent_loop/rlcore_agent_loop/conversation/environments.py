@@ -45,7 +45,10 @@ class Environment(ABC):
     """
 
     def reset(self, prompt: Prompt, seed: int) -> Any:
-        """The opening messages; by default those of the prompt."""
+        """The opening messages; by default those of the prompt.
+
+        All samples of a prompt get the same seed, because their rewards are compared; it differs between epochs.
+        """
         return prompt.messages
 
     @abstractmethod
