@@ -210,11 +210,11 @@ def _read(path: Path) -> Run:
     return _read_all([path])[0]
 
 
-def _read_all(paths: Sequence[Path], empty: bool = False) -> list[Run]:
-    """The runs, each with a different name; ViewError for one without samples, unless `empty`."""
+def _read_all(paths: Sequence[Path]) -> list[Run]:
+    """The runs, each with a different name; ViewError for one without samples and metrics."""
     runs = [read(path) for path in paths]
     for path, run in zip(paths, runs, strict=True):
-        if not run.samples and not run.metrics and not empty:
+        if not run.samples and not run.metrics:
             raise ViewError(f"'{path}': there are no samples yet; take a step first")
     return _named(paths, runs)
 

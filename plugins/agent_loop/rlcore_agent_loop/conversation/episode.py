@@ -116,11 +116,6 @@ class Episode:
     ended_by: str = STOP
     info: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def num_turns(self) -> int:
-        """Turns of all parts."""
-        return sum(len(part.turns) for part in self.segments)
-
     def not_sampled(self, error: str) -> str:
         """Fail the sample because a turn could not be sampled. Returns the end reason."""
         self.info["error"] = self.info[ROLLOUT_ERROR] = error

@@ -22,7 +22,6 @@ class Batcher:
         self._queue: deque[tuple[Ids, asyncio.Future[float]]] = deque()
         self._running: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward model")
-        self.num_batches = 0
 
     async def score(self, ids: Ids, ahead: bool = False) -> float:
         """The row's score; `ahead` skips the queue. An error of the function reaches every row of its batch."""
@@ -52,7 +51,6 @@ class Batcher:
                 rows = self._next_batch()
                 if not rows:
                     continue
-                self.num_batches += 1
                 computed = loop.run_in_executor(self._thread, self._compute, [ids for ids, _ in rows])
                 await asyncio.wait([computed])
                 self._settle(rows, computed)

@@ -33,7 +33,7 @@ def engine_files(
         if first:
             yield from weight_files(model, weights, in_units=in_units)
     if first if shards is None else shards.writes:
-        yield from training_state_files(optimizer, counters, *part_of(shards))
+        yield from training_state_files(optimizer, counters, part_of(shards)[0])
 
 
 def part_of(shards: Shards | None) -> tuple[int, int]:

@@ -20,9 +20,7 @@ TENSORS_DIR = "trainer_state"
 VALUES_FILE = "trainer_state.json"
 
 
-def training_state_files(
-    optimizer: MasterAdamW, counters: dict[str, int], part: int = 0, num_parts: int = 1
-) -> Iterator[StateFile]:
+def training_state_files(optimizer: MasterAdamW, counters: dict[str, int], part: int = 0) -> Iterator[StateFile]:
     """Optimizer, counters and random states.
 
     Every rank has its rows of a sharded optimizer state; the first one also has all that is not sharded.
