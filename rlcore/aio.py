@@ -267,11 +267,12 @@ class SlotQueue(Generic[S]):
         slot.free += 1
 
 
-async def all_or_none(starts: Sequence[Coroutine[Any, Any, object]]) -> None:
-    """Wait for all; when one fails, cancel the others, wait until they have ended, and raise its error unchanged."""
-    tasks = [asyncio.create_task(start) for start in starts]
+async def all_or_none(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order; when one fails, cancel the others, wait until they have ended, and raise its error
+    unchanged."""
+    tasks = [asyncio.create_task(work) for work in works]
     try:
-        await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

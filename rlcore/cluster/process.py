@@ -275,14 +275,3 @@ async def packed(value: Any, where: str) -> AsyncIterator[Message]:
         yield message
     finally:
         message.close()
-
-
-async def first_error(works: Sequence[Any]) -> list[Any]:
-    """The results in order; if one raises, the others are cancelled and its error is raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,8 +5,8 @@ import logging
 from abc import abstractmethod
 from typing import Any
 
+from rlcore.aio import all_or_none
 from rlcore.cluster.host import pack
-from rlcore.cluster.process import first_error
 from rlcore.cluster.replica import Replica, ReplicaGroup, ReplicaSupervisor
 from rlcore.cluster.worker_context import context_of
 from rlcore.contracts.clusters import Cluster, ClusterContext, ReplicaBody, Shipment, WorkerPlan
@@ -39,7 +39,7 @@ class ReplicaCluster(Cluster):
     async def start(self, worker: WorkerPlan) -> ReplicaGroup[Any]:
         """See `Cluster.start`; the replicas start at the same time."""
         replicas = [self.start_replica(worker, index) for index in range(worker.request.replicas)]
-        return ReplicaGroup(await first_error(replicas))
+        return ReplicaGroup(await all_or_none(replicas))
 
     async def start_replica(self, worker: WorkerPlan, index: int) -> Replica[Any]:
         """One replica, set up."""

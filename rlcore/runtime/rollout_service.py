@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import numpy as np
 
-from rlcore.aio import Inbox
-from rlcore.cluster.process import first_error
+from rlcore.aio import Inbox, all_or_none
 from rlcore.contracts.dispatch import ReplicaDispatcher
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.contracts.workers import WorkerGroup
@@ -165,7 +164,7 @@ class RolloutService:
                 again.append(
                     self._serve(place, [record.request for record in suspects], places, missing, finished, alone=True)
                 )
-        await first_error(again)
+        await all_or_none(again)
 
     def _fail(
         self,

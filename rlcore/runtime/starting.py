@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from rlcore.cluster.process import first_error
+from rlcore.aio import all_or_none
 from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.activity import current_activity
 from rlcore.contracts.clusters import Cluster, Deadlines, PoolPlan, ProcessUse, WorkerPlan, needs_process
@@ -36,7 +36,7 @@ async def start_workers(
     with boundary(f"{who}: open()", WorkerError, CALLED):
         await cluster.open()
     start = _Start(cluster, who)
-    await first_error([start.in_order(chain) for chain in start_chains(plan)])
+    await all_or_none([start.in_order(chain) for chain in start_chains(plan)])
     roles = [(worker.request.role.name, worker.offered_by) for worker in plan.workers]
     return {role: busy.metered(role, start.groups[role], offered_by) for role, offered_by in roles}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore.cluster.process import first_error
+from rlcore.aio import all_or_none
 from rlcore.cluster.worker_context import cluster_context
 from rlcore.config.providers import Offer, Provider
 from rlcore.contracts.clusters import Cluster, ClusterAbilities, ClusterContext, ClusterOffer, Deadlines, WorkerPlan
@@ -108,7 +108,7 @@ class ClusterSuite(Suite):
                     await cluster.open()
                     groups: dict[str, WorkerGroup[Any]] = {}
                     chains = [_start(cluster, chain, groups) for chain in start_chains(plan)]
-                    await first_error(chains)
+                    await all_or_none(chains)
                     classes = {worker.request.role.name: worker.cls for worker in plan.workers}
                     started = StartedCluster(cluster, context, groups, classes["probe"], classes["embedded_probe"])
                     await work(started)
