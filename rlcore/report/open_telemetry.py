@@ -68,13 +68,8 @@ class SpanExport:
     def close(self, limit_s: float = CLOSE_S) -> None:
         """Send the spans in flight, but wait at most `limit_s`; a second call does nothing."""
         thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        try:
-            thread.submit(self._shut_down).result(limit_s)
-        except TimeoutError:
+        if thread is not None and not thread.end(self._shut_down, limit_s):
             self._warn(f"track.open_telemetry: not finished within {limit_s:g} s; left behind")
-        thread.end()
 
     def _export(self, step: int, spans: Sequence[Span], unix_offset: float) -> None:
         try:

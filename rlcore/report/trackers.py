@@ -9,7 +9,7 @@ import importlib.util
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -97,13 +97,8 @@ class Trackers:
     def close(self, limit_s: float = CLOSE_S) -> None:
         """Close every tracker, but wait at most `limit_s`; a second call does nothing."""
         thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        try:
-            thread.submit(self._close).result(limit_s)
-        except TimeoutError:
+        if thread is not None and not thread.end(self._close, limit_s):
             self._warn(f"{', '.join(self._trackers) or 'trackers'}: not finished within {limit_s:g} s; left behind")
-        thread.end()
 
     async def _start(self, plan: TrackerPlan, settings: Mapping[str, Setting]) -> None:
         who, name = _named(plan), plan.offer.name
@@ -196,10 +191,14 @@ class DaemonThread:
         """Number of functions that are submitted but not started."""
         return self._queue.qsize()
 
-    def end(self) -> None:
-        """Accept no more functions, and do not wait for a stuck thread."""
+    def end(self, last: Callable[[], Any], limit_s: float) -> bool:
+        """Run a last function behind the others; False if it has not ended within `limit_s`, and the thread is left
+        behind."""
+        done = self.submit(last)
         self._queue.put(None)
+        in_time = bool(wait([done], limit_s).done)
         self._thread.join(0.5)
+        return in_time
 
     def _serve(self) -> None:
         while (job := self._queue.get()) is not None:
