@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.contracts.components import ResolvedReward, RewardComponent
 from rlcore.errors.redaction import redact
 from rlcore.plan.run_plan import AlgorithmPlan, RunPlan
+from rlcore.types import plain
 
 
 def plan_to_json(plan: RunPlan) -> dict[str, Any]:
@@ -16,15 +17,8 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
     Contains no secrets: settings are those of the saved configuration, where `${oc.env:NAME}` is unresolved, and values
     that the plan took from resolved settings (a service's address) are redacted.
     """
-    return cast(dict[str, Any], _redacted(_to_json(plan)))
-
-
-def _redacted(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _redacted(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_redacted(inner) for inner in value]
-    return redact(value) if isinstance(value, str) else value
+    found: dict[str, Any] = plain(_to_json(plan), lambda value: redact(value) if isinstance(value, str) else value)
+    return found
 
 
 def _to_json(plan: RunPlan) -> dict[str, Any]:

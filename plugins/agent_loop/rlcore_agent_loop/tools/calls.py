@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlcore.errors import ChildError, shown
+from rlcore.types import plain
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """Rewards are float32 in a batch; a larger one would overflow."""
@@ -137,8 +138,4 @@ def encodable_text(text: str) -> str:
 
 def encodable(value: Any) -> Any:
     """The value, with characters replaced that no tokenizer could encode, in all its texts."""
-    if isinstance(value, str):
-        return encodable_text(value)
-    if isinstance(value, Mapping):
-        return {name: encodable(inner) for name, inner in value.items()}
-    return [encodable(part) for part in value] if isinstance(value, (list, tuple)) else value
+    return plain(value, lambda leaf: encodable_text(leaf) if isinstance(leaf, str) else leaf)
