@@ -230,7 +230,7 @@ def _remove_tree(path: Path, files: FileOperations) -> None:
 def _prune(run_dir: Path, step: int, keep: int, files: FileOperations, best: int | None) -> None:
     """Remove all but `best` and the newest `keep` checkpoints up to `step`, which is complete and always stays."""
     older = sorted((published, path) for path, published in _published(run_dir) if published < step)
-    for version, path in older[: len(older) - keep + 1] if keep > 0 else []:
+    for version, path in older[: max(0, len(older) - keep + 1)] if keep > 0 else []:
         if version == best:
             continue
         # renamed first, so a partial checkpoint never has a checkpoint's name

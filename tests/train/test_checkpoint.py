@@ -289,3 +289,10 @@ def test_an_atomic_write_replaces_the_content_and_leaves_nothing_else(tmp_path: 
         write_atomically(path, content)
         assert path.read_bytes() == content
     assert os.listdir(tmp_path) == ["file.txt"]
+
+
+@pytest.mark.parametrize("keep", [1, 4, 8])
+def test_the_newest_checkpoints_are_kept_also_while_there_are_fewer(tmp_path: Path, keep: int) -> None:
+    for step in range(1, 11):
+        save(tmp_path, step, keep=keep)
+        assert len(list((tmp_path / "checkpoints").glob("step_*"))) == min(step, keep)
