@@ -80,8 +80,8 @@ def test_a_saved_configuration_names_its_files_from_any_directory(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = project.parent
-    for place in (here / "model", here / "bytes", here / "now", here / "runs"):
-        place.mkdir()
+    for place in (here / "model", here / "bytes", here / "now", here / "out/runs"):
+        place.mkdir(parents=True)
     (here / "words.txt").touch()
     (here / "prompts.jsonl").touch()
     (project / "mine.py").touch()
@@ -89,6 +89,7 @@ def test_a_saved_configuration_names_its_files_from_any_directory(
         file.write("reward: {functions: {a: {fn: 'mine.py:a', post_process: 'math:sqrt'}, b: {fn: count_letter}}}\n")
     monkeypatch.setenv("MODEL", "model")
     config = saved(
+        "train.dir=out/runs",
         "model.path=model",
         "model.tokenizer=bytes",
         "rollout.weights_dir=weights",
@@ -100,7 +101,9 @@ def test_a_saved_configuration_names_its_files_from_any_directory(
     assert config["eval"]["sources"]["held"]["path"] == f"{here}/held.jsonl"
     assert config["reward"]["functions"]["a"]["fn"] == f"{project}/mine.py:a"
     assert config["reward"]["functions"]["b"]["kwargs"] == {"lists": [f"{here}/words.txt", "other.txt"]}
-    assert config["train"]["dir"] == "runs", "a resume replaces it, and a copy of the file begins runs where it is used"
+    assert config["train"]["dir"] == "out/runs", (
+        "a resume replaces it, and a copy of the file begins runs where it is used"
+    )
     assert config["rollout"]["weights_dir"] == f"{here}/weights"
     assert config["model"]["path"] == f"{here}/model"
     kept = (config["model"]["tokenizer"], config["model"]["chat_template"], config["checkpoint"]["on_signal"])
