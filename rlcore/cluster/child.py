@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,25 @@ class ChildProcess(Child):
         self._logging = asyncio.create_task(self._log_output(), name=f"log of child {self.name}")
         self._serving = asyncio.create_task(self._read_answers(), name=f"answers of child {self.name}")
         self._strays = Strays(self._process.pid, self._mark, self._serving, self._answers_transport.close)
+
+    async def begin(
+        self, start: dict[str, Any], deadline_s: float, spawn: Coroutine[Any, Any, None] | None = None
+    ) -> None:
+        """Start the process and create its object; however that fails, or is cancelled, no process is left.
+
+        `spawn` is awaited instead of the method.
+        """
+        spawning = asyncio.create_task(spawn or self.spawn(), name=f"start of child {self.name}")
+        ready = False
+        try:
+            await asyncio.shield(spawning)
+            await self.setup(start, deadline_s)
+            ready = True
+        finally:
+            # A process that was started during the cancellation has to be ended, too.
+            await asyncio.wait([spawning])
+            if spawning.exception() is None and not ready:
+                await self.close()
 
     async def setup(self, start: dict[str, Any], deadline_s: float) -> None:
         """Create the served object. An error of rlcore keeps its class, any other becomes a ChildError."""
@@ -360,19 +379,9 @@ class ChildProcesses:
         died or was not ready within the deadline.
         """
         child = ChildProcess(name, threads, self._max_bytes, inherited(env), kept=True)
-        spawning = asyncio.create_task(self._spawn(child), name=f"start of child {name}")
-        ready = False
-        try:
-            await asyncio.shield(spawning)
-            start = start_message(name, target, args, threads, self._max_bytes)
-            stack_s = max(deadline_s - STACK_BEFORE_S, STACK_FRAC * deadline_s)
-            await child.setup({**start, "stack_s": stack_s}, deadline_s)
-            ready = True
-        finally:
-            # A process that was started during the cancellation has to be ended, too.
-            await asyncio.wait([spawning])
-            if spawning.exception() is None and not ready:
-                await child.close()
+        start = start_message(name, target, args, threads, self._max_bytes)
+        stack_s = max(deadline_s - STACK_BEFORE_S, STACK_FRAC * deadline_s)
+        await child.begin({**start, "stack_s": stack_s}, deadline_s, self._spawn(child))
         return child
 
     async def _spawn(self, child: ChildProcess) -> None:

@@ -42,23 +42,20 @@ class WorkerProcess(ChildProcess):
 
     async def start(self) -> None:
         """Spawn it; WorkerError when that fails."""
+        reference = "rlcore.cluster.serve:ServedHost"
+        start = start_message(self.name, reference, (*self._descriptors, self._rank), 1, MAX_MESSAGE_BYTES)
+        await self.begin(start, START_S)
+
+    async def spawn(self) -> None:
+        """See `ChildProcess.spawn`."""
         spawned = False
         try:
-            await self.spawn()
+            await super().spawn()
             spawned = True
         finally:
             self._their_end.close()
             if not spawned:
                 self._link.close()
-        ready = False
-        try:
-            reference = "rlcore.cluster.serve:ServedHost"
-            start = start_message(self.name, reference, (*self._descriptors, self._rank), 1, MAX_MESSAGE_BYTES)
-            await self.setup(start, START_S)
-            ready = True
-        finally:
-            if not ready:
-                await self.close()
 
     def abandon(self, reason: str) -> None:
         """Kill it without closing its workers."""

@@ -7,6 +7,7 @@ import pytest
 
 from rlcore.cluster import strays
 from rlcore.cluster.child import ChildProcesses
+from rlcore.cluster.process import WorkerProcess
 
 SERVED = "collections:OrderedDict"
 
@@ -26,6 +27,23 @@ def test_a_start_that_is_cancelled_leaves_no_process(turns: int) -> None:
         return children.pids
 
     assert asyncio.run(main()) == []
+
+
+@pytest.mark.parametrize("turns", range(1, 7))
+def test_a_start_of_a_worker_that_is_cancelled_leaves_no_process(turns: int) -> None:
+    """The same for the process of a worker, such as of one rank whose neighbour did not start."""
+
+    async def main() -> bool:
+        process = WorkerProcess("x", {}, 0)
+        starting = asyncio.create_task(process.start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        return process.alive
+
+    assert not asyncio.run(main())
 
 
 def test_a_close_that_is_cancelled_leaves_the_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
