@@ -13,7 +13,7 @@ from rlcore.config.choices import AUTO, DEVICE, Choice
 from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.plan.activations import BYTES, EAGER, EAGER_TYPES, longest_row, masked_row, sized, update_bytes
 from rlcore.plan.catalog import remedy, rollout_key
-from rlcore.plan.machine_facts import Facts
+from rlcore.plan.machine_facts import GIB, Facts
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
     SAMPLED_LOGITS,
@@ -35,7 +35,6 @@ from rlcore.plan.shared_device import (
 )
 from rlcore.types import FrozenDict
 
-GIB = 2**30
 MOST_TOKENS = 16384
 """Most tokens of a chosen micro-batch; matrix products of more tokens are not faster."""
 TOKENS_STEP = 1024

@@ -19,7 +19,7 @@ from rlcore.contracts.rollout import ROLLOUT
 from rlcore.errors import PlanError
 from rlcore.plan.activations import BYTES, forward_bytes
 from rlcore.plan.gathered import gathered_bytes, largest_unit
-from rlcore.plan.machine_facts import Facts
+from rlcore.plan.machine_facts import GIB, Facts
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
     at_work_bytes,
@@ -34,7 +34,6 @@ from rlcore.plan.memory import (
 from rlcore.plan.memory_limits import SHARDS, DeviceMemoryError, too_large
 from rlcore.plan.sharded_memory import sharded_bytes
 
-GIB = 2**30
 PHASES = ("start", "sample", "score", "update", "hand-over", "save")
 SERVING, TRAINING = "serving", "training"
 """Parts of a step. Servers on the actor's devices sleep during the second."""

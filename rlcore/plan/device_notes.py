@@ -8,9 +8,8 @@ from rlcore.config import RunConfig
 from rlcore.config.choices import DEVICE, Choice
 from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
-from rlcore.plan.machine_facts import Facts
+from rlcore.plan.machine_facts import GIB, Facts
 
-GIB = 2**30
 TAKEN_SHARE = 0.03
 """Share of a device that driver and display use; more than that is another process."""
 

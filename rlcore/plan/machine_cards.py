@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlcore.errors import ConfigError, nearest
-from rlcore.plan.machine_facts import Facts
+from rlcore.plan.machine_facts import GIB, Facts
 
-GIB = 2**30
 USABLE = 0.98
 """Share of a card's memory that CUDA reports; error correction and the driver use the rest."""
 CORES_PER_GPU, HOST_GIB_PER_GPU = 16, 128

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
 from rlcore.contracts.model_files import Answers
 from rlcore.contracts.requests import ModelFacts, ModelShape
 
+GIB = 2**30
+
+
+def in_gib(num_bytes: float) -> str:
+    """The bytes in GiB, with one digit after the point."""
+    return f"{num_bytes / GIB:.1f}"
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -64,4 +71,4 @@ class Facts:
     def usable_gpu_text(self) -> str:
         """That memory in GiB, with the total if other processes use some."""
         total, free = self.gpu_memory_bytes or 0, self.usable_gpu_bytes or 0
-        return f"{free / 2**30:.1f}" + (f" free of {total / 2**30:.1f}" if free < total else "")
+        return in_gib(free) + (f" free of {in_gib(total)}" if free < total else "")

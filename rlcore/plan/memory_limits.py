@@ -9,7 +9,7 @@ from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.workers import MemoryPlan
 from rlcore.errors import PlanError
 from rlcore.plan.activations import EAGER, EAGER_TYPES, masked_row
-from rlcore.plan.machine_facts import Facts
+from rlcore.plan.machine_facts import Facts, in_gib
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
     REFERENCE,
@@ -49,18 +49,18 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
             size = CONTEXT_BYTES + sum(held_and_working_bytes(plan, size, facts))
             _check_share(plan, size - CONTEXT_BYTES, facts)
         if request.gpus and facts.usable_gpu_bytes is not None and size > facts.usable_gpu_bytes:
-            needs = f"role '{request.role.name}' needs about {_gib(size)} GiB a rank, a device has"
+            needs = f"role '{request.role.name}' needs about {in_gib(size)} GiB a rank, a device has"
             raise too_large(f"{needs} {facts.usable_gpu_text}", config, plan, workers, facts)
         if size and not request.gpus:
             on_host[request.role.name] = size * request.replicas * request.ranks
     total = sum(on_host.values())
     if facts.memory_bytes is not None and total > facts.memory_bytes:
-        parts = ", ".join(f"{name} {_gib(size)}" for name, size in on_host.items())
+        parts = ", ".join(f"{name} {in_gib(size)}" for name, size in on_host.items())
         largest = next(
             plan for plan in workers if plan.request.role.name == max(on_host, key=lambda name: on_host[name])
         )
         raise PlanError(
-            f"memory: the run needs about {_gib(total)} GiB ({parts}), the machine has {_gib(facts.memory_bytes)}; "
+            f"memory: the run needs about {in_gib(total)} GiB ({parts}), the machine has {in_gib(facts.memory_bytes)}; "
             f"{_ways_to_fit(config, largest, workers, facts)}"
         )
 
@@ -71,9 +71,9 @@ def _check_share(plan: WorkerPlan, size: int, facts: Facts) -> None:
     reserved = int(request.device_frac * (facts.gpu_memory_bytes or 0))
     if 0 < reserved < size:
         found = (
-            f"role '{request.role.name}' reserves {_gib(reserved)} GiB of a device, and its weights take "
-            f"{_gib(size)} there; raise the share that {plan.cls.__qualname__} of {plan.provided_by} reserves, give a "
-            "replica more devices"
+            f"role '{request.role.name}' reserves {in_gib(reserved)} GiB of a device, and its weights take "
+            f"{in_gib(size)} there; raise the share that {plan.cls.__qualname__} of {plan.provided_by} reserves, give "
+            "a replica more devices"
         )
         raise DeviceMemoryError(f"{found}, or take a smaller model", f"{found} ({SHARDS}), or take a smaller model")
 
@@ -195,7 +195,3 @@ def _ways_to_lower(
 
 def _evaluates_longer(config: RunConfig) -> bool:
     return bool(config.eval.sources) and config.eval.max_tokens > config.rollout.max_tokens
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f}"

@@ -11,11 +11,9 @@ from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.contracts.requests import ModelFacts
 from rlcore.errors import PlanError
 from rlcore.plan.activations import largest_micro_batch, masked_row, update_bytes
-from rlcore.plan.machine_facts import Facts
+from rlcore.plan.machine_facts import GIB, Facts
 from rlcore.plan.memory import CONTEXT_BYTES, gathered_for_update, training_bytes_per_parameter
 from rlcore.types import SharedPrefix
-
-GIB = 2**30
 
 
 def nodes_of_ranks(config: RunConfig) -> int:

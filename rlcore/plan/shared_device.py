@@ -15,7 +15,7 @@ from rlcore.config.checks import lookup
 from rlcore.contracts.requests import ModelFacts
 from rlcore.plan.activations import BYTES, longest_row, masked_row, sized, update_bytes
 from rlcore.plan.catalog import rollout_key
-from rlcore.plan.machine_facts import Facts
+from rlcore.plan.machine_facts import GIB, Facts
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
     at_work_bytes_per_parameter,
@@ -28,7 +28,6 @@ from rlcore.plan.memory import (
 )
 from rlcore.plan.sharded_memory import saving_bytes
 
-GIB = 2**30
 FILLED = 0.95
 """Share of the memory left by resting roles that replicas may get; the rest is for fragmentation."""
 MOST_SHARE, SHARE_STEP = 0.85, 0.05

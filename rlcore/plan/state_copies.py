@@ -6,6 +6,7 @@ from dataclasses import replace
 from rlcore.contracts.clusters import WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.plan.activations import BYTES
+from rlcore.plan.machine_facts import in_gib
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.sharded_memory import MOMENT_BYTES, host_bytes
 from rlcore.plan.weight_sync import is_chosen, takes_files
@@ -34,7 +35,7 @@ def plan_saving(plan: RunPlan) -> RunPlan:
         raise PlanError(_exceeded(plan, others, size))
     note = (
         f"checkpoints: training waits while they are written: a copy of weights and optimizer state takes about "
-        f"{_gib(copies)} GiB, the run {_gib(others)} GiB of the host's {_gib(size)} GiB"
+        f"{in_gib(copies)} GiB, the run {in_gib(others)} GiB of the host's {in_gib(size)} GiB"
     )
     return replace(plan, saves_copies=False, notes=(*plan.notes, note))
 
@@ -45,9 +46,9 @@ def _exceeded(plan: RunPlan, needed: int, of_host: int) -> str:
     for worker in plan.workers:
         name, found, engine = worker.request.role.name, host_bytes(plan, worker), worker.request.engine
         if not worker.request.gpus and name in plan.memory_bytes:
-            parts.append(f"{name} {_gib(plan.memory_bytes[name] * worker.request.replicas * worker.request.ranks)}")
+            parts.append(f"{name} {in_gib(plan.memory_bytes[name] * worker.request.replicas * worker.request.ranks)}")
         parts += [
-            f"{name} {_gib(found[purpose])} for {purpose}" for purpose in ("offload", "hand-over") if purpose in found
+            f"{name} {in_gib(found[purpose])} for {purpose}" for purpose in ("offload", "hand-over") if purpose in found
         ]
         where = worker.request.settings or name
         if engine and "offload" in found:
@@ -58,8 +59,8 @@ def _exceeded(plan: RunPlan, needed: int, of_host: int) -> str:
         ways += ["rollout.weight_sync=disk"]
     advice = f"set {' or '.join(ways)}, or take a smaller model" if ways else "take a smaller model"
     return (
-        f"memory: the run needs about {_gib(needed)} GiB of host memory ({', '.join(parts)}), the machine has "
-        f"{_gib(of_host)}; {advice}"
+        f"memory: the run needs about {in_gib(needed)} GiB of host memory ({', '.join(parts)}), the machine has "
+        f"{in_gib(of_host)}; {advice}"
     )
 
 
@@ -84,7 +85,3 @@ def _others_bytes(plan: RunPlan) -> int:
         if not request.gpus:
             total += plan.memory_bytes.get(request.role.name, 0) * request.replicas * request.ranks
     return total
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f}"
