@@ -6,8 +6,9 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -265,6 +266,44 @@ class SlotQueue(Generic[S]):
                 turn.set_result(slot)
                 return
         slot.free += 1
+
+
+class SleepGate:
+    """Admits calls while it is open. Closing it, such as to free a device, waits until those inside have ended."""
+
+    def __init__(self) -> None:
+        self._open, self._empty = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._empty.set()
+        self._num_inside = 0
+
+    @property
+    def is_open(self) -> bool:
+        """True from `open` until `close` is called."""
+        return self._open.is_set()
+
+    @asynccontextmanager
+    async def inside(self) -> AsyncGenerator[None, None]:
+        """Wait until it is open; it is not closed before the block has ended."""
+        while not self.is_open:  # it may have been closed again before this call resumes
+            await self._open.wait()
+        self._num_inside += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._empty.set()
+
+    async def close(self) -> None:
+        """Admit no further calls, and wait for those inside."""
+        self._open.clear()
+        await self._empty.wait()
+
+    def open(self) -> None:
+        """Admit the waiting calls and further ones."""
+        self._open.set()
 
 
 async def all_or_none(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

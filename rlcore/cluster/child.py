@@ -139,14 +139,9 @@ class ChildProcess(Child):
         self._serving = asyncio.create_task(self._read_answers(), name=f"answers of child {self.name}")
         self._strays = Strays(self._process.pid, self._mark, self._serving, self._answers_transport.close)
 
-    async def begin(
-        self, start: dict[str, Any], deadline_s: float, spawn: Coroutine[Any, Any, None] | None = None
-    ) -> None:
-        """Start the process and create its object; however that fails, or is cancelled, no process is left.
-
-        `spawn` is awaited instead of the method.
-        """
-        spawning = asyncio.create_task(spawn or self.spawn(), name=f"start of child {self.name}")
+    async def begin(self, spawn: Coroutine[Any, Any, None], start: dict[str, Any], deadline_s: float) -> None:
+        """Await `spawn` and create the object; however that fails, or is cancelled, no process is left."""
+        spawning = asyncio.create_task(spawn, name=f"start of child {self.name}")
         ready = False
         try:
             await asyncio.shield(spawning)
@@ -381,7 +376,7 @@ class ChildProcesses:
         child = ChildProcess(name, threads, self._max_bytes, inherited(env), kept=True)
         start = start_message(name, target, args, threads, self._max_bytes)
         stack_s = max(deadline_s - STACK_BEFORE_S, STACK_FRAC * deadline_s)
-        await child.begin({**start, "stack_s": stack_s}, deadline_s, self._spawn(child))
+        await child.begin(self._spawn(child), {**start, "stack_s": stack_s}, deadline_s)
         return child
 
     async def _spawn(self, child: ChildProcess) -> None:

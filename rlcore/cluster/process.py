@@ -44,7 +44,7 @@ class WorkerProcess(ChildProcess):
         """Spawn it; WorkerError when that fails."""
         reference = "rlcore.cluster.serve:ServedHost"
         start = start_message(self.name, reference, (*self._descriptors, self._rank), 1, MAX_MESSAGE_BYTES)
-        await self.begin(start, START_S)
+        await self.begin(self.spawn(), start, START_S)
 
     async def spawn(self) -> None:
         """See `ChildProcess.spawn`."""

@@ -194,7 +194,9 @@ def _json_rows(path: Path, who: str) -> Iterator[Row]:
         values = json.loads(content, object_pairs_hook=_unambiguous)
     except _Ambiguous as cause:
         raise ConfigError(f"{who}: '{path}': {cause}") from cause
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as cause:
+        if is_list and is_small:
+            raise ConfigError(f"{who}: '{path}' is not JSON: {cause}") from cause
         yield from _line_rows(path, who)
         return
     if not isinstance(values, list):

@@ -10,9 +10,9 @@ import numpy as np
 from rlcore.contracts.offers import Scope
 from rlcore.contracts.scorer import LARGEST, Outcome, Scorer
 from rlcore.errors import PluginError, boundary, shown
+from rlcore.errors.checks.arrays import POLICIES
 from rlcore.types import Lane, RewardStatus, Trajectory
 
-POLICIES = ("drop_sample", "drop_group", "abort")
 SCOPES = tuple(scope.value for scope in Scope)
 
 

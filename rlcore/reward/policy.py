@@ -59,10 +59,13 @@ def failure_policy(reward: Reward, config: RewardConfig) -> str:
     """The failure policy for a sample with this reward: an `on_failure`, or '' when it did not fail."""
     if reward.status is RewardStatus.OK:
         return ""
-    names = [name for name in reward.info.get("failed", {}) if name in config.functions]
-    policies = [config.functions[name].on_failure for name in names]
-    policies += reward.info.get("on_failure", {}).values()
-    return max(policies, key=STRENGTH.__getitem__, default="drop_sample")
+    others = reward.info.get("on_failure", {})
+    policies = [
+        config.functions[name].on_failure if name in config.functions else "drop_sample"
+        for name in reward.info.get("failed", {})
+        if name not in others
+    ]
+    return max([*policies, *others.values()], key=STRENGTH.__getitem__, default="drop_sample")
 
 
 class Budget:

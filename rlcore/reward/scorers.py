@@ -12,7 +12,6 @@ from typing import Any
 from rlcore.errors import RewardError
 from rlcore.types import FrozenDict, Reward, Trajectory
 
-NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 THINK_ANSWER = r"<think>.*</think>\s*<answer>.*</answer>"
 ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 GSM8K_MARK = "####"
@@ -45,18 +44,19 @@ def extract(text: str) -> str:
     tags = ANSWER_TAG.findall(text)
     if tags:
         return str(tags[-1]).strip()
-    numbers = NUMBER.findall(text)
-    return str(numbers[-1]) if numbers else text.strip()
+    numbers = list(QUANTITY.finditer(text))
+    return _as_written(numbers[-1]) if numbers else text.strip()
 
 
 def same_answer(found: str, wanted: str) -> bool:
-    """True if two answers are the same text, or the same number (commas and trailing zeros aside)."""
+    """True if two answers are the same text, or the same number; commas between thousands, a plus, $ and trailing
+    zeros do not count."""
     found, wanted = found.strip(), wanted.strip()
     if found == wanted:
         return True
-    if NUMBER.fullmatch(found) and NUMBER.fullmatch(wanted):
-        return float(found.replace(",", "")) == float(wanted.replace(",", ""))
-    return False
+    matches = [QUANTITY.fullmatch(text.removeprefix("+")) for text in (found, wanted)]
+    numbers = [_quantity(match) for match in matches if match is not None]
+    return len(numbers) == len(matches) and numbers[0] == numbers[1]
 
 
 def exact_match(trajectory: Trajectory) -> Reward:
@@ -108,8 +108,12 @@ def _last_quantity(text: str) -> Decimal | None:
 
 
 def _quantity(match: "re.Match[str]") -> Decimal:
-    number = Decimal(match[3].replace(",", ""))
-    return -number if match[1] or match[2] else number
+    return Decimal(_as_written(match).replace(",", ""))
+
+
+def _as_written(match: "re.Match[str]") -> str:
+    """The number with its commas and its sign, without a $."""
+    return f"{'-' if match[1] or match[2] else ''}{match[3]}"
 
 
 def _plainly(number: Decimal) -> str:

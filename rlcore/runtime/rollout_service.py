@@ -11,7 +11,7 @@ from rlcore.aio import Inbox, all_or_none
 from rlcore.contracts.dispatch import ReplicaDispatcher
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.contracts.workers import WorkerGroup
-from rlcore.errors import RlcoreError, WorkerError, worker_call
+from rlcore.errors import RlcoreError, WorkerError, boundary, worker_call
 from rlcore.errors.checks.arrays import check_answer, check_completion
 from rlcore.runtime.suspects import RequestRecord, Suspects
 from rlcore.types import Completion, FinishReason, GenerateRequest, Lane
@@ -101,7 +101,8 @@ class RolloutService:
     ) -> None:
         """Put the completions of a replica's share, then None, or the error that ended it."""
         try:
-            await self._serve(index, requests, places, missing, finished)
+            with boundary("rollout: a replica's requests", WorkerError):  # a bug would show only at the deadline
+                await self._serve(index, requests, places, missing, finished)
             finished.put(None)
         except RlcoreError as error:
             finished.fail(error)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from rlcore.aio import SleepGate
 from rlcore.config.providers import ConfigSection
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.critic import CriticWorker
@@ -30,7 +31,6 @@ from rlcore.contracts.rollout import RolloutWorker
 from rlcore.contracts.workers import WorkerContext
 from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import CheckpointError, WorkerError
-from rlcore.testing.admission import SleepGate
 from rlcore.testing.null_busy import Busy
 from rlcore.testing.null_critic import NullCritic
 from rlcore.testing.null_decoding import Float64s, decode, log_softmax

@@ -72,7 +72,7 @@ def source_metrics(groups: Sequence[Group], k: int, pass_threshold: float) -> Me
     * `pass@j` for j = 1, 2, 4 .. and `k`: `pass_at_k`, mean over the prompts with at least j samples. A sample passes
       when its score is at least `pass_threshold`.
     * `maj@k`, where every sample's reward has info['answer']: share of the prompts whose most frequent answer passes.
-    * * `length_mean`: sampled tokens of a sample, summed over its segments.
+    * `length_mean`: sampled tokens of a sample, summed over its segments.
 
     A metric over nothing is left out.
     """

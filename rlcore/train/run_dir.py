@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
@@ -48,6 +49,8 @@ EXPLAINS = re.compile(
 )
 """Beginnings of differences that change nothing: explanations, origins (a resume reads choices from config.yaml), the
 memory that was free when a run was planned, and the place where the run now is."""
+LOCK_TRIES, LOCK_PAUSE_S = 20, 0.01
+"""The question whether a run is held (`report.status.is_held`) takes its lock for a moment."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -65,7 +68,9 @@ def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
     if not resume:
         return _claimed(fresh)
     stem = fresh.name.removesuffix(f"{now:-%Y%m%d-%H%M%S}")
-    runs = sorted(path.parent for path in fresh.parent.glob(f"{stem}-[0-9]*-[0-9]*/config.yaml"))
+    name = re.compile(re.escape(stem) + r"-(\d{8}-\d{6})(?:-(\d+))?")
+    found = [(path.parent, name.fullmatch(path.parent.name)) for path in fresh.parent.glob("*/config.yaml")]
+    runs = [path for _, _, path in sorted((at[1], int(at[2] or 1), path) for path, at in found if at)]
     if not runs:
         raise ConfigError(
             f"--resume: no run '{stem}-*' is in '{train.dir}'; name the run with train.name=..., or begin a run"
@@ -195,10 +200,14 @@ def locked(directory: Path) -> Iterator[None]:
     with writing_records(directory / LOCK):
         file = (directory / LOCK).open("w")
     with file as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as cause:
-            raise in_use(directory) from cause
+        for left in range(LOCK_TRIES - 1, -1, -1):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as cause:
+                if not left:
+                    raise in_use(directory) from cause
+            time.sleep(LOCK_PAUSE_S)
         yield
 
 

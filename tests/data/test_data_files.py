@@ -29,6 +29,11 @@ def test_a_json_file_is_a_list_of_objects_or_one_per_line(tmp_path: Path, text: 
     [
         ("rows.json", "{}", "is an object; needs a list of objects"),
         ("rows.json", "[1]", "row 0 is of type int; needs an object"),
+        (
+            "rows.json",
+            '[{"prompt": "a"},\n {"prompt": }]',
+            r"rows\.json' is not JSON: Expecting value: line 2 column 13",
+        ),
         ("gone.json", None, r"found no file .*gone\.json"),
         ("rows.txt", "a", r"is not a kind of file that is read; needs \.jsonl"),
         ("rows.jsonl.gz", None, "is not a kind of file that is read"),

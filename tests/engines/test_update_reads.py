@@ -1,5 +1,6 @@
 """An update waits for the device a few times, however many micro-batches and metrics it has."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, KlConfig, ModelConfig
 from rlcore.engines.hf import LossTerms, TrainEngine
 from rlcore.engines.hf.train import head
-from rlcore.engines.hf.train.microbatch import MetricSums
+from rlcore.engines.hf.train.microbatch import MetricSums, ReadMetrics
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.testing.runs import untimed
 from rlcore.testing.tiny import random_batch, write_tiny_model
@@ -147,3 +148,9 @@ def test_more_micro_batches_change_no_metric(llama: Path) -> None:
     batch = full_batch()
     many, one = (untimed(engine_of(llama, size, SharedPrefix.NONE).update(batch)) for size in (1, 100_000))
     assert many == pytest.approx(one, rel=1e-4)
+
+
+@pytest.mark.parametrize("values", [(math.nan, 3.0), (3.0, math.nan)])
+def test_the_maximum_over_ranks_is_nan_if_that_of_any_rank_is(values: tuple[float, float]) -> None:
+    ranks = [ReadMetrics(0.0, {"a_max": value}, {"a_max": 1.0}) for value in values]
+    assert math.isnan(ReadMetrics.merged(ranks).result()["a_max"])

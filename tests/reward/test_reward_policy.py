@@ -184,3 +184,9 @@ def test_parts_of_a_sample_count_once_and_nothing_is_a_number_over_nothing() -> 
     assert reward_metrics([*parts, *group(0, 0.0, 1.0)[1:]])["reward/mean"] == 2.5
     assert reward_metrics([]) == {"reward/failed": 0.0, "reward/skipped": 0.0}
     assert "reward/mean" not in reward_metrics(group(0, fails("f")))
+
+
+def test_a_failed_part_without_a_policy_counts_as_drop_sample_also_where_a_function_has_the_policy_value() -> None:
+    kept, counts = remaining([group(0, 1.0, fails("f", "judge"), 0.0)], config(f="value"))
+    assert scores(kept) == [[1.0, 0.0]]
+    assert (counts["reward/dropped_samples"], counts["reward/valued_samples"]) == (1.0, 0.0)

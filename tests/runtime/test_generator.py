@@ -240,3 +240,15 @@ def test_a_deadline_names_what_is_missing() -> None:
     with pytest.raises(WorkerError, match=r"1 of 1 samples are missing \(a#0\) after rollout\.deadline_s=0\.05 s"):
         asyncio.run(all_of(service.generate([request("a")], Lane.TRAIN)))
     assert service.outstanding == (0,)
+
+
+def test_a_bug_while_a_replica_serves_is_shown_as_it_is_and_not_as_a_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RolloutService, "_stream", None)
+    service = service_of(Replica("only"))
+    with pytest.raises(
+        WorkerError, match=r"rollout: a replica's requests: TypeError: 'NoneType' object is not callable"
+    ):
+        asyncio.run(all_of(service.generate([request("a")], Lane.TRAIN)))
+    assert service.outstanding == (0,)

@@ -16,6 +16,7 @@ from rlcore.errors import PluginError
 from rlcore.runtime.checked_components import CheckedAgent, CheckedRewards
 from rlcore.types import (
     FinishReason,
+    FrozenDict,
     Lane,
     Prompt,
     Reward,
@@ -240,6 +241,11 @@ def throw(cause: BaseException) -> list[Any]:
     raise cause
 
 
+def failing(row: Trajectory, **info: Any) -> ScoredTrajectory:
+    """The row with a failed reward."""
+    return scored(row, 0.0, status=RewardStatus.FAILED, info=FrozenDict(info))
+
+
 MANAGERS: dict[str, tuple[Any, str]] = {
     "None": (Manager(lambda rows: [None]), "yielded None; needs ScoredTrajectory"),
     "a number": (Manager(lambda rows: [1.0]), "yielded float; needs ScoredTrajectory"),
@@ -277,6 +283,18 @@ MANAGERS: dict[str, tuple[Any, str]] = {
     ),
     "a latency of text": (Manager(lambda rows: [scored(rows[0], latency_s="1")]), "latency_s is str; needs seconds"),
     "info that is a number": (Manager(lambda rows: [scored(rows[0], info=3)]), "info int; needs mappings"),
+    "failures in a list": (
+        Manager(lambda rows: [failing(rows[0], failed=["judge"])]),
+        r"info\['failed'\] is list; needs a mapping by the part's name",
+    ),
+    "a misspelt failure policy": (
+        Manager(lambda rows: [failing(rows[0], on_failure={"judge": "dropp"})]),
+        r"info\['on_failure'\] has 'judge': 'dropp'; choose from: drop_sample, drop_group, abort",
+    ),
+    "a failure policy that needs settings": (
+        Manager(lambda rows: [failing(rows[0], on_failure={"judge": "value"})]),
+        "has 'judge': 'value'; choose from",
+    ),
     "token scores of others": (
         Manager(lambda rows: [scored(rows[0], token_scores=floats(1, 2))]),
         "token_scores are 2 numbers for 3 tokens; needs a finite one per token",

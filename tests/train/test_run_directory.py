@@ -1,10 +1,11 @@
 """The directory of a run: names, refusal, the lock, and what changed since."""
 
+import fcntl
 import logging
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from pathlib import Path
 
 import pytest
@@ -249,17 +250,6 @@ def test_a_signal_that_ends_a_run_is_not_logged_as_an_error(tmp_path: Path) -> N
     assert (tmp_path / "log.txt").read_text() == ""
 
 
-def test_starts_in_one_second_have_directories_of_different_names(tmp_path: Path) -> None:
-    settings = {"model.path": "m", "data.sources.a.path": "a.jsonl", "reward.functions.b.fn": "b.py:b"}
-    loaded = load_config([{**settings, "train.dir": str(tmp_path)}], [], [])
-    with ThreadPoolExecutor(8) as threads:
-        chosen = list(threads.map(lambda _: choose_directory(loaded, resume=False), range(16)))
-    assert len(set(chosen)) == 16
-    assert all(path.is_dir() for path in chosen)
-    (chosen[-1] / "config.yaml").write_text("{}")
-    assert choose_directory(loaded, resume=True) == chosen[-1]
-
-
 @pytest.mark.parametrize(
     ("error", "made", "left", "stays"),
     [
@@ -343,3 +333,13 @@ def test_a_directory_in_place_of_a_temporary_file_is_one_line(tmp_path: Path) ->
     (tmp_path / ".metrics.jsonl.tmp").mkdir()
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl': records cannot be written"):
         MetricsLog(tmp_path).cut_back(0)
+
+
+def test_a_question_whether_a_run_is_held_refuses_no_start(tmp_path: Path) -> None:
+    """`rlcore runs` asks, and takes the lock for a moment."""
+    (tmp_path / ".lock").touch()
+    with (tmp_path / ".lock").open() as question:
+        fcntl.flock(question, fcntl.LOCK_SH)
+        threading.Timer(0.03, fcntl.flock, (question, fcntl.LOCK_UN)).start()
+        with locked(tmp_path):
+            pass

@@ -156,8 +156,10 @@ class RewardLoop(RewardManager):
         for name, replica in served.items():
             for count, value in replica.take_counts().items():
                 metrics[f"reward/{name}/{count}"] = value
-        for count in ("num_retries", "num_cache_hits", "num_ejections", "ejected", "in_flight_max"):
+        for count in ("num_retries", "num_cache_hits", "num_ejections", "ejected"):
             metrics[f"reward/{count}"] = sum(metrics.get(f"reward/{name}/{count}", 0.0) for name in served)
+        # a sum of them would be of different moments
+        metrics["reward/in_flight_max"] = max((metrics[f"reward/{name}/in_flight_max"] for name in served), default=0.0)
         for reward in self._rewards:
             metrics |= {f"time/reward/{reward.name}/{name}": value for name, value in reward.take_latencies().items()}
             if reward.statistics is not None:

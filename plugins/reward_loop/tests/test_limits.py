@@ -314,3 +314,25 @@ def test_a_target_that_is_new_among_known_ones_is_not_asked_everything_at_once()
         assert 10 <= len(new.calls) <= 20
 
     asyncio.run(run())
+
+
+def test_a_call_that_began_before_the_ejection_does_not_end_the_test_of_the_target() -> None:
+    async def run() -> None:
+        router = Router(["a", "b"], eject_after=2, pause_s=600)
+        due = time.monotonic() + 20
+        a, b = router.targets
+        olders = [await router.take(due, avoid=b) for _ in range(2)]
+        for witness in range(2):
+            router.failed(*(await router.take(due, avoid=b)), "answered 503", witness)
+        a.ejected_until = time.monotonic()
+        trial = await router.take(due, avoid=b)
+        assert trial[0] is a
+        router.dropped(*olders[0])
+        assert (await router.take(due, avoid=b))[0] is b
+        router.failed(*olders[1], "answered 503", "another")
+        assert (await router.take(due, avoid=b))[0] is b
+        assert router.num_ejections == 1, "the older call says nothing that was not known"
+        router.succeeded(*trial)
+        assert router.num_ejected == 0
+
+    asyncio.run(run())

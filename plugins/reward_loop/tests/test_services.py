@@ -310,3 +310,20 @@ def test_answers_that_are_read_at_once_have_a_budget_and_leave_none_of_it_taken(
     with serving(lambda call: ServiceAnswer(b" " * 1_100_000 + b'{"score": 1}')) as service:
         assert "were being read" in error_of(score, one_service(service.url, max_response_bytes=2_000_000))
     assert http._READING.num_bytes == 0
+
+
+def test_most_calls_at_a_time_are_those_to_the_service_with_the_most(score: Score, samples: Samples) -> None:
+    """A sum would be of different moments."""
+    with (
+        serving(lambda call: ServiceAnswer({"score": 1}, after_s=0.02)) as one,
+        serving(lambda call: ServiceAnswer({"score": 1})) as other,
+    ):
+        services = {
+            name: ServiceSettings(urls=(service.url,), concurrency=4, eval_slots=1)
+            for name, service in (("one", one), ("other", other))
+        }
+        rewards = {f"by_{name}": RewardSettings(served_by=name) for name in services}
+        _, numbers = score(RewardLoopSettings(rewards=rewards, services=services), samples(12))
+    most = [numbers[f"reward/{name}/in_flight_max"] for name in services]
+    assert min(most) >= 1.0
+    assert numbers["reward/in_flight_max"] == max(most)

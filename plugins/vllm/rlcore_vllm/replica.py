@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore import RawScore, RewardReplica, ScoreRequest, WorkerError
+from rlcore.aio import SleepGate
 from rlcore.contracts.model_files import check_model_files
 from rlcore.contracts.reward_models import Unreadable, model_of
 from rlcore.errors import boundary
@@ -44,10 +45,7 @@ class VllmReplica(RewardReplica):
 
         self._reader, self._engine = reader, engine
         self._ending = partial(ending_with, self._engine, self.context)
-        self._awake, self._idle = asyncio.Event(), asyncio.Event()
-        self._awake.set()
-        self._idle.set()
-        self._num_calls = 0
+        self._gate = SleepGate()
         self._numbers = itertools.count()
 
     def _open_reader(self) -> Any:
@@ -69,17 +67,9 @@ class VllmReplica(RewardReplica):
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         """The answer to each conversation; one that cannot be read or has a wrong option has an error instead."""
-        while not self._awake.is_set():  # it may have gone back to sleep before this call resumes
-            await self._awake.wait()
-        self._num_calls += 1
-        self._idle.clear()
-        try:
+        async with self._gate.inside():
             with self._ending(), boundary(f"{self.context}: its engine", WorkerError):
                 return list(await asyncio.gather(*(self._answer(request) for request in requests)))
-        finally:
-            self._num_calls -= 1
-            if not self._num_calls:
-                self._idle.set()
 
     async def _answer(self, request: ScoreRequest) -> RawScore:
         try:
@@ -99,15 +89,14 @@ class VllmReplica(RewardReplica):
 
     async def sleep(self) -> None:
         """Drain, then free the device's memory; does nothing else on a CPU."""
-        self._awake.clear()
-        await self._idle.wait()
+        await self._gate.close()
         if self.context.device != "cpu" and not await self._engine.is_sleeping():
             await self._engine.sleep(1)
 
     async def wake(self) -> None:
-        if not self._awake.is_set() and await self._engine.is_sleeping():
+        if not self._gate.is_open and await self._engine.is_sleeping():
             await self._engine.wake_up()
-        self._awake.set()
+        self._gate.open()
 
     def close(self) -> None:
         if hasattr(self, "_engine"):

@@ -31,6 +31,8 @@ from rlcore.types import (
 
 ROUNDING = 1e-4
 """Largest log-prob: engines divide by the kept probability mass in float32, and rounding may lift one above 0."""
+POLICIES = ("drop_sample", "drop_group", "abort")
+"""Failure policies of parts of a reward that have no settings in `reward.functions`."""
 _INT = (int, np.integer)
 _NUMBER = (float, int, np.floating, np.integer)
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
@@ -245,6 +247,8 @@ def _wrong_reward(reward: Reward, num_tokens: int) -> str:
     for name, value in reward.components.items():
         if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, _NUMBER):
             return f"components has {shown(name)}: {shown(value)}; needs a mapping of str to float"
+    if reward.status is RewardStatus.FAILED and (problem := _wrong_policies(reward.info)):
+        return problem
     if not isinstance(reward.latency_s, _NUMBER):
         return f"latency_s is {kind(reward.latency_s)}; needs seconds"
     scores_T = reward.token_scores
@@ -254,6 +258,17 @@ def _wrong_reward(reward: Reward, num_tokens: int) -> str:
         return problem
     if len(scores_T) != num_tokens or not np.isfinite(scores_T).all():
         return f"token_scores are {len(scores_T)} numbers for {num_tokens} tokens; needs a finite one per token"
+    return ""
+
+
+def _wrong_policies(info: Mapping[str, Any]) -> str:
+    """The problem with the failures of a reward's parts and their policies; empty: none."""
+    for name in ("failed", "on_failure"):
+        if not _is_mapping(info.get(name, {})):
+            return f"info['{name}'] is {kind(info[name])}; needs a mapping by the part's name"
+    for name, policy in info.get("on_failure", {}).items():
+        if policy not in POLICIES:
+            return f"info['on_failure'] has {shown(name)}: {shown(policy)}; choose from: {', '.join(POLICIES)}"
     return ""
 
 

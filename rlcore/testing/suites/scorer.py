@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from rlcore.contracts.offers import Scope
 from rlcore.contracts.scorer import Outcome
+from rlcore.errors.checks.arrays import POLICIES
 from rlcore.testing.rewards import make_prompt, make_trajectory
 from rlcore.testing.suites.harness import ContextSuite, extra, run
 from rlcore.types import Lane, RewardStatus, Trajectory
 
 T = TypeVar("T")
-POLICIES = ("", "drop_sample", "drop_group", "abort")
 
 
 class ScorerSuite(ContextSuite):
@@ -72,7 +72,7 @@ class ScorerSuite(ContextSuite):
             good = isinstance(scorer.weight, (int, float)) and math.isfinite(scorer.weight)
             self.need(good, f"weight is {scorer.weight!r}; needs a finite number")
             policy = scorer.on_failure
-            self.need(policy in POLICIES, f"on_failure is {policy!r}; choose from: {', '.join(POLICIES)}")
+            self.need(policy in ("", *POLICIES), f"on_failure is {policy!r}; choose from: {', '.join(POLICIES)}")
             later = scorer.post_processes
             self.need(isinstance(later, bool), f"post_processes is {later!r}; needs True or False")
 

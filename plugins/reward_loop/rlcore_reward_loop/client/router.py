@@ -38,8 +38,8 @@ class Target:
     """Time at which it may be tried again; None while it is in use."""
     num_ejections: int = 0
     """Since it last answered."""
-    on_trial: bool = False
-    """True while one call tests whether it is back; no other call may use it."""
+    trial: int | None = None
+    """The call that tests whether it is back; until it ends, no other call may use the target."""
 
     def expected_s(self, now: float, guess_s: float) -> float:
         """Estimated seconds until a call that begins now is answered.
@@ -124,14 +124,15 @@ class Router:
         target.num_failures += 1
         target.witnesses.add(witness)
         target.last_error = error
-        if not target.on_trial and not self._proven(target):
+        is_trial = call == target.trial
+        if not is_trial and not self._proven(target):
             return
         pause_s = self._pause_s * min(LONGEST_PAUSE, 2.0**target.num_ejections)
-        if target.ejected_until is None or target.on_trial:
+        if target.ejected_until is None or is_trial:
             self.num_ejections += 1
             target.num_ejections += 1
             target.ejected_until = time.monotonic() + pause_s
-            target.on_trial = False
+            target.trial = None
             self._dispatcher.notify()
         if self._probe is not None and target not in self._probing:
             self._probing[target] = asyncio.create_task(self._until_back(target), name=f"health of {target.name}")
@@ -145,7 +146,8 @@ class Router:
     def dropped(self, target: Target, call: int) -> None:
         """Record that the caller has left: the call says nothing about the target."""
         target.calls.pop(call, None)
-        target.on_trial = False
+        if call == target.trial:
+            target.trial = None
         self._dispatcher.notify()
 
     async def close(self) -> None:
@@ -158,11 +160,12 @@ class Router:
     def _usable(self, target: Target) -> bool:
         if target.ejected_until is None:
             return True
-        return self._probe is None and time.monotonic() >= target.ejected_until and not target.on_trial
+        return self._probe is None and time.monotonic() >= target.ejected_until and target.trial is None
 
     def _begin(self, target: Target, now: float) -> tuple[Target, int]:
-        target.on_trial = target.ejected_until is not None
         call = next(self._numbers)
+        if target.ejected_until is not None:
+            target.trial = call
         target.calls[call] = (now, len(target.calls) + 1)
         return target, call
 
@@ -170,8 +173,7 @@ class Router:
         target.num_failures = target.num_ejections = 0
         target.witnesses.clear()
         if target.ejected_until is not None:
-            target.ejected_until = None
-            target.on_trial = False
+            target.ejected_until = target.trial = None
             self._dispatcher.notify()
 
     async def _until_back(self, target: Target) -> None:

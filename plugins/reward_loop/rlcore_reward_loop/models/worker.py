@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlcore import RawScore, RewardReplica, ScoreRequest, WorkerError
+from rlcore.aio import SleepGate
 from rlcore.contracts.reward_models import Unreadable, model_of
 from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings, health_limit_s
@@ -34,8 +35,7 @@ class HfReplica(RewardReplica):
         shares = 1 if self._mesh is None else self._mesh.num_shares
         tokens = self.settings.batch_tokens * shares
         self._batcher = Batcher(self._classifier.scores, tokens, self.settings.batch_wait_s)
-        self._awake = asyncio.Event()
-        self._awake.set()
+        self._gate = SleepGate()
 
     def _load(self) -> Classifier | MeshClassifier:
         context, model = self.context, model_of(self.context)
@@ -61,8 +61,8 @@ class HfReplica(RewardReplica):
         """
         if self.context.rank:
             return []
-        await self._awake.wait()
-        return list(await asyncio.gather(*(self._score(request) for request in requests)))
+        async with self._gate.inside():
+            return list(await asyncio.gather(*(self._score(request) for request in requests)))
 
     async def _score(self, request: ScoreRequest) -> RawScore:
         try:
@@ -73,7 +73,7 @@ class HfReplica(RewardReplica):
 
     async def health(self) -> str:
         """A description of the model, after it computed one token ahead of queued requests; else WorkerError."""
-        if self._awake.is_set() and not self.context.rank:
+        if self._gate.is_open and not self.context.rank:
             await self._batcher.probe(self._classifier.conversations.pad_id or 0, health_limit_s(self.settings))
         return f"{self.settings.path} on {self.context.device}"
 
@@ -82,7 +82,7 @@ class HfReplica(RewardReplica):
         if self._mesh is not None and self.context.rank:
             await self._mesh.offloaded()
             return
-        self._awake.clear()
+        await self._gate.close()
         await self._batcher.drained()
         self._classifier.offload()
 
@@ -91,7 +91,7 @@ class HfReplica(RewardReplica):
             await self._mesh.reloaded()
             return
         self._classifier.reload()
-        self._awake.set()
+        self._gate.open()
 
     def close(self) -> None:
         if hasattr(self, "_batcher"):

@@ -205,7 +205,8 @@ class ReadMetrics:
         for metrics in read:
             for name, value in metrics.sums.items():
                 before = sums.get(name, LOWEST if name.endswith("_max") else 0.0)
-                sums[name] = max(before, value) if name.endswith("_max") else before + value
+                # `max` would skip a NaN
+                sums[name] = float(np.maximum(before, value)) if name.endswith("_max") else before + value
                 nums[name] = nums.get(name, 0.0) + metrics.nums[name]
         return cls(math.fsum(metrics.loss for metrics in read), sums, nums)
 
