@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
             action="append",
             default=[],
             metavar="NAME",
-            help="enable a plugin, by name or as a .py file; same as plugins.NAME={}",
+            help="enable a plugin, by name or a .py file; same as plugins.NAME={} (plugins.NAME=false leaves it out)",
         )
 
     def add_keys_that_matter(self) -> None:

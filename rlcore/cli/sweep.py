@@ -1,19 +1,21 @@
 """`rlcore sweep`: trains over seeds and values, one run after another or several at a time, and compares them."""
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rlcore.cli.arguments import Parser, Settings, settings_of
 from rlcore.cli.console import answer, complain
-from rlcore.errors import ConfigError, PlanError
+from rlcore.errors import ConfigError, PlanError, RlcoreError
 
 if TYPE_CHECKING:
     from rlcore.plan import RunPlan
     from rlcore.runtime.machine_share import MachineShare
-    from rlcore.train.sweeps import Sweep
+    from rlcore.train.sweeps import Cell, Sweep
 
 FAILED = 2
 
@@ -28,16 +30,20 @@ def run(arguments: Sequence[str]) -> int:
     from rlcore.runtime.machine_share import shares_of_machine
     from rlcore.train.sweeps import Sweep, cells_of, parse_seeds, parse_values
 
-    cells = cells_of(parse_seeds(parsed.seeds), [parse_values(text) for text in parsed.set])
+    cells: Sequence[Cell] = cells_of(parse_seeds(parsed.seeds), [parse_values(text) for text in parsed.set])
     stem = default_run_name(settings.files, datetime.now(UTC)).rsplit("-", 2)[0]
     name = parsed.name or f"{stem}-sweep"
+    for text in parsed.set:
+        key, values = parse_values(text)
+        if len(values) == 1 and values[0].startswith("["):
+            complain(f"note: --set {text}: the list is one value; several are written {key}={values[0][1:-1]}")
     if jobs > len(cells):
         complain(f"note: --jobs {jobs}: the sweep has {len(cells)} runs")
     shares = shares_of_machine(min(jobs, len(cells)))
-    plan = _plan(settings, (*cells[0].overrides, f"train.name={name}"), shares)
-    plugins = [word for plugin in settings.plugins for word in ("--plugin", plugin)]
-    shared = [*(str(file.absolute()) for file in settings.files), *settings.overrides, *plugins]
-    sweep = Sweep(run_directory(plan.config.train, (), datetime.now(UTC)).absolute(), shared, cells)
+    cells, plan = _planned(settings, cells, f"train.name={name}", shares)
+    shared = [*(str(file.absolute()) for file in settings.files), *settings.overrides]
+    directory = run_directory(plan.config.train, (), datetime.now(UTC)).absolute()
+    sweep = Sweep(directory, shared, cells, settings.plugins)
     if not parsed.json:
         show(plan, origins=False)
         at_once = f", {len(shares)} at a time" if len(shares) > 1 else ""
@@ -86,13 +92,68 @@ def _jobs(text: str) -> int:
     return int(text)
 
 
-def _plan(settings: Settings, overrides: Sequence[str], shares: "Sequence[MachineShare]") -> "RunPlan":
-    """The plan of a run on the first share; ConfigError if that many runs do not fit on the machine."""
+def _planned(
+    settings: Settings, cells: "Sequence[Cell]", name: str, shares: "Sequence[MachineShare]"
+) -> "tuple[list[Cell], RunPlan]":
+    """The cells, without the plugins that their plans do not use, and the plan of the first.
+
+    Every combination of values is planned before a run begins. A plugin that no combination uses is refused as it is in
+    a single run.
+    """
+    from rlcore.plan.planner import UnusedPluginsError
+
+    plans: list[RunPlan] = []
+    unused: list[UnusedPluginsError] = []
+    found: list[Cell] = []
+    for values, members in itertools.groupby(cells, key=lambda cell: cell.group):
+        group = list(members)
+        with _naming(values if plans else ""):
+            try:
+                plan = _plan(settings, group[0], name, shares)
+            except UnusedPluginsError as error:
+                unused.append(error)
+                group = [_without(cell, error.plugins, settings) for cell in group]
+                plan = _plan(settings, group[0], name, shares)
+        plans.append(plan)
+        found += group
+    if len(unused) == len(plans) and set.intersection(*(set(error.plugins) for error in unused)):
+        raise unused[0]
+    return found, plans[0]
+
+
+@contextmanager
+def _naming(values: str) -> Iterator[None]:
+    """Errors begin with the values; not those of the first combination, which may have any cause."""
+    try:
+        yield
+    except RlcoreError as error:
+        if not values:
+            raise
+        raise ConfigError(f"--set {values}: {error}") from error
+
+
+def _without(cell: "Cell", plugins: Sequence[str], settings: Settings) -> "Cell":
+    """The cell with these plugins left out, wherever they are enabled."""
+    from rlcore.config import enabled_plugins
+    from rlcore.plugins.enabled import name_of
+
+    sections = enabled_plugins(settings.files, [*settings.overrides, *cell.overrides])
+    keys = [f"plugins.{name}=false" for name in plugins if name in sections]
+    return replace(
+        cell,
+        overrides=(*cell.overrides, *keys),
+        left_out=tuple(plugin for plugin in settings.plugins if name_of(plugin) in plugins),
+    )
+
+
+def _plan(settings: Settings, cell: "Cell", name: str, shares: "Sequence[MachineShare]") -> "RunPlan":
+    """The plan of the cell on the first share; ConfigError if that many runs do not fit on the machine."""
     from rlcore.plan.memory_limits import check_memory
     from rlcore.plugins.planning import plan_run
 
+    plugins = [plugin for plugin in settings.plugins if plugin not in cell.left_out]
     with shares[0].confined():
-        plan = plan_run(settings.files, [*settings.overrides, *overrides], settings.plugins)
+        plan = plan_run(settings.files, [*settings.overrides, *cell.overrides, name], plugins)
     num_gpus = sum(1 for share in shares if share.gpus)
     if plan.config.cluster.device == "cuda" and 0 < num_gpus < len(shares):
         raise ConfigError(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from itertools import pairwise
@@ -56,7 +56,31 @@ def read_layers(sources: Sequence[Source], overrides: Sequence[str]) -> list[Lay
         _check_depth(layer.values, layer.origin)
         check_safe(layer.values, "", layer.origin)
         check_safe(layer.text, layer.key, layer.origin)  # keys of type text take the text as typed
-    return layers
+    return _without_left_out(layers)
+
+
+def _without_left_out(layers: Sequence[Layer]) -> list[Layer]:
+    """The layers without the sections of plugins that `plugins.NAME=false` in a higher layer leaves out."""
+    kept: list[Layer] = []
+    for layer in layers:
+        plugins = layer.values.get("plugins")
+        sections = plugins if isinstance(plugins, Mapping) else {}
+        left_out = [name for name, section in sections.items() if section is False]
+        for name in left_out:
+            if not any(name in (below.values.get("plugins") or {}) for below in kept):
+                raise ConfigError(
+                    f"plugins.{name}: found False ({layer.origin}), but nothing before it enables that plugin"
+                )
+        kept = [_without_plugins(below, left_out) for below in [*kept, layer]] if left_out else [*kept, layer]
+    return kept
+
+
+def _without_plugins(layer: Layer, names: Sequence[str]) -> Layer:
+    plugins = layer.values.get("plugins")
+    if not isinstance(plugins, Mapping):
+        return layer
+    left = {name: section for name, section in plugins.items() if name not in names}
+    return replace(layer, values={**layer.values, "plugins": left})
 
 
 def read_file(path: Path) -> Layer:

@@ -37,6 +37,15 @@ from rlcore.plan.tracking import plan_trackers
 from rlcore.plan.weight_sync import plan_weights, with_choice
 
 
+class UnusedPluginsError(PlanError):
+    """Nothing of some enabled plugins is in the plan."""
+
+    def __init__(self, message: str, plugins: Sequence[str]) -> None:
+        """`plugins`: their names."""
+        self.plugins = tuple(plugins)
+        super().__init__(message)
+
+
 def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts, *, only_sampling: bool = False) -> RunPlan:
     """Plans the whole run; pure except for checking that named reward files exist.
 
@@ -147,12 +156,13 @@ def _enabled_plugins(offers: Offers, used: set[str] | None, loaded: LoadedConfig
     if used is None:
         return plugins
     setting = set(loaded.origins.values())
-    for plugin in plugins:
-        if str(plugin) not in used and f"plugin '{plugin.plugin}'" not in setting:
-            raise PlanError(
-                f"{plugin} is enabled, but nothing of it is in the plan{_why_not_sampling(plugin, offers, loaded)}; "
-                f"name something it offers in the config, or leave the plugin out"
-            )
+    unused = [plugin for plugin in plugins if str(plugin) not in used and f"plugin '{plugin.plugin}'" not in setting]
+    if unused:
+        raise UnusedPluginsError(
+            f"{unused[0]} is enabled, but nothing of it is in the plan{_why_not_sampling(unused[0], offers, loaded)}; "
+            f"name something it offers in the config, or leave the plugin out",
+            [plugin.plugin for plugin in unused],
+        )
     return plugins
 
 

@@ -38,6 +38,8 @@ class Cell:
     overrides: tuple[str, ...]
     group: str
     """Its values without the seed: runs of one group differ by the seed alone."""
+    left_out: tuple[str, ...] = ()
+    """Plugins of --plugin that its plan does not use."""
     state: str = "waiting"
     """waiting, done or failed."""
     error: str = ""
@@ -107,12 +109,22 @@ def cells_of(seeds: Sequence[int], settings: Sequence[tuple[str, Sequence[str]]]
     return tuple(cells)
 
 
+def _options(plugins: Sequence[str]) -> list[str]:
+    return [word for plugin in plugins for word in ("--plugin", plugin)]
+
+
 class Sweep:
     """The cells of a sweep, with their states on disk."""
 
-    def __init__(self, directory: Path, arguments: Sequence[str], cells: Sequence[Cell]) -> None:
-        """`arguments` are those of `rlcore train` that all runs have. ConfigError when the directory has others."""
-        self.directory, self._arguments = directory, tuple(arguments)
+    def __init__(
+        self, directory: Path, settings: Sequence[str], cells: Sequence[Cell], plugins: Sequence[str] = ()
+    ) -> None:
+        """`settings` are files and overrides that all runs have, `plugins` values of --plugin.
+
+        ConfigError when the directory has others.
+        """
+        self.directory, self._settings, self._plugins = directory, tuple(settings), tuple(plugins)
+        self._arguments = (*self._settings, *_options(plugins))
         before = self._read()
         if before is not None and tuple(before["arguments"]) != self._arguments:
             raise ConfigError(
@@ -192,7 +204,8 @@ class Sweep:
         begun = has_results(run_dir)
         place = (f"train.dir={json.dumps(str(self.directory))}", f"train.name={cell.name}")
         resume = ["--resume", *(() if checkpoint.survey(run_dir).newest else ("--from-start",))] if begun else []
-        return ["train", *self._arguments, *cell.overrides, *place, *resume]
+        plugins = [plugin for plugin in self._plugins if plugin not in cell.left_out]
+        return ["train", *self._settings, *cell.overrides, *place, *_options(plugins), *resume]
 
     def _output(self, name: str) -> Path:
         return self.directory / f"{name}.out"

@@ -242,3 +242,22 @@ def test_plugins_are_enabled_by_sections_of_any_layer(tmp_path: Path) -> None:
     for wrong in ("plugins=3", "plugins.x=3", "plugins.../x={}"):
         with pytest.raises(ConfigError):
             enabled_plugins([], [wrong])
+
+
+def test_a_plugin_is_left_out_by_false_in_a_higher_layer_and_enabled_again_above_it(tmp_path: Path) -> None:
+    file = written(tmp_path / "c.yaml", "plugins:\n  one: {a: 1}\n  two:\nactor: {lr: 2.0}\n")
+    above = written(tmp_path / "d.yaml", "plugins: {one: false}\n")
+    assert enabled_plugins([file], ["plugins.one=false"]) == {"two": {}}
+    assert enabled_plugins([file, above], []) == {"two": {}}
+    assert enabled_plugins([file, above], ["plugins.one.b=2"]) == {"one": {"b": 2}, "two": {}}
+    loaded = load("plugins.two=false", files=[file, above])
+    assert (loaded.config.plugins, loaded.config.actor.lr) == ({}, 2.0)
+    assert not [key for key in loaded.origins if key.startswith("plugins.")]
+
+
+def test_a_plugin_that_is_left_out_but_not_enabled_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path / "c.yaml", "plugins: {one: {a: 1}}\n")
+    with pytest.raises(ConfigError, match=r"^plugins\.oen: found False \(override 'plugins\.oen=false'\), but nothing"):
+        enabled_plugins([file], ["plugins.oen=false"])
+    with pytest.raises(ConfigError, match="nothing before it enables that plugin"):
+        enabled_plugins([], ["plugins.one=false", "plugins.one={}"])

@@ -68,26 +68,100 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
+FAILS = """
+def score(completions, bad=0, **row):
+    if bad:
+        raise ValueError("it is bad")
+    return [1.0 for _ in completions]
+"""
+
+
+def failing_when_bad(directory: Path, code: str) -> list[str]:
+    """Overrides of a reward that ends the runs with `BAD=1`."""
+    (directory / "rew.py").write_text(code)
+    function = "reward.functions.letters"
+    return [f"{function}.fn={directory / 'rew.py'}:score", f"{function}.on_failure=abort"]
+
+
+BAD = "reward.functions.letters.kwargs.bad"
+
+
 @pytest.mark.real
 def test_half_of_the_runs_fail_the_rest_continue_and_only_failed_ones_are_retried(
     config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["sweep", str(config), "--seeds", "0..1", "--set", "actor.lr=0.1,-5", "--name", "lrs"]
-    assert main(command) == 2
+    settings = [str(config), *failing_when_bad(config.parent, FAILS)]
+    command = ["sweep", *settings, "--seeds", "0..1", "--name", "half", "--set"]
+    assert main([*command, f"{BAD}=0,1"]) == 2
     out, err = capfd.readouterr()
     assert out.count("\nroles ") == 1, "one plan is shown"
-    assert "4/4 lr--5_seed-1: actor.lr: found -5.0" in out
-    assert err.startswith("rlcore: sweep: 2 of 4 runs failed, first lr--5_seed-0: actor.lr: found -5.0")
+    assert "4/4 bad-1_seed-1: reward of sample" in out
+    assert err.startswith("rlcore: sweep: 2 of 4 runs failed, first bad-1_seed-0: reward of sample")
+    assert "ValueError: it is bad" in err
     assert err.count("\n") == 1
-    rows = [line.split() for line in out.splitlines() if line.startswith("actor.lr=")]
-    assert [row[:3] for row in rows] == [["actor.lr=0.1", "2", "0"], ["actor.lr=-5", "0", "2"]]
+    rows = [line.split() for line in out.splitlines() if line.startswith(BAD)]
+    assert [row[:3] for row in rows] == [[f"{BAD}=0", "2", "0"], [f"{BAD}=1", "0", "2"]]
     assert rows[1][3:] == ["-", "-", "-"]
-    runs = config.parent / "runs" / "lrs"
-    before = (runs / "lr-0.1_seed-0" / "metrics.jsonl").read_bytes()
-    assert main([*command[:5], "actor.lr=0.1", *command[6:], "--json", "--metric", "reward/mean"]) == 0
+    runs = config.parent / "runs" / "half"
+    before = (runs / "bad-0_seed-0" / "metrics.jsonl").read_bytes()
+    assert main([*command, f"{BAD}=0", "--json", "--metric", "reward/mean"]) == 0
     found = json.loads(capfd.readouterr().out)
     assert (found["metric"], len(found["groups"][0]["runs"])) == ("reward/mean", 2)
-    assert (runs / "lr-0.1_seed-0" / "metrics.jsonl").read_bytes() == before
+    assert (runs / "bad-0_seed-0" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_combination_that_cannot_be_planned_is_refused_before_the_first_run(
+    config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", str(config), "--seeds", "0..1", "--set", "actor.lr=0.1,-5"]) == 2
+    assert capfd.readouterr().err.startswith("rlcore: --set actor.lr=-5: actor.lr: found -5.0")
+    assert main(["sweep", str(config), "--seeds", "0..1", "actor.lr=-5"]) == 2
+    assert capfd.readouterr().err.startswith("rlcore: actor.lr: found -5.0")
+    assert main(["sweep", str(config), "--set", "actor.lr=[0.1,0.2]"]) == 2
+    assert "the list is one value; several are written actor.lr=0.1,0.2\n" in capfd.readouterr().err
+    assert not (config.parent / "runs").exists()
+
+
+ESTIMATOR = """
+from rlcore import Algorithm, AlgorithmKind, Scope, hookimpl
+
+RLCORE_API = "1"
+
+@hookimpl
+def rlcore_algorithms():
+    return [Algorithm("mine", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:rloo", Scope.GROUP)]
+"""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("place", ["--plugin", "in the file"])
+def test_a_plugin_that_a_part_of_the_runs_uses_is_left_out_of_the_others(
+    config: Path, place: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plugin = config.parent / "mine.py"
+    plugin.write_text(ESTIMATOR)
+    command = ["sweep", str(config), "--name", "ways", "--set", "algo.advantage=grpo,mine"]
+    if place == "--plugin":
+        command += ["--plugin", str(plugin)]
+    else:
+        text = config.read_text().replace("plugins: {'null': {}", f"plugins: {{'null': {{}}, mine: {{path: {plugin}}}")
+        config.write_text(text)
+    assert main(command) == 0, capfd.readouterr()
+    rows = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("algo.advantage=")]
+    assert [row[:3] for row in rows] == [["algo.advantage=grpo", "1", "0"], ["algo.advantage=mine", "1", "0"]]
+    runs = config.parent / "runs" / "ways"
+    enabled = ["mine" in (runs / f"advantage-{name}_seed-0" / "config.yaml").read_text() for name in ("grpo", "mine")]
+    assert enabled == [False, True]
+    assert main(command) == 0, "the same command continues the sweep"
+    assert capfd.readouterr().out.count("done already") == 2
+
+
+def test_a_plugin_that_no_run_of_a_sweep_uses_is_refused(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (config.parent / "mine.py").write_text(ESTIMATOR)
+    command = ["sweep", str(config), "--set", "algo.advantage=grpo,rloo", "--plugin", str(config.parent / "mine.py")]
+    assert main(command) == 2
+    assert "plugin 'mine' " in (err := capfd.readouterr().err)
+    assert "is enabled, but nothing of it is in the plan" in err
 
 
 def test_a_sweep_of_other_settings_needs_another_name(tmp_path: Path) -> None:
@@ -145,7 +219,9 @@ MEETING = """
 import os, time
 from pathlib import Path
 
-def score(completions, **row):
+def score(completions, bad=0, **row):
+    if bad:
+        raise ValueError("it is bad")
     here = Path(MEETING)
     (here / str(os.getpid())).write_text(str(len(os.sched_getaffinity(0))))
     deadline = time.monotonic() + 60
@@ -162,22 +238,17 @@ def test_jobs_run_in_parallel_on_their_own_cores_and_a_failed_one_stops_no_other
 ) -> None:
     meeting = config.parent / "meeting"
     meeting.mkdir()
-    (config.parent / "rew.py").write_text(MEETING.replace("MEETING", repr(str(meeting))))
-    reward = f"reward.functions.letters.fn={config.parent / 'rew.py'}:score"
-    command = ["sweep", str(config), reward, "--set", "actor.lr=0.1,-5,0.2", "--name", "both"]
+    reward = failing_when_bad(config.parent, MEETING.replace("MEETING", repr(str(meeting))))
+    command = ["sweep", str(config), *reward, "--set", f"{BAD}=0,1,false", "--name", "both"]
     assert main([*command, "--jobs", "2"]) == 2
     out, err = capfd.readouterr()
     assert "3 runs in" in out
     assert ", 2 at a time; the plan" in out
-    assert err.startswith("rlcore: sweep: 1 of 3 runs failed, first lr--5_seed-0: actor.lr: found -5.0")
-    rows = [line.split() for line in out.splitlines() if line.startswith("actor.lr=")]
-    assert [row[:3] for row in rows] == [
-        ["actor.lr=0.1", "1", "0"],
-        ["actor.lr=-5", "0", "1"],
-        ["actor.lr=0.2", "1", "0"],
-    ]
+    assert err.startswith("rlcore: sweep: 1 of 3 runs failed, first bad-1_seed-0: reward of sample")
+    rows = [line.split() for line in out.splitlines() if line.startswith(BAD)]
+    assert [row[:3] for row in rows] == [[f"{BAD}=0", "1", "0"], [f"{BAD}=1", "0", "1"], [f"{BAD}=false", "1", "0"]]
     outputs = sorted(path.name for path in (config.parent / "runs" / "both").glob("*.out"))
-    assert outputs == ["lr--5_seed-0.out", "lr-0.1_seed-0.out", "lr-0.2_seed-0.out"]
+    assert outputs == ["bad-0_seed-0.out", "bad-1_seed-0.out", "bad-false_seed-0.out"]
     cores = [int(path.read_text()) for path in meeting.iterdir()]
     whole = len(os.sched_getaffinity(0))
     assert cores == [max(1, whole // 2)] * 2
