@@ -2,19 +2,21 @@
 
 from rlcore.errors import RewardError
 from rlcore.types import Trajectory
-from rlcore_agent_loop.conversation.episode import FAILED
+from rlcore_agent_loop.conversation.episode import FAILED, ROLLOUT_FAILED
 
 
 def environment(trajectory: Trajectory) -> float:
-    """The sum of the rewards from the sample's environment or agent; RewardError if there was none.
+    """The sum of the rewards from the sample's environment or agent; RewardError if it has no environment and its
+    agent gave none.
 
-    Also RewardError if the environment failed later, because the final sum is unknown. Use it as
-    `reward.functions.x.fn=environment`, alone or with other functions.
+    The sum is 0 for a sample that was cut off before the first `step`. Also RewardError if the environment, or the
+    rollout, failed later, because the final sum is unknown. Use it as `reward.functions.x.fn=environment`, alone or
+    with other functions.
     """
     reward, ended_by = trajectory.info.get("environment_reward"), trajectory.info.get("ended_by", "another agent")
     why = trajectory.info.get("error") or f"the sample ended by {ended_by}"
     if reward is None:
         raise RewardError(f"the sample's environment gave no reward: {why}")
-    if ended_by == FAILED:
+    if ended_by in (FAILED, ROLLOUT_FAILED):
         raise RewardError(f"the sample's environment gave {float(reward):g} and then failed: {why}")
     return float(reward)

@@ -150,7 +150,20 @@ def test_an_environment_that_fails_ends_the_sample_without_a_reward(name: str, w
     found = talk(says("one"), settings_of(file, name), processes=name == "Hangs").only
     assert (found.info["ended_by"], found.turns, found.finish) == ("environment_failed", 1, FinishReason.STOP)
     assert why in str(found.info["error"])
-    with pytest.raises(RewardError, match="gave no reward"):
+    with pytest.raises(RewardError, match="gave 0 and then failed"):
+        environment(found)
+
+
+def test_a_sample_that_is_cut_off_before_the_first_step_has_the_reward_0(file: Path) -> None:
+    settings = replace(settings_of(file, "Guess"), turn_tokens=2)
+    found = talk(ScriptedPolicy(lambda sample, turn, ids: [*b"00000", END]), settings).only
+    assert (found.info["ended_by"], found.finish) == ("turn_tokens", FinishReason.LENGTH)
+    assert environment(found) == 0.0
+
+
+def test_a_sample_without_an_environment_has_no_reward_of_one(file: Path) -> None:
+    found = talk(says("one"), AgentLoopSettings()).only
+    with pytest.raises(RewardError, match="gave no reward: the sample ended by stop"):
         environment(found)
 
 

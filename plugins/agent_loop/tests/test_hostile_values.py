@@ -190,7 +190,7 @@ def test_a_step_that_cannot_be_read_fails_its_sample(tmp_path: Path, step: str, 
     found = stepped(tmp_path, step, kind)
     assert found.info["ended_by"] == "environment_failed"
     assert STEPS[step] in str(found.info["error"])
-    with pytest.raises(RewardError, match="gave no reward"):
+    with pytest.raises(RewardError, match="gave 0 and then failed"):
         environment(found)
 
 

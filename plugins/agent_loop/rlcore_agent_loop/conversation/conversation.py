@@ -188,6 +188,7 @@ class Conversation:
                 self._opening = await self._environment.reset(task.prompt, task.seed)
         except ChildError as error:
             return self._failed(error)
+        self.episode.add_reward(0.0)  # the sum of a sample that is cut off before its first step
         return self._begin(self._opening, tools)
 
     @contextmanager
