@@ -168,6 +168,10 @@ def unknown(key: str, section: type[Any], origin: str, value: Any = None) -> str
     for leaf in below:
         if not near and (renamed := renamed_key(leaf)):
             return f"{leaf}: unknown key ({origin}); {renamed}"
+    prefix = f"{parent}." if parent else ""
+    for below_it in _every_key(section):
+        if below_it.replace(".", "_") == name:
+            return f"{key}: unknown key ({origin}); did you mean '{prefix}{below_it}'?"
     others = () if parent else _every_key(section)
     elsewhere = [other for other in others if other.rpartition(".")[2] == name] or get_close_matches(name, others, n=1)
     if elsewhere and not get_close_matches(name, hints_of(section), n=1):

@@ -116,6 +116,8 @@ def test_an_entry_of_a_named_section_is_completed_and_overridden(tmp_path: Path)
         ("actor.learning_rat=1", ("actor.learning_rat: unknown key", "choose from:", "actor.lr")),
         ("rollout.temperatur=1", ("rollout.temperatur", "did you mean 'rollout.temperature'?")),
         ("lr=1", ("lr: unknown key", "did you mean 'actor.lr'?")),
+        ("algo.kl_coef=1", ("algo.kl_coef: unknown key", "did you mean 'algo.kl.coef'?")),
+        ("actor_lora_rank=1", ("did you mean 'actor.lora.rank'?",)),
         ("rollut.max_tokens=1", ("did you mean 'rollout'?",)),
         ("data.sources.all.wieght=1", ("data.sources.all.wieght", "did you mean 'data.sources.all.weight'?")),
         ("reward.functions.ok.kwarg={}", ("did you mean 'reward.functions.ok.kwargs'?",)),

@@ -288,6 +288,11 @@ def test_adapting_the_output_layer_is_refused(llama: Path) -> None:
         engine_of(llama, lora=replace(LORA, target_modules=("lm_head", "q_proj")))
 
 
+def test_a_target_that_the_model_does_not_have_is_refused_also_where_another_one_matches(llama: Path) -> None:
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM has no module 'v_prj'; did you mean 'v_proj'\?"):
+        engine_of(llama, lora=replace(LORA, target_modules=("q_proj", "v_prj")))
+
+
 def logits_of(directory: Path, peft: bool = False) -> torch.Tensor:
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM

@@ -1,6 +1,7 @@
 """Additions to a transformers model before it is trained: a LoRA adapter, gradient checkpointing."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import nn
 
 from rlcore.config import LoraConfig
 from rlcore.engines.hf.train.trial_noise import has_routers
-from rlcore.errors import ConfigError, boundary
+from rlcore.errors import ConfigError, boundary, nearest
 
 EXPERT_NAMES = frozenset({"gate", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "w1", "w2", "w3"})
 """Names that peft takes for routers and weights of experts, also in dense layers and shared experts of such models."""
@@ -42,6 +43,7 @@ def add_adapter(transformer: Any, lora: LoraConfig, path: str, section: str, *, 
         )
     alpha: Any = lora.alpha  # peft's annotation says int; it divides, and takes any number
     targets = _targets(transformer, lora, section)
+    _check_targets(transformer, lora.target_modules, section)
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=alpha,
@@ -57,6 +59,18 @@ def add_adapter(transformer: Any, lora: LoraConfig, path: str, section: str, *, 
     warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed", UserWarning)
     with boundary(f"{section}.lora.target_modules={list(lora.target_modules)}", ConfigError):
         return peft.get_peft_model(transformer, config, autocast_adapter_dtype=False)
+
+
+def _check_targets(transformer: Any, targets: Sequence[str], section: str) -> None:
+    """ConfigError for a target that no module has: peft skips it if another one matches."""
+    modules = dict(transformer.named_modules())
+    for target in targets:
+        if target != "all-linear" and not any(f".{name}".endswith(f".{target}") for name in modules):
+            known = sorted({name.rpartition(".")[2] for name, layer in modules.items() if isinstance(layer, nn.Linear)})
+            raise ConfigError(
+                f"{section}.lora.target_modules={list(targets)}: {type(transformer).__name__} has no module '{target}'; "
+                f"{nearest(target, known)}"
+            )
 
 
 def _targets(transformer: Any, lora: LoraConfig, section: str) -> Any:
