@@ -67,10 +67,8 @@ def _check_targets(transformer: Any, targets: Sequence[str], section: str) -> No
     for target in targets:
         if target != "all-linear" and not any(f".{name}".endswith(f".{target}") for name in modules):
             known = sorted({name.rpartition(".")[2] for name, layer in modules.items() if isinstance(layer, nn.Linear)})
-            raise ConfigError(
-                f"{section}.lora.target_modules={list(targets)}: {type(transformer).__name__} has no module '{target}'; "
-                f"{nearest(target, known)}"
-            )
+            found = f"{section}.lora.target_modules={list(targets)}: {type(transformer).__name__}"
+            raise ConfigError(f"{found} has no module '{target}'; {nearest(target, known)}")
 
 
 def _targets(transformer: Any, lora: LoraConfig, section: str) -> Any:
