@@ -25,20 +25,30 @@ def directory_of(key: str, origins: Mapping[str, str]) -> Path | None:
 
 
 def paths_from_their_files(config: RunConfig, shown: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
-    """The keys of sources whose path exists in the directory of the file that sets it, with the path from there.
+    """The keys whose path exists in the directory of the file that sets it, with the path from there: those of sources,
+    and of code in sections of plugins, `tools.py:add`.
 
     Absolute paths, interpolated ones, and those of files in the working directory stay as they are.
     """
-    sources = {f"data.sources.{name}.path": source.path for name, source in config.data.sources.items()}
-    sources |= {f"eval.sources.{name}.path": source.path for name, source in config.eval.sources.items()}
+    paths = {f"data.sources.{name}.path": source.path for name, source in config.data.sources.items()}
+    paths |= {f"eval.sources.{name}.path": source.path for name, source in config.eval.sources.items()}
+    named = {key: text for key, text in shown.items() if key.startswith("plugins.") and isinstance(text, str)}
+    paths |= {key: text for key, text in named.items() if text.rpartition(":")[0].endswith(".py")}
     found = {}
-    for key, path in sources.items():
+    for key, path in paths.items():
         directory = directory_of(key, origins)
         if path and shown.get(key) == path and directory is not None:
-            from_there = directory / path
-            if from_there != Path(path) and from_there.exists():
-                found[key] = str(from_there)
+            place, attribute = _divided(path)
+            from_there = directory / place
+            if from_there != Path(place) and from_there.exists():
+                found[key] = f"{from_there}{attribute}"
     return found
+
+
+def _divided(text: str) -> tuple[str, str]:
+    """The path of a text, and the rest, as of `file.py:name`."""
+    where, _, attribute = text.rpartition(":")
+    return (where, f":{attribute}") if where.endswith(".py") else (text, "")
 
 
 def with_absolute_paths(values: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, Any]:
@@ -59,8 +69,7 @@ def _with_absolute(value: Any, key: str, origins: Mapping[str, str]) -> Any:
 
 
 def _absolute(text: str, key: str, origins: Mapping[str, str]) -> str:
-    where, _, attribute = text.rpartition(":")
-    path, after = (where, f":{attribute}") if where.endswith(".py") else (text, "")
+    path, after = _divided(text)
     if not _may_be_path(path, key):
         return text
     named_in = directory_of(key, origins) if key.startswith("reward.functions.") else None
