@@ -61,7 +61,7 @@ class _Gathering:
     """Samples that one call will score together."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
-    opinions: list["asyncio.Future[Outcome]"] = field(default_factory=list)
+    pending: list["asyncio.Future[Outcome]"] = field(default_factory=list)
     first: list["asyncio.Task[Outcome]"] = field(default_factory=list)
     """Outcome of each sample alone, for a scorer that post-processes the whole group."""
 
@@ -121,8 +121,8 @@ class RewardStream:
         if self._alone is not None:
             self._tasks.add(asyncio.create_task(self._score_alone(self._alone, parts), name=name))
         else:
-            opinions = [self._opinion(scorer, parts[-1]) for scorer in self._scorers]
-            self._keep(asyncio.create_task(self._score(parts, opinions), name=name))
+            pending = [self._outcome(scorer, parts[-1]) for scorer in self._scorers]
+            self._keep(asyncio.create_task(self._score(parts, pending), name=name))
 
     def _keep(self, task: "asyncio.Task[None]") -> None:
         self._tasks.add(task)
@@ -161,26 +161,26 @@ class RewardStream:
         self._scored.put((parts, {self._alone_name: outcome}, time.monotonic() - began))
         self._forget(task)
 
-    async def _score(self, parts: list[Trajectory], opinions: "list[asyncio.Future[Outcome]]") -> None:
+    async def _score(self, parts: list[Trajectory], pending: "list[asyncio.Future[Outcome]]") -> None:
         began = time.monotonic()
-        outcomes = await asyncio.gather(*opinions)
+        outcomes = await asyncio.gather(*pending)
         by_name = {scorer.name: outcome for scorer, outcome in zip(self._scorers, outcomes, strict=True)}
         self._scored.put((parts, by_name, time.monotonic() - began))
 
-    def _opinion(self, scorer: Scorer, trajectory: Trajectory) -> "asyncio.Future[Outcome]":
+    def _outcome(self, scorer: Scorer, trajectory: Trajectory) -> "asyncio.Future[Outcome]":
         if scorer.scope == "sample" and not scorer.post_processes:
             return self._ask(scorer, trajectory)
         group = ("", 0) if scorer.scope == "batch" else (trajectory.id.prompt, trajectory.id.epoch)
         key = (scorer.name, *group)
         gathering = self._gatherings.setdefault(key, _Gathering())
-        opinion: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         gathering.trajectories.append(trajectory)
-        gathering.opinions.append(opinion)
+        gathering.pending.append(outcome)
         if scorer.scope == "sample":
             gathering.first.append(self._ask(scorer, trajectory))
         if scorer.scope != "batch" and len(gathering.trajectories) == self._group_size:
             self._call_gathering(key)
-        return opinion
+        return outcome
 
     def _ask(self, scorer: Scorer, trajectory: Trajectory) -> "asyncio.Task[Outcome]":
         asking = asyncio.create_task(self._score_one(scorer, trajectory))
@@ -213,8 +213,8 @@ class RewardStream:
         finally:
             self._activity.end(key)
         for index, outcome in zip(order, outcomes, strict=True):
-            if not gathering.opinions[index].done():
-                gathering.opinions[index].set_result(outcome)
+            if not gathering.pending[index].done():
+                gathering.pending[index].set_result(outcome)
 
 
 def rows(parts: Sequence[Trajectory], reward: Reward) -> list[ScoredTrajectory]:

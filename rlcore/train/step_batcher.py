@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 class StepBatcher:
     """The work of one step, from the prompts that it needs to the mini-batches that it trains on."""
 
-    def __init__(self, run: Runtime, flight: RolloutBuffer, kl: FixedKl, step: int, last_step: int) -> None:
+    def __init__(self, run: Runtime, buffer: RolloutBuffer, kl: FixedKl, step: int, last_step: int) -> None:
         """`step` publishes the version with that number; only prompts that a step up to `last_step` needs are
         issued."""
-        self._run, self._flight, self._kl, self._step, self._last_step = run, flight, kl, step, last_step
+        self._run, self._buffer, self._kl, self._step, self._last_step = run, buffer, kl, step, last_step
         self._config, self._schedule = run.plan.config, run.plan.schedule
         self.timeline = StepTimeline()
         self._members: list[PendingGroup] = []
@@ -67,7 +67,7 @@ class StepBatcher:
 
     def issue_prompts(self) -> Sequence[PendingGroup]:
         """Issue the prompts that the schedule allows; returns the prompts that this step must train on."""
-        self._members = self._flight.refill(self._step, self._last_step)
+        self._members = self._buffer.refill(self._step, self._last_step)
         return self._members
 
     async def sampled_trajectories(self, prompts: Sequence[PendingGroup]) -> list[Trajectory]:
@@ -75,7 +75,7 @@ class StepBatcher:
 
         Each of them goes to its reward as soon as it is finished.
         """
-        await self._flight.sampled(None if self._schedule.sample_before_update else prompts)
+        await self._buffer.sampled(None if self._schedule.sample_before_update else prompts)
         self.timeline.sample_end()
         return [trajectory for prompt in prompts for trajectory in prompt.trajectories.values()]
 
@@ -87,7 +87,7 @@ class StepBatcher:
         """
         if not self._config.algo.dynamic_sampling and not self._run.lease.shared:
             self._preparing = asyncio.create_task(self._arrays.ensure(trajectories), name="forward passes")
-            self._flight.watch(self._preparing)
+            self._buffer.watch(self._preparing)
 
     async def __aenter__(self) -> "StepBatcher":
         return self
@@ -170,7 +170,7 @@ class StepBatcher:
         if self._measured is None:
             self._measure()
             self.records()
-            self._flight.tidy()
+            self._buffer.tidy()
 
     def _measure(self) -> None:
         if self._measured is None:
@@ -206,7 +206,7 @@ class StepBatcher:
             if len(groups) >= wanted or rounds >= algo.max_resample_rounds:
                 break
             rounds += 1
-            self._flight.issue(wanted - len(groups), self._step)
+            self._buffer.issue(wanted - len(groups), self._step)
             kept = await self._round(wanted - len(groups), *budgets)
         self._metrics |= {"data/resample_rounds": float(rounds), "data/equal_groups": float(len(spare))}
         return groups[:wanted] + spare[: max(0, wanted - len(groups))]
@@ -244,7 +244,7 @@ class StepBatcher:
     async def _next(self) -> PendingGroup:
         """The next ready prompt; an error if it was sampled with weights that are too old."""
         with self.timeline.waiting():
-            issued = await self._flight.next_ready(self._step)
+            issued = await self._buffer.next_ready(self._step)
         self.taken.append(issued)
         for row in issued.trajectories.values():
             versions, staleness = row.versions, self._staleness_of(row.versions)

@@ -93,7 +93,7 @@ class Trainer:
         self.run, self.progress, self.heldout, self.sinks = run, progress, heldout, sinks
         self.config, self.last_step = run.plan.config, last_step
         self.actor = run.actor.replicas[0]
-        self.flight = RolloutBuffer(run.agent, run.reward, progress.order, issuing(run))
+        self.buffer = RolloutBuffer(run.agent, run.reward, progress.order, issuing(run))
         self.updating = False
         """True from a step's first update until its weights are published, while they do not belong to any step."""
         self.history: deque[Metrics] = deque(maxlen=1000)
@@ -111,7 +111,7 @@ class Trainer:
     def start(self) -> None:
         """Prepare for the first step; `close` undoes it."""
         self.published = self.state()
-        self._activity.counts = lambda: self.flight.counts(self.progress.step + 1)
+        self._activity.counts = lambda: self.buffer.counts(self.progress.step + 1)
         # A step makes hundreds of small objects per sample, hardly any of them cyclic: looking through them, and
         # through the libraries' own, again and again would take a third of the controller's time.
         self._thresholds = gc.get_threshold()
@@ -120,7 +120,7 @@ class Trainer:
 
     async def step(self) -> None:
         """One training step: from prompts over trajectories, groups and mini-batches to weights, a line each."""
-        work = StepBatcher(self.run, self.flight, self.progress.kl, self.progress.step + 1, self.last_step)
+        work = StepBatcher(self.run, self.buffer, self.progress.kl, self.progress.step + 1, self.last_step)
         async with work:
             self._activity.begin_step(self.progress.step + 1)
             prompts = work.issue_prompts()
@@ -151,10 +151,10 @@ class Trainer:
         progress = self.progress
         self._activity.enter("handing over weights")
         if self.run.plan.schedule.sample_before_publish:
-            await self.flight.sampled()
+            await self.buffer.sampled()
         await self.run.publish(progress.step + 1)
         progress.step += 1
-        self.flight.published(progress.step, work.taken)
+        self.buffer.published(progress.step, work.taken)
         measured = work.end()
         all_equal = measured.get("reward/zero_std_frac") == 1.0
         progress.equal_steps = progress.equal_steps + 1 if all_equal else 0
@@ -174,7 +174,7 @@ class Trainer:
         step, train = self.progress.step, self.config.train
         metrics["reward/equal_steps"] = float(self.progress.equal_steps)
         if self.run.plan.schedule.drop:
-            metrics["data/given_up"] = float(self.flight.num_discarded)
+            metrics["data/given_up"] = float(self.buffer.num_discarded)
         self.history.append(metrics)
         rows = [scored.trajectory for scored in work.everything]
         self.sinks.tokens.learn(rows)
@@ -214,7 +214,7 @@ class Trainer:
             gc.set_threshold(*self._thresholds)
             gc.unfreeze()
             self._thresholds = None
-        await self.flight.close()
+        await self.buffer.close()
         await self.written()
         try:
             self.sinks.trace.write(self.progress.step, self._activity.take())
@@ -249,15 +249,15 @@ class Trainer:
             "critic": self.run.critic.state(),
             "evaluations": self.evaluations,
             "watch": self.watch.state(),
-            **self._flight_state(),
+            **self._buffer_state(),
         }
 
-    def _flight_state(self) -> dict[str, Any]:
+    def _buffer_state(self) -> dict[str, Any]:
         return {
             "order": self.progress.order.state(),
-            "in_flight": self.flight.state(),
-            "retired": self.flight.num_retired,
-            "discarded": self.flight.num_discarded,
+            "in_flight": self.buffer.state(),
+            "retired": self.buffer.num_retired,
+            "discarded": self.buffer.num_discarded,
             "agent": self.run.agent.state(),
             "reward": self.run.reward.state(),
         }
@@ -269,16 +269,16 @@ class Trainer:
         """
         if self.run.plan.schedule.max_staleness == 0:
             return self.published, []
-        return self.published | self._flight_state(), self.flight.scored()
+        return self.published | self._buffer_state(), self.buffer.scored()
 
     def restore(self, state: dict[str, Any], scored: Sequence[ScoredTrajectory]) -> None:
         """Continue from the state that `snapshot` returned; ValueError for a count that is not a whole number."""
         self.progress.step, self.progress.equal_steps = _count(state, "step"), _count(state, "equal_steps")
         self.progress.order.restore(state["order"])
         self.progress.kl.restore(state["kl"])
-        self.flight.restore(self.progress.step, state.get("in_flight", []), scored)
-        self.flight.num_retired = _count({"retired": 0, **state}, "retired")
-        self.flight.num_discarded = _count({"discarded": 0, **state}, "discarded")
+        self.buffer.restore(self.progress.step, state.get("in_flight", []), scored)
+        self.buffer.num_retired = _count({"retired": 0, **state}, "retired")
+        self.buffer.num_discarded = _count({"discarded": 0, **state}, "discarded")
         self.run.agent.restore(state["agent"])
         self.run.reward.restore(state["reward"])
         self.run.critic.restore_state(state["critic"])

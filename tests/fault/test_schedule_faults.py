@@ -239,8 +239,8 @@ async def one_schedule(run: Runtime, directory: Path, number: int) -> None:
     rows = [row for step in range(steps) for row in read_trajectories(directory, step + 1)]
     samples = [(row["id"]["prompt"], row["id"]["epoch"], row["id"]["sample"]) for row in rows]
     assert len(samples) == len(set(samples)) == steps * 3 * 2
-    assert trainer.flight.num_retired == steps * 3 + trainer.flight.num_discarded
-    assert len(trainer.flight) == 0 or schedule.drop
+    assert trainer.buffer.num_retired == steps * 3 + trainer.buffer.num_discarded
+    assert len(trainer.buffer) == 0 or schedule.drop
     if schedule.max_staleness <= 1:
         assert trainer.overlaps == 0
 

@@ -98,13 +98,13 @@ def test_prompts_are_sampled_and_their_rewards_asked_for_as_many_steps_ahead_as_
 def test_no_prompt_is_issued_that_no_step_will_train_on(settings: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
     events = played(tmp_path, Script(), 3, *settings)
     assert events.count("issued") == 3
-    assert len(events.trainer.flight) == 0
+    assert len(events.trainer.buffer) == 0
 
 
 def test_no_prompt_is_issued_in_the_last_step_where_steps_take_what_is_ready_first(tmp_path: Path) -> None:
     events = played(tmp_path, Script(), 3, ONE_OFF, {"schedule.on_stale": "drop"})
-    assert events.trainer.flight.num_discarded + 3 * PROMPTS == events.trainer.flight.num_retired
-    assert events.count("sampled") == events.trainer.flight.num_retired * SAMPLES
+    assert events.trainer.buffer.num_discarded + 3 * PROMPTS == events.trainer.buffer.num_retired
+    assert events.count("sampled") == events.trainer.buffer.num_retired * SAMPLES
 
 
 @pytest.mark.slow
@@ -304,7 +304,7 @@ def test_where_late_prompts_are_dropped_a_step_trains_on_those_that_are_ready_an
 
     settings = {"schedule.on_stale": "drop"}
     events = played(tmp_path, Script(reward=hold), 4, ONE_OFF, settings)
-    assert events.trainer.flight.num_discarded == 1
+    assert events.trainer.buffer.num_discarded == 1
     rows = [row for step in range(1, 5) for row in metrics.read_trajectories(tmp_path, step)]
     trained = {events.where[row["id"]["prompt"], row["id"]["epoch"]] for row in rows}
     assert len(trained) == 4 * PROMPTS
@@ -320,7 +320,7 @@ def test_where_steps_wait_a_late_prompt_is_trained_on_in_its_own_step(tmp_path: 
 
     events = played(tmp_path, Script(reward=hold), 2, ONE_OFF)
     assert max(events.places("scored", 2)) < min(events.places("updating", 1))
-    assert events.trainer.flight.num_discarded == 0
+    assert events.trainer.buffer.num_discarded == 0
 
 
 def test_an_evaluation_ends_while_rewards_of_training_are_pending(tmp_path: Path) -> None:
