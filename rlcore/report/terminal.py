@@ -203,7 +203,7 @@ def _numbers(parts: Sequence[str], scored: ScoredTrajectory, advantage: float | 
 
 
 def _prompt(scored: ScoredTrajectory) -> Text:
-    return _clip(str(scored.trajectory.prompt.messages[-1].get("content", "")))
+    return _clip(str(scored.trajectory.prompt_messages[-1].get("content", "")))
 
 
 def _dialogue(trajectory: Trajectory) -> Text:

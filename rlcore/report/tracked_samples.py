@@ -15,7 +15,7 @@ def tracked_samples(scored: Sequence[tuple[ScoredTrajectory, float | None]]) -> 
     """The samples with their advantages (None: not trained on), without secrets."""
     return [
         TrackedSample(
-            _text(row.trajectory.prompt.messages[-1].get("content", "")),
+            _text(row.trajectory.prompt_messages[-1].get("content", "")),
             _text(row.trajectory.text()),
             float(row.reward.score),
             advantage,

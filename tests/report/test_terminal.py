@@ -83,6 +83,16 @@ def test_a_conversation_is_shown_message_by_message() -> None:
     assert "\x1b" not in text
 
 
+def test_the_prompt_of_a_sample_is_what_its_environment_opened_with() -> None:
+    out = io.StringIO()
+    sample = scored("7")
+    opening = frozen_messages([{"role": "user", "content": "guess my number"}])
+    opened = replace(sample, trajectory=replace(sample.trajectory, opening=opening))
+    Terminal(Console(file=out, width=160)).completions(1, [(opened, 0.5)])
+    assert "guess my number" in out.getvalue()
+    assert "3 + 4" not in out.getvalue()
+
+
 def standing(**more: Any) -> Status:
     """A step in which 3 of 64 samples wait for their reward."""
     now = time.time()

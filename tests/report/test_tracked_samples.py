@@ -1,6 +1,7 @@
 """Samples in the core's trackers: what each of them is given."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from rlcore.errors.redaction import remember_variable
 from rlcore.report.core_trackers import AccelerateShell, MLflow, TensorBoard, Trackio, WeightsAndBiases
 from rlcore.report.tracked_samples import tracked_samples
 from rlcore.testing.rewards import make_prompt, make_trajectory
-from rlcore.types import Reward, ScoredTrajectory
+from rlcore.types import Reward, ScoredTrajectory, frozen_messages
 
 SAMPLES = (TrackedSample("say |a|\n<b>", "a & b", 0.5, None), TrackedSample("second", "c", 1.0, -0.25))
 ROWS = [["say |a|\n<b>", "a & b", 0.5, None], ["second", "c", 1.0, -0.25]]
@@ -88,3 +89,10 @@ def test_samples_are_cut_and_without_secrets(monkeypatch: pytest.MonkeyPatch) ->
     assert "secret" not in sample.completion
     assert len(sample.completion) < 4100
     assert (type(sample.prompt), sample.reward, sample.advantage) == (str, 0.5, None)
+
+
+def test_the_prompt_of_a_sample_is_what_its_environment_opened_with() -> None:
+    opening = frozen_messages([{"role": "user", "content": "guess my number"}])
+    trajectory = replace(make_trajectory(make_prompt()), opening=opening)
+    (sample,) = tracked_samples([(ScoredTrajectory(trajectory, Reward(0.5)), None)])
+    assert sample.prompt == "guess my number"
