@@ -13,7 +13,7 @@ from pathlib import Path
 from rlcore.cli.arguments import Parser
 from rlcore.cli.console import answer, complain
 from rlcore.errors import ConfigError, RlcoreError, describe
-from rlcore.report.metrics import METRICS, TRAJECTORIES, read
+from rlcore.report.metrics import METRICS, has_results, read
 from rlcore.report.status import LOCK, RUNNING, is_held, read_status
 
 SHOWN = {"reward/mean": "reward", "completion/length_mean": "length"}
@@ -116,17 +116,11 @@ def _state(path: Path, step: int) -> tuple[str, int]:
     steps = known[0].steps if known else 0
     if is_held(path):
         return RUNNING, steps
-    if step == 0 and not _has_results(path):
+    if step == 0 and not has_results(path):
         return NOT_BEGUN, steps
     if known is None:
         return "unknown", steps
     return ("killed" if known[0].state == RUNNING else known[0].state), steps
-
-
-def _has_results(path: Path) -> bool:
-    records = path / METRICS
-    kept = [inner for name in (TRAJECTORIES, "checkpoints") for inner in (path / name).glob("*")]
-    return bool(kept) or (records.is_file() and records.stat().st_size > 0)
 
 
 def _changed(path: Path) -> float:

@@ -131,6 +131,13 @@ def read(run_dir: Path) -> list[Metrics]:
     return [{name: math.nan if value is None else value for name, value in record.items()} for record in records]
 
 
+def has_results(run_dir: Path) -> bool:
+    """True if the directory holds results that a new start would overwrite: metrics, trajectories, checkpoints."""
+    records = run_dir / METRICS
+    kept = [path for name in (TRAJECTORIES, "checkpoints") for path in (run_dir / name).glob("*")]
+    return bool(kept) or (records.is_file() and records.stat().st_size > 0)
+
+
 def last_step(run_dir: Path) -> int:
     """The last step whose metrics or trajectories were written; 0 if there is none."""
     steps = [int(path.name[5:-6]) for path in _step_files(run_dir / TRAJECTORIES)]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rlcore.errors import CheckpointError, RlcoreError
 from rlcore.plan import RunPlan
-from rlcore.report.metrics import last_step
+from rlcore.report.metrics import has_results, last_step
 from rlcore.report.status import STATUS, read_status
 from rlcore.report.token_log import TOKENS
 from rlcore.train import checkpoint
-from rlcore.train.run_dir import LOG, has_results, plan_changes
+from rlcore.train.run_dir import LOG, plan_changes
 from rlcore.types import Metrics
 
 BEGIN_AGAIN = "begin with step 1 by --resume --from-start, which cuts metrics and trajectories"

@@ -24,7 +24,7 @@ from rlcore.errors.redaction import DisplayFormatter
 from rlcore.plan import RunPlan, plan_to_json
 from rlcore.report import foreign_output
 from rlcore.report.files import write_atomically
-from rlcore.report.metrics import METRICS, TRAJECTORIES, writing_records
+from rlcore.report.metrics import METRICS, TRAJECTORIES, has_results, writing_records
 from rlcore.report.status import LOCK, STATUS
 from rlcore.report.token_log import TOKENS, VOCABULARY
 from rlcore.report.trace import OLDER_TRACE, TRACE
@@ -154,13 +154,6 @@ def _check_no_link(path: Path) -> None:
             f"train.name: '{path}' is a symbolic link, and a run writes into its directory only; "
             "remove it or choose another name"
         )
-
-
-def has_results(directory: Path) -> bool:
-    """True if the directory holds results that a new start would overwrite: metrics, trajectories, checkpoints."""
-    records = directory / METRICS
-    kept = [path for name in (TRAJECTORIES, "checkpoints") for path in (directory / name).glob("*")]
-    return bool(kept) or (records.exists() and records.stat().st_size > 0)
 
 
 def is_unused(directory: Path) -> bool:

@@ -15,10 +15,11 @@ from rlcore.config import CheckpointConfig
 from rlcore.contracts.activity import current_activity
 from rlcore.contracts.actor import ActorWorker
 from rlcore.errors import CheckpointError, PluginError, RlcoreError, boundary
+from rlcore.report.metrics import has_results
 from rlcore.runtime.launch import owner_of
 from rlcore.train import checkpoint
 from rlcore.train.best import best_step
-from rlcore.train.run_dir import has_results, plan_files
+from rlcore.train.run_dir import plan_files
 from rlcore.train.same_model import check_same_model, model_digest
 from rlcore.train.saved_samples import read_scored, write_scored
 from rlcore.train.trainer import Trainer

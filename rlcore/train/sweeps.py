@@ -18,10 +18,9 @@ from rlcore.cluster.own_command import OwnCommands
 from rlcore.config.names import check_name
 from rlcore.errors import ConfigError, describe
 from rlcore.report.files import write_atomically
-from rlcore.report.metrics import read
+from rlcore.report.metrics import has_results, read
 from rlcore.runtime.machine_share import MachineShare
 from rlcore.train import checkpoint
-from rlcore.train.run_dir import has_results
 
 SWEEP = "sweep.json"
 LAST_STEPS = 5

@@ -14,11 +14,11 @@ from rlcore.plan import RunPlan
 from rlcore.plugins import configure
 from rlcore.plugins.planning import plan_run
 from rlcore.plugins.saved_run import INPUTS
+from rlcore.report.metrics import has_results
 from rlcore.train.python.inputs import Inputs, gather_inputs
 from rlcore.train.python.shared_functions import describe_type
 from rlcore.train.run_dir import (
     choose_directory,
-    has_results,
     is_unused,
     locked,
     open_directory,
