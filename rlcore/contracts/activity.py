@@ -26,9 +26,10 @@ from rlcore.types import TrajectoryId
 Record = Literal["all", "steps", "none"]
 
 STEP, PHASE, CALL, SAMPLE, REWARD, TOOL = "step", "phase", "call", "sample", "reward", "tool"
-ENVIRONMENT = "environment"
-"""Kinds of work: a step, a phase of a step, a worker's call, a sample, and calls of rewards, tools and environments."""
-WAITED_FOR = frozenset({REWARD, TOOL, ENVIRONMENT})
+ENVIRONMENT, AGENT = "environment", "agent"
+"""Kinds of work: a step, a phase of a step, a worker's call, a sample, calls of rewards, tools and environments, and an
+agent's program between its requests to the policy."""
+WAITED_FOR = frozenset({REWARD, TOOL, ENVIRONMENT, AGENT})
 """Kinds that samples wait for."""
 PER_SAMPLE = frozenset({SAMPLE}) | WAITED_FOR
 """Kinds with at least one span per sample in a step."""
@@ -206,7 +207,8 @@ class Activity:
 
 
 def summed(works: Iterable[BegunWork]) -> list[BegunWork]:
-    """One entry per reward, tool and environment: all samples that wait for it, since the start of the longest wait."""
+    """One entry per reward, tool, environment and agent: all samples that wait for it, since the start of the longest
+    wait."""
     found: dict[tuple[str, str], BegunWork] = {}
     for work in works:
         if work.kind in WAITED_FOR:

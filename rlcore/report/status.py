@@ -31,7 +31,7 @@ LOOK_S = 1.0
 MAX_BYTES = 1 << 20
 """Most bytes of a file that is read."""
 MOST_WAITING = 50
-"""Most rewards, tools and environments that are listed."""
+"""Most rewards, tools, environments and agents that are listed."""
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
 
 T = TypeVar("T")
@@ -45,10 +45,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WaitingSamples:
-    """Samples that wait for one reward, tool or environment."""
+    """Samples that wait for one reward, tool, environment or agent."""
 
     kind: str
-    """reward, tool or environment."""
+    """reward, tool, environment or agent."""
     who: str
     samples: int
     oldest: float
@@ -126,7 +126,7 @@ def status_of(activity: Activity, began: float, state: str = RUNNING, problem: s
 
 
 def _waiting(works: list[BegunWork], offset: float) -> Iterator[WaitingSamples]:
-    """The waiting samples by reward, tool and environment; those of other processes come last."""
+    """The waiting samples by reward, tool, environment and agent; those of other processes come last."""
     for work in summed(works)[:MOST_WAITING]:
         yield WaitingSamples(work.kind, work.who, work.num, round(work.began + offset, 1))
 

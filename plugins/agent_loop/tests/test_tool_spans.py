@@ -1,11 +1,13 @@
 """Running calls of tools and environments are reported to the run: `rlcore where` and the trace show them."""
 
 import asyncio
+import json
+import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from rlcore_agent_loop import Environment, Step
-from rlcore_agent_loop.settings import AgentLoopSettings, EnvironmentSettings
+from rlcore_agent_loop.settings import AgentLoopSettings, AgentSettings, EnvironmentSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, talk
 from rlcore_agent_loop.tools.calls import ToolCall
 from rlcore_agent_loop.tools.tools import SampleTools
@@ -74,4 +76,32 @@ def test_an_environment_is_work_in_progress_while_it_resets_and_steps() -> None:
     row = trajectory.id
     found = [("environment", "Counting", method, row) for method in ("reset", "step", "step")]
     assert activity.open_work() == []
+    assert [tuple(span.work[:4]) for span in activity.take().spans()] == found
+
+
+def solve(base_url: str, api_key: str, messages: list[Any]) -> float:
+    """An agent of two requests."""
+    for _ in range(2):
+        body = json.dumps({"model": "policy", "messages": messages}).encode()
+        headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(f"{base_url}/chat/completions", body, headers)) as response:
+            reply = json.load(response)["choices"][0]["message"]
+        messages = [*messages, reply, {"role": "user", "content": "more"}]
+    return 1.0
+
+
+def test_an_agent_is_work_in_progress_except_while_the_policy_answers_it() -> None:
+    activity = Activity("all")
+    sampling: list[list[str]] = []
+
+    def script(sample: int, turn: int, ids: Sequence[int]) -> list[int]:
+        sampling.append([work.kind for work in activity.open_work()])
+        return [*b"yes", END]
+
+    settings = AgentLoopSettings(agent=AgentSettings(f"{__file__}:solve", children=1))
+    with as_current(activity):
+        [trajectory] = talk(ScriptedPolicy(script), settings, processes=True).trajectories
+    assert (trajectory.turns, sampling) == (2, [[], []])
+    assert activity.open_work() == []
+    found = [("agent", "solve", "", trajectory.id)] * 3  # before the first request, between them, after the second
     assert [tuple(span.work[:4]) for span in activity.take().spans()] == found

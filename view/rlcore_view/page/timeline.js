@@ -1,6 +1,6 @@
 // Timeline: a row per sample or worker, a bar per thing that took time, colours by kind and by version of the weights.
 
-const KIND_COLOURS = { generate: "#3b7dd8", sampled: "#3b7dd8", scored: "#9bd3c1", tool: "#d97706", environment: "#0e9fbf", reward: "#0d9668", train: "#7c5cd6", call: "#3f4b5e", phase: "#5f7a8a", step: "#9aa6b5", weights: "#c43d6f" };
+const KIND_COLOURS = { generate: "#3b7dd8", sampled: "#3b7dd8", scored: "#9bd3c1", tool: "#d97706", environment: "#0e9fbf", agent: "#0e9fbf", reward: "#0d9668", train: "#7c5cd6", call: "#3f4b5e", phase: "#5f7a8a", step: "#9aa6b5", weights: "#c43d6f" };
 const MOST_BARS_IN_ROW = 400;
 
 async function timelinePage(query) {

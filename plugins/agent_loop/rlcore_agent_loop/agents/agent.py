@@ -63,7 +63,7 @@ class Agents:
         """
         for left in reversed(range(MAX_BEGINS)):
             episode = Episode(task, sample, ended_by=AGENT)
-            recording = Recording(kit, turns, sampling, episode)
+            recording = Recording(kit, turns, sampling, episode, name=self._settings.fn.rpartition(":")[2])
             token = self._endpoint.admit(recording)
             try:
                 lost = await self._talk(recording, token, kit.settings.time_s)
@@ -88,6 +88,7 @@ class Agents:
         episode, began = recording.episode, asyncio.Event()
         work = self._call(self._arguments(episode.task, token), time_s, began)
         running = self._linger(work)
+        recording.begin_agent()
         waiting = asyncio.create_task(began.wait())
         try:
             await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlcore.contracts.activity import AGENT as AGENT_WORK
+from rlcore.contracts.activity import Activity, current_activity
 from rlcore.errors import ConfigError
-from rlcore.types import Completion, FinishReason, Sampling
+from rlcore.types import Completion, FinishReason, Sampling, TrajectoryId
 from rlcore_agent_loop.agents.messages import BadRequest, Plain, answer, for_template, normalised, num_chars
 from rlcore_agent_loop.conversation.conversation import ConversationContext
 from rlcore_agent_loop.conversation.episode import (
@@ -77,7 +79,23 @@ class Recording:
     failure: BaseException | None = None
     """The error of generation: the run's, not the agent's, to handle."""
     closed: bool = False
+    name: str = ""
+    """The agent's, in the run's status and trace."""
+    _activity: Activity = field(default_factory=current_activity)
+    _agents_turn: int | None = None
+    """The key of the work of the agent, while no request of it is open."""
     _at_work: "set[asyncio.Task[Completion]]" = field(default_factory=set)
+
+    def begin_agent(self) -> None:
+        """Count the time from now on as waiting for the agent, except while it has an open request."""
+        if self._agents_turn is None and not self._at_work and not self.closed:
+            row = TrajectoryId(self.episode.task.prompt.id, self.episode.task.epoch, self.episode.sample)
+            self._agents_turn = self._activity.begin(AGENT_WORK, self.name, sample=row)
+
+    def _end_agent(self) -> None:
+        if self._agents_turn is not None:
+            self._activity.end(self._agents_turn)
+            self._agents_turn = None
 
     async def complete(self, body: Mapping[str, Any]) -> PolicyAnswer:
         """Sample the next turn; BadRequest, which the agent receives, when it cannot."""
@@ -129,6 +147,7 @@ class Recording:
     def close(self) -> None:
         """Answer no more requests; abort those in flight."""
         self.closed = True
+        self._end_agent()
         for task in tuple(self._at_work):
             task.cancel()
 
@@ -160,11 +179,14 @@ class Recording:
         episode = self.episode
         task = asyncio.create_task(self.turns.next(episode.task, episode.sample, number, tuple(ids), budget, stop))
         self._at_work.add(task)
+        self._end_agent()
         task.add_done_callback(self._at_work.discard)
         try:
             await asyncio.wait([task])
         finally:
             task.cancel()
+            self._at_work.discard(task)
+            self.begin_agent()
         if task.cancelled():
             raise BadRequest("this sample has ended", "sample_ended")
         if (error := task.exception()) is not None:
