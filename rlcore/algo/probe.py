@@ -9,6 +9,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from rlcore.algo.token_rewards import token_rewards
 from rlcore.algo.torch_state import unchanged_torch
 from rlcore.config import AlgoConfig
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need
-from rlcore.errors import CALLED, PluginError, boundary
+from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
 from rlcore.errors.checks.results import kind
 from rlcore.imports import import_function
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _GROUP_B = (0, 0, 0, 0, 1, 1, 2)
 _SAMPLE_B = (0, 1, 1, 2, 3, 4, 5)
 """Sample 1 has two rows; group 1 has equal rewards, group 2 one sample."""
@@ -42,6 +44,7 @@ class Probed:
     """The functions of an algorithm that passed the probe."""
 
     function: Callable[..., Any]
+    """With the extra arguments of the run."""
     selection: Callable[..., Any] | None = None
     """For a policy loss that uses whole mini-batches."""
 
@@ -52,14 +55,16 @@ def probe(algorithm: Algorithm, provided_by: str, config: AlgoConfig | None = No
     PluginError, naming `provided_by`, the algorithm and the key that chooses it, for: an import that fails, an
     exception, other parameters, a change of torch's global state, or a wrong result. A result is a finite
     floating-point tensor of the declared shape, 0 where nothing was sampled; that of a policy loss has a gradient with
-    respect to the log-probs.
+    respect to the log-probs. ConfigError for an extra argument of the run that the function does not take.
     """
     config = config or AlgoConfig()
     who = f"algo.{algorithm.kind.value}={algorithm.name} of {provided_by}"
     function = _resolved(algorithm.target, who)
     if algorithm.kind is AlgorithmKind.ADVANTAGE:
+        function = _with_arguments(function, config.advantage_kwargs, "algo.advantage_kwargs", who)
         _probe_estimator(function, algorithm, who, config)
         return Probed(function)
+    function = _with_arguments(function, config.policy_loss_kwargs, "algo.policy_loss_kwargs", who)
     selection = _resolved(algorithm.selection, f"{who}: selection") if algorithm.selection else None
     _probe_loss(function, selection, who, config, algorithm.ignores_zero_advantages)
     return Probed(function, selection)
@@ -98,6 +103,21 @@ def _resolved(target: str, who: str) -> Callable[..., Any]:
             return import_function(target)
         except PluginError as error:
             raise PluginError(f"{who}: {error}") from error
+
+
+def _with_arguments(
+    function: Callable[..., Any], arguments: Mapping[str, Any], key: str, who: str
+) -> Callable[..., Any]:
+    """The function with the run's extra arguments; ConfigError for one that it does not take."""
+    if not arguments:
+        return function
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    names = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    for name in arguments:
+        if name not in names and not takes_any:
+            raise ConfigError(f"{key}.{name}: {who} has no such parameter; {nearest(name, names)}")
+    return partial(function, **arguments)
 
 
 def _probe_estimator(function: Callable[..., Any], algorithm: Algorithm, who: str, config: AlgoConfig) -> None:

@@ -118,8 +118,12 @@ class AlgoConfig:
     """Sets advantage, policy_loss, aggregation, clipping and KL together: docs/algorithms.md."""
     advantage: str = "grpo"
     """The advantage estimator, by name."""
+    advantage_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Extra arguments of the estimator, such as one of a plugin."""
     policy_loss: str = "clip"
     """The policy loss, by name."""
+    policy_loss_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Extra arguments of the policy loss, such as one of a plugin."""
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant"] = "token_mean"
     """Aggregation of token losses to the loss of a mini-batch."""
     aggregation_constant: float = option(1024.0, used_when="aggregation == 'token_sum_constant'", above=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -61,7 +62,7 @@ class HfActor(ActorWorker):
         from rlcore.imports import import_function
 
         self.before_change = []
-        policy_loss = import_function(context.targets["policy_loss"])
+        policy_loss = partial(import_function(context.targets["policy_loss"]), **config.algo.policy_loss_kwargs)
         self._loss = PolicyLoss(policy_loss, config.algo, sampler_differs(config))
         self.engine = TrainEngine(
             "causal_lm",
