@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -63,7 +62,6 @@ def leaves(inputs): sys.exit(0)
 def without_numbers(inputs): return inputs.rewards_B.to("meta")
 def fine(inputs): return inputs.rewards_B - 0.5
 def fine_by_token(inputs): return by_token(inputs)
-def scaled(inputs, factor=1.0): return inputs.rewards_B / factor
 def with_values(inputs): return by_token(inputs) - inputs.values_BT
 def with_baseline(inputs): return inputs.rewards_B - inputs.baseline_B
 
@@ -311,23 +309,6 @@ def test_the_settings_of_the_run_hold_in_the_probe() -> None:
     [clip] = [offer for offer in OFFERS if (offer.kind, offer.name) == (AlgorithmKind.POLICY_LOSS, "clip")]
     with pytest.raises(ConfigError, match=r"algo\.dual_clip=0\.5"):
         probe(clip, "the core", replace(AlgoConfig(), dual_clip=0.5))
-
-
-def test_the_extra_arguments_of_the_run_hold_in_the_probe_and_after_it(site: Path) -> None:
-    config = replace(AlgoConfig(), advantage_kwargs={"factor": 2.0})
-    inputs = SimpleNamespace(rewards_B=torch.tensor([1.0]))
-    assert probe(estimator("scaled"), "mine", config).function(inputs).tolist() == [0.5]
-    assert probe(estimator("scaled"), "mine").function(inputs).tolist() == [1.0]
-    with pytest.raises(PluginError, match=r"returned (inf|nan) for row 0; needs"):
-        probe(estimator("scaled"), "mine", replace(AlgoConfig(), advantage_kwargs={"factor": 0.0}))
-
-
-@pytest.mark.parametrize("key", ["advantage_kwargs", "policy_loss_kwargs"])
-def test_an_extra_argument_that_the_function_does_not_take_is_refused(site: Path, key: str) -> None:
-    offer = estimator("scaled") if key == "advantage_kwargs" else loss("a_loss")
-    message = rf"^algo\.{key}\.facto: algo\.\w+=\w+ of mine has no such parameter; "
-    with pytest.raises(ConfigError, match=message):
-        probe(offer, "mine", replace(AlgoConfig(), **{key: {"facto": 2.0}}))  # type: ignore[arg-type]
 
 
 PLUGIN = """
