@@ -14,7 +14,8 @@ For users who look at curves. Each line of `metrics.jsonl` and each tracker has 
 the declarations of the core and its plugins:
 `python -m rlcore.report.metric_names docs/metrics.md plugins/*/*/metrics.toml`.
 `<...>` stands for one part of a name. The normal range is a rule of thumb for instruct models; curves count for more
-than single steps. A metric over nothing is left out. A run warns about values far from normal
+than single steps. A metric over nothing is left out. A metric of updates is the mean over the updates of the step, each
+counting alike; one whose name ends in `_max` is the largest. A run warns about values far from normal
 ([it does not learn](troubleshooting.md#it-does-not-learn)).
 """
 ROOMS = {
