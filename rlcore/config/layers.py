@@ -63,11 +63,9 @@ def _without_left_out(layers: Sequence[Layer]) -> list[Layer]:
     """The layers without the sections of plugins that `plugins.NAME=false` in a higher layer leaves out."""
     kept: list[Layer] = []
     for layer in layers:
-        plugins = layer.values.get("plugins")
-        sections = plugins if isinstance(plugins, Mapping) else {}
-        left_out = [name for name, section in sections.items() if section is False]
+        left_out = [name for name, section in _plugins(layer).items() if section is False]
         for name in left_out:
-            if not any(name in (below.values.get("plugins") or {}) for below in kept):
+            if not any(name in _plugins(below) for below in kept):
                 raise ConfigError(
                     f"plugins.{name}: found False ({layer.origin}), but nothing before it enables that plugin"
                 )
@@ -76,11 +74,16 @@ def _without_left_out(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def _without_plugins(layer: Layer, names: Sequence[str]) -> Layer:
-    plugins = layer.values.get("plugins")
-    if not isinstance(plugins, Mapping):
+    if not (plugins := _plugins(layer)):
         return layer
     left = {name: section for name, section in plugins.items() if name not in names}
     return replace(layer, values={**layer.values, "plugins": left})
+
+
+def _plugins(layer: Layer) -> Mapping[str, Any]:
+    """The sections of plugins that the layer has; none if `plugins` is something else, which is refused later."""
+    plugins = layer.values.get("plugins")
+    return plugins if isinstance(plugins, Mapping) else {}
 
 
 def read_file(path: Path) -> Layer:

@@ -261,3 +261,5 @@ def test_a_plugin_that_is_left_out_but_not_enabled_is_refused(tmp_path: Path) ->
         enabled_plugins([file], ["plugins.oen=false"])
     with pytest.raises(ConfigError, match="nothing before it enables that plugin"):
         enabled_plugins([], ["plugins.one=false", "plugins.one={}"])
+    with pytest.raises(ConfigError, match="nothing before it enables that plugin"):
+        enabled_plugins([], ["plugins=3", "plugins.one=false"])
