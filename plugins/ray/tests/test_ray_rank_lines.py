@@ -25,6 +25,7 @@ PLUGIN = '''
 import json
 import os
 import signal
+import threading
 
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.hooks import hookimpl
@@ -51,7 +52,7 @@ class Ranked(NullActor):
         import torch.distributed as dist
 
         if STOPS.get(self.num_updates + 1) == self.context.rank:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # `os.kill` may return before the stop
         dist.all_reduce(torch.ones(1))
         return super().update(minibatch)
 
