@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
             action="append",
             default=[],
             metavar="NAME",
-            help="enable a plugin, by name or a .py file; same as plugins.NAME={} (plugins.NAME=false leaves it out)",
+            help="enable a plugin, by name or as a .py file; same as plugins.NAME={}, which plugins.NAME=false undoes",
         )
 
     def add_keys_that_matter(self) -> None:

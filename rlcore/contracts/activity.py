@@ -26,7 +26,8 @@ from rlcore.types import TrajectoryId
 Record = Literal["all", "steps", "none"]
 
 STEP, PHASE, CALL, SAMPLE, REWARD, TOOL = "step", "phase", "call", "sample", "reward", "tool"
-ENVIRONMENT, AGENT = "environment", "agent"
+ENVIRONMENT = "environment"
+AGENT = "agent"
 """Kinds of work: a step, a phase of a step, a worker's call, a sample, calls of rewards, tools and environments, and an
 agent's program between its requests to the policy."""
 WAITED_FOR = frozenset({REWARD, TOOL, ENVIRONMENT, AGENT})

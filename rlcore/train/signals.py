@@ -44,12 +44,11 @@ class StopRequest:
 
     def __init__(self, finish_step: bool) -> None:
         self.signum: int | None = None
+        """Set by the handler, which runs between any two lines of the run."""
+        self.pending = False
+        """True when the run is to end after this step; set by the event loop, which cancels the run at the same time. A
+        run that ended itself before would be cancelled while it saves."""
         self._finish_step = finish_step
-
-    @property
-    def pending(self) -> bool:
-        """True when the run is to end after this step."""
-        return self.signum is not None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -85,6 +84,7 @@ class StopRequest:
 
     def _take(self, blocked: threading.Timer, task: "asyncio.Task[object]") -> None:
         blocked.cancel()
+        self.pending = True
         if not self._finish_step:
             task.cancel()
 

@@ -1,7 +1,9 @@
 """A start or a close of a child process that is cancelled leaves nothing, and leaves others waiting."""
 
 import asyncio
+from collections.abc import Coroutine
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -12,18 +14,23 @@ from rlcore.cluster.process import WorkerProcess
 SERVED = "collections:OrderedDict"
 
 
+async def cancelled_after(turns: int, work: Coroutine[Any, Any, Any]) -> None:
+    """Runs the work for so many turns of the loop, and cancels it."""
+    task = asyncio.create_task(work)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 @pytest.mark.parametrize("turns", range(6))
 def test_a_start_that_is_cancelled_leaves_no_process(turns: int) -> None:
     """After so many turns of the loop; the fixture of every test looks for what is left."""
 
     async def main() -> list[int]:
         children = ChildProcesses()
-        starting = asyncio.create_task(children.start(SERVED, name="x"))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
+        await cancelled_after(turns, children.start(SERVED, name="x"))
         return children.pids
 
     assert asyncio.run(main()) == []
@@ -35,12 +42,7 @@ def test_a_start_of_a_worker_that_is_cancelled_leaves_no_process(turns: int) -> 
 
     async def main() -> bool:
         process = WorkerProcess("x", {}, 0)
-        starting = asyncio.create_task(process.start())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
+        await cancelled_after(turns, process.start())
         return process.alive
 
     assert not asyncio.run(main())

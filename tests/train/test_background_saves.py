@@ -253,3 +253,26 @@ def test_a_signal_while_a_save_waits_for_the_records_of_its_step_lets_them_be_wr
         run_training(planned(tmp_path, "null", "stopped"))
     assert overlapped == [False], "the last spans were written beside those of the step"
     assert closing.is_set()
+
+
+def test_a_signal_that_the_event_loop_has_not_seen_yet_does_not_cut_off_the_end_that_it_causes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handler runs between two lines of the run; the loop would cancel the run only later."""
+    step, close, closed = Trainer.step, Trainer.close, []
+
+    async def interrupted(trainer: Trainer) -> None:
+        await step(trainer)
+        if trainer.progress.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    async def note(trainer: Trainer) -> None:
+        await close(trainer)
+        await asyncio.sleep(0)
+        closed.append(trainer.progress.step)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    monkeypatch.setattr(Trainer, "close", note)
+    with pytest.raises(Stopped, match=r"saved; the last checkpoint is .*step_2; continue with --resume"):
+        run_training(planned(tmp_path, "null", "stopped"))
+    assert closed == [2]

@@ -5,7 +5,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,9 @@ from rlcore.errors import CheckpointError, ChildError, ConfigError, PluginError,
 from rlcore.plugins.planning import plan_run
 from rlcore.report.files import FileOperations, write_atomically
 from rlcore.report.metrics import MetricsLog
+from rlcore.report.status import is_held
 from rlcore.testing.null import SETTINGS
+from rlcore.train import run_dir
 from rlcore.train.run_dir import (
     LOCK,
     READ_WHOLE,
@@ -335,11 +336,11 @@ def test_a_directory_in_place_of_a_temporary_file_is_one_line(tmp_path: Path) ->
         MetricsLog(tmp_path).cut_back(0)
 
 
-def test_a_question_whether_a_run_is_held_refuses_no_start(tmp_path: Path) -> None:
-    """`rlcore runs` asks, and takes the lock for a moment."""
-    (tmp_path / ".lock").touch()
-    with (tmp_path / ".lock").open() as question:
+def test_a_question_whether_a_run_is_held_refuses_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rlcore runs` asks, and takes the lock for a moment; here until the start has waited for it."""
+    (tmp_path / LOCK).touch()
+    with (tmp_path / LOCK).open() as question:
         fcntl.flock(question, fcntl.LOCK_SH)
-        threading.Timer(0.03, fcntl.flock, (question, fcntl.LOCK_UN)).start()
+        monkeypatch.setattr(run_dir.time, "sleep", lambda seconds: fcntl.flock(question, fcntl.LOCK_UN))
         with locked(tmp_path):
-            pass
+            assert is_held(tmp_path)

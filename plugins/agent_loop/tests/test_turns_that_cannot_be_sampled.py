@@ -5,12 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from rlcore_agent_loop.settings import AgentLoopSettings
+import pytest
+from rlcore_agent_loop import Environment, Step
+from rlcore_agent_loop.rewards import environment
+from rlcore_agent_loop.settings import AgentLoopSettings, EnvironmentSettings
 from rlcore_agent_loop.testing import END, HELLO, Ask, ScriptedPolicy, call, served, talk
 
 from rlcore.contracts.templates import TemplateRefused
 from rlcore.data.tokenizer import ByteTokens
-from rlcore.types import ROLLOUT_ERROR, Completion, GenerateRequest, Lane
+from rlcore.errors import RewardError
+from rlcore.types import ROLLOUT_ERROR, Completion, GenerateRequest, Lane, Message
 
 WHY = "rollout: request 'p/0/0': replicas died 4 times while it was served: killed"
 
@@ -18,8 +22,8 @@ WHY = "rollout: request 'p/0/0': replicas died 4 times while it was served: kill
 class Poisoned(ScriptedPolicy):
     """Cannot sample the turn of that number of sample 0."""
 
-    def __init__(self, turn: int) -> None:
-        super().__init__(lambda sample, turn, ids: [*call("add", a=1, b=2).encode(), END])
+    def __init__(self, turn: int, says: str = call("add", a=1, b=2)) -> None:
+        super().__init__(lambda sample, turn, ids: [*says.encode(), END])
         self.turn = turn
 
     async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
@@ -43,6 +47,22 @@ def test_the_sample_ends_with_the_turns_that_it_had_and_the_others_continue() ->
         assert (first.turns, first.num_sampled > 0) == (turn - 1, turn > 1)
         assert [(other.turns, ROLLOUT_ERROR in other.info) for other in others] == [(3, False)] * 2
         assert talked.metrics["agent/ended/rollout_failed_frac"] > 0
+
+
+class Going(Environment):
+    """Gives half a point for each turn, and never ends."""
+
+    async def step(self, messages: Sequence[Message]) -> Step:
+        return Step([{"role": "user", "content": "go on"}], reward=0.5)
+
+
+def test_the_sum_of_an_environments_rewards_is_unknown_when_a_later_turn_cannot_be_sampled() -> None:
+    settings = AgentLoopSettings(environment=EnvironmentSettings(f"{__file__}:Going"), children=1, max_turns=3)
+    found = talk(Poisoned(2, says="yes"), settings, num_samples=2).trajectories
+    first, other = sorted(found, key=lambda trajectory: trajectory.id.sample)
+    assert (first.info["ended_by"], environment(other)) == ("rollout_failed", 1.5)
+    with pytest.raises(RewardError, match=r"gave 0\.5 and then failed: rollout: request"):
+        environment(first)
 
 
 class Refuses(ByteTokens):
