@@ -113,14 +113,22 @@ def publish(
             files.rename(target, aside)
         files.rename(staging, target)
         files.sync(directory)
+    return settle(run_dir, step, keep, files, best)
+
+
+def settle(run_dir: Path, step: int, keep: int, files: FileOperations = FILES, best: int | None = None) -> Path:
+    """Have the pointers name the published checkpoint of `step` and `best`, and prune as `publish` does.
+
+    The end of a save, and the begin of a resume, because a crash may have fallen between the two halves of a save.
+    """
+    directory = run_dir / "checkpoints"
     with reported(f"checkpoint of step {step} was saved, tidying up after it failed"):
-        write_atomically(directory / POINTER, f"{target.name}\n".encode(), files)
+        clean(run_dir, files)
+        write_atomically(directory / POINTER, f"step_{step}\n".encode(), files)
         if best is not None and (directory / f"step_{best}").is_dir():
             write_atomically(directory / BEST, f"step_{best}\n".encode(), files)
-        if aside.exists():
-            _remove_tree(aside, files)
         _prune(run_dir, step, keep, files, best)
-    return target
+    return directory / f"step_{step}"
 
 
 def latest(run_dir: Path) -> Path | None:

@@ -265,6 +265,9 @@ class Saver:
         await self._trainer.run.publish(loaded.step)
         self._num_evaluations = len(self._trainer.evaluations)
         self._trainer.sinks.cut_back(loaded.step, self._trainer.evaluated(loaded.step))
+        if path.is_relative_to(self._run_dir):
+            settle = partial(checkpoint.settle, self._run_dir, loaded.step, self._config.keep, best=self.best_step)
+            self.last = await asyncio.to_thread(settle)
 
 
 def _check_actor(staging: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rlcore.errors import CheckpointError
 from rlcore.report.files import FileOperations
-from rlcore.train.checkpoint import latest, load, publish, staging
+from rlcore.train.checkpoint import latest, load, publish, settle, staging
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
@@ -139,6 +139,9 @@ def check_resumable(run_dir: Path, keep: int, journal: Path, files: FileOperatio
     if newest is not None:
         assert load(newest).state == {"step": found}
         assert (newest / "model" / "config.json").read_bytes() == f"model/config.json of step {found}".encode() * 50
+        settle(run_dir, found, keep, files)
+        assert (run_dir / "checkpoints" / "latest").read_text() == f"step_{found}\n"
+        assert len([*(run_dir / "checkpoints").glob("*step*")]) <= keep
     again = save(run_dir, found + 1, keep, files)
     assert latest(run_dir) == again
     assert not [path.name for path in (run_dir / "checkpoints").iterdir() if path.name.startswith(".step")]

@@ -58,6 +58,32 @@ def test_resume_names_a_damaged_checkpoint_and_takes_the_one_before(
     assert "continuing after step 2" in shown
 
 
+@pytest.mark.fault
+def test_a_resume_after_the_last_step_ends_a_save_that_was_cut_short(config: dict[str, Any]) -> None:
+    settings = ("checkpoint.every_steps=1", "checkpoint.keep=2")
+    directory = run(config, *settings).run_dir / "checkpoints"
+    whole = sorted(path.name for path in directory.iterdir())
+    (directory / "step_4").rename(directory / ".step_4.replaced")
+    shutil.copytree(directory / "step_3", directory / "step_2")
+    (directory / "latest").write_text("step_3\n")
+    result = run(config, *settings, resume=True)
+    assert sorted(path.name for path in directory.iterdir()) == whole
+    assert (directory / "latest").read_text() == "step_4\n"
+    assert result.checkpoint == directory / "step_4"
+
+
+@pytest.mark.fault
+def test_a_resume_after_the_last_step_names_the_best_checkpoint_again(config: dict[str, Any], tmp_path: Path) -> None:
+    heldout = write_prompts(tmp_path / "heldout.jsonl", 3, "Held out {index}.")
+    config["eval"] = {"sources": {"heldout": {"path": str(heldout)}}, "every_steps": 1}
+    settings = ("checkpoint.best=eval/heldout/mean", "checkpoint.best_mode=min")
+    best = run(config, *settings).run_dir / "checkpoints" / "best"
+    named = best.read_bytes()
+    best.write_text("step_0\n")
+    run(config, *settings, resume=True)
+    assert best.read_bytes() == named
+
+
 @pytest.mark.slow
 def test_resume_without_a_checkpoint_that_verifies_changes_nothing(config: dict[str, Any]) -> None:
     run_dir = run(config, "checkpoint.every_steps=1", "train.max_steps=2").run_dir
