@@ -9,7 +9,8 @@ from typing import Any
 from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
 from rlcore.train.callbacks import Callbacks
-from rlcore.train.session import Session, load_data
+from rlcore.train.run_prompts import load_data
+from rlcore.train.session import Session
 from rlcore.train.signals import StopRequest
 from rlcore.train.trainer import Trainer
 

@@ -20,7 +20,7 @@ from rlcore.contracts.actor import ActorWorker
 from rlcore.data.batch import collate
 from rlcore.report.metrics import read
 from rlcore.runtime.launch import Runtime
-from rlcore.train.session import load_data
+from rlcore.train.run_prompts import load_data
 from rlcore.train.trainer import Trainer
 from rlcore.types import (
     Batch,

@@ -65,12 +65,13 @@ def show_with_data(plan: "RunPlan", origins: bool, found: "MachinePlan | None" =
     """Print the plan and a summary of its data as tables, and the estimates for its machine. ConfigError for data that
     training would refuse."""
     from rlcore.plan.step_time import expected_step_time, slow_step_note
+    from rlcore.report.tracker_packages import missing_trackers
     from rlcore.runtime.data_preview import preview_data
 
     data = preview_data(plan)
     time = expected_step_time(plan, data.longest_tokens)
     tables = (*_tables(plan, origins), _data(data), _expected(plan, data, time, found))
-    _print(tables, (*plan.notes, *data.notes, slow_step_note(plan, time)))
+    _print(tables, (*plan.notes, *data.notes, missing_trackers(plan), slow_step_note(plan, time)))
     if found is not None:
         show_estimates(plan, found)
 

@@ -62,7 +62,9 @@ def _train(parsed: argparse.Namespace, settings: Settings) -> int:
 
         from rlcore.cli.plan import show_with_data
         from rlcore.cli.plan_on import estimates_here
+        from rlcore.report.tracker_packages import require_trackers
 
+        require_trackers(plan)
         show_with_data(plan, origins=False, found=estimates_here(plan, settings))
         return 0
 

@@ -6,6 +6,7 @@ No tensor is read and torch is not imported, so a plan can use this before anyth
 import json
 import math
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +155,14 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text("utf-8"))
     except RecursionError as cause:
         raise ValueError(f"'{path}' is nested too deep") from cause
+
+
+def decoder_settings(directory: Path) -> Mapping[str, Any]:
+    """config.json of a local model as `_decoder` reads it; empty if it cannot be read."""
+    try:
+        return _decoder(directory)
+    except ODD:
+        return {}
 
 
 def _decoder(directory: Path) -> dict[str, Any]:

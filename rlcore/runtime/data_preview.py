@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
-from rlcore.config import SourceConfig
-from rlcore.contracts.model_files import model_directory
+from rlcore.config import RunConfig, SourceConfig
+from rlcore.contracts.model_files import decoder_settings, model_directory
 from rlcore.data import load_prompts, refuse_overlap
 from rlcore.data.chat_template import read_chat_template
 from rlcore.data.conversation import text_of
 from rlcore.data.rows import JSON, JSON_LINES, check_path
 from rlcore.data.tokenizer import BYTES, require_directory
+from rlcore.data.window import fits, fits_evaluation
 from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.plan.catalog import install_hint, library_of
@@ -85,9 +86,18 @@ def preview_data(plan: RunPlan) -> DataPreview:
     refuse_overlap(prompts, heldout)
     whole = not any(key.startswith("data.") for key in unread)
     previews, notes = list[SourcePreview](), [*missing_libraries(plan), *missing_imports(plan)]
-    for section, loaded in (("data.sources", prompts), ("eval.sources", heldout)):
+    window = _window(config)
+    check = fits(window, config.rollout.max_tokens, "rollout.max_tokens", templated=False)
+    check_heldout = fits_evaluation(config, window, templated=False)
+    for section, loaded, check_prompt in (
+        ("data.sources", prompts, check),
+        ("eval.sources", heldout, check_heldout),
+    ):
         for name, rows in loaded.items():
             key, lengths = f"{section}.{name}", _lengths(plan, rows)
+            for prompt in rows:
+                if 0 < lengths.get(prompt.id, 0) <= config.data.max_prompt_tokens:
+                    check_prompt(prompt, lengths[prompt.id])
             previews.append(_preview(key, rows, lengths, config.data.max_prompt_tokens))
             notes += _left_out(key, rows, lengths, config.data.max_prompt_tokens)
     if whole:
@@ -111,6 +121,17 @@ def missing_libraries(plan: RunPlan) -> list[str]:
         for provider in plan.plugins
         if (library := library_of(provider.plugin)) and library not in sys.modules and find_spec(library) is None
     ]
+
+
+def _window(config: RunConfig) -> int | None:
+    """Tokens of a prompt and its response together, at most, as the model's files say.
+
+    None if they do not, and for an agent that fits each request into the window.
+    """
+    if not config.model.path or config.rollout.agent != "single_turn":
+        return None
+    found = decoder_settings(model_directory(config.model.path, config.model.revision)).get("max_position_embeddings")
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def _is_quick(source: SourceConfig, who: str) -> bool:

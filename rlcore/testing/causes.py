@@ -29,7 +29,7 @@ from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.testing.prompts import seeded_prompts
 from rlcore.testing.runs import run_settings
-from rlcore.train.session import load_data
+from rlcore.train.run_prompts import load_data
 from rlcore.train.trainer import Progress, Sinks, Trainer
 from rlcore.types import Batch, Float32s, Lane, Metrics, Prompt, Reward, Sampling, ScoredTrajectory, Trajectory
 

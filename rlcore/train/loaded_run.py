@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlcore.contracts.actor import ActorWorker
 from rlcore.data import load_prompts
+from rlcore.data.window import fits_evaluation
 from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.report.terminal import Terminal
@@ -15,8 +16,7 @@ from rlcore.runtime.launch import Runtime, launch
 from rlcore.runtime.sampling_workers import Sampler, launch_sampler
 from rlcore.train import checkpoint
 from rlcore.train.evaluate import EvalResult, evaluate
-from rlcore.train.session import fitting
-from rlcore.train.window import fits_evaluation, window_of
+from rlcore.train.run_prompts import fitting, window_of
 
 
 @asynccontextmanager

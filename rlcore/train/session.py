@@ -2,17 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from rlcore.algo.kl import kl_controller
-from rlcore.config import RunConfig
 from rlcore.contracts.activity import Activity, current_activity
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.clusters import Deadlines
-from rlcore.contracts.tokens import Tokens
-from rlcore.data import IssuedPrompts, filter_long, load_prompts, refuse_overlap
+from rlcore.data import IssuedPrompts
+from rlcore.data.window import fits, fits_evaluation
 from rlcore.errors import ConfigError, PluginError, RewardError, WorkerError
 from rlcore.plan import RunPlan
 from rlcore.report.advice import advice
@@ -22,7 +20,8 @@ from rlcore.report.open_telemetry import SpanExport
 from rlcore.report.terminal import Terminal
 from rlcore.report.token_log import TokenLog
 from rlcore.report.trace import TraceLog
-from rlcore.report.trackers import Trackers, require_installed
+from rlcore.report.tracker_packages import require_trackers
+from rlcore.report.trackers import Trackers
 from rlcore.reward.canary import NUM_EXAMPLES, check_canary
 from rlcore.runtime.data_check import check_data
 from rlcore.runtime.launch import Runtime, launch
@@ -41,15 +40,12 @@ from rlcore.train.run_dir import (
     write_plan,
     write_rewards,
 )
+from rlcore.train.run_prompts import Prompts, fitting, load_data, window_of
 from rlcore.train.saving import Saver
 from rlcore.train.signals import Stopped, StopRequest, name_of
 from rlcore.train.trainer import Progress, Sinks, Trainer
-from rlcore.train.window import CheckPrompt, fits, fits_evaluation, window_of
-from rlcore.types import Prompt
 
 logger = logging.getLogger(__name__)
-
-Prompts = Mapping[str, Sequence[Prompt]]
 
 CLOSE_S = 1.5
 """A worker that is busy when a run is cut short is left behind after this long: a signal ends the run within 10 s."""
@@ -72,7 +68,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
     ):
         try:
             activity.enter("loading data")
-            require_installed(plan.trackers)
+            require_trackers(plan)
             prompts, heldout = load_data(plan.config)
             for note in check_data(plan, prompts, heldout):
                 terminal.warn(note)
@@ -112,34 +108,6 @@ def _uncancel() -> None:
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()
-
-
-def load_data(config: RunConfig) -> tuple[dict[str, list[Prompt]], dict[str, list[Prompt]]]:
-    """Training and held-out prompts by source; ConfigError when a held-out question occurs in training."""
-    prompts = load_prompts(config.data.sources, config.data)
-    heldout = load_prompts(config.eval.sources, config.data)
-    refuse_overlap(prompts, heldout)
-    return prompts, heldout
-
-
-def fitting(
-    prompts: Prompts, tokens: Tokens, config: RunConfig, check: CheckPrompt, terminal: Terminal
-) -> dict[str, list[Prompt]]:
-    """The prompts that are short enough, by source, after checks; logs the number of the others."""
-    fit: dict[str, list[Prompt]] = {}
-    for source, prompt in prompts.items():
-        fit[source], num_long = filter_long(prompt, tokens, config.data.max_prompt_tokens, check)
-        if num_long:
-            limit = config.data.max_prompt_tokens
-            terminal.say(
-                f"source '{source}': {num_long} of {len(prompt)} prompts are longer than {limit} tokens: left out"
-            )
-        if not fit[source]:
-            raise ConfigError(
-                f"data: every prompt of source '{source}' is longer than data.max_prompt_tokens="
-                f"{config.data.max_prompt_tokens}; raise it or choose another source"
-            )
-    return fit
 
 
 class Session:

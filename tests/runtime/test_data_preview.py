@@ -1,6 +1,8 @@
 """Prompts that training leaves out are counted before a run starts, with an example and the key that changes it."""
 
 import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from rlcore.cli import main
 from rlcore.errors import ConfigError
 from rlcore.plugins.planning import plan_run
+from rlcore.report import open_telemetry
 from rlcore.runtime import data_preview
 from rlcore.runtime.data_preview import DataPreview, preview_data
 from rlcore.testing.runs import run_settings
@@ -66,3 +69,43 @@ def test_plan_prints_what_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixtu
     settings["model.tokenizer"] = "bytes"
     assert main(["plan", "--plugin", "null", *(f"{key}={json.dumps(value)}" for key, value in settings.items())]) == 0
     assert "which training leaves out: at least 1 of 20, such as all/19" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("window", "overrides", "refused"),
+    [
+        (20, ["rollout.max_tokens=14"], ""),
+        (19, ["rollout.max_tokens=14"], "rollout.max_tokens=14 together 20, but .* holds 19; lower .* below 13, or"),
+        (5, ["rollout.max_tokens=14"], "but the model's window holds 5; lower data.max_prompt_tokens below 6 to leave"),
+        (19, ["rollout.max_tokens=1", "eval.max_tokens=15"], "'heldout/0' has 5 tokens .* eval.max_tokens=15 together"),
+        (19, ["rollout.max_tokens=14", "data.max_prompt_tokens=5"], ""),
+        (0, ["rollout.max_tokens=14"], ""),
+        ("a", ["rollout.max_tokens=14"], ""),
+    ],
+)
+def test_a_response_for_which_the_window_has_no_room_is_refused_by_plan(
+    tmp_path: Path, window: object, overrides: list[str], refused: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": window}}))
+    (tmp_path / "heldout.jsonl").write_text(json.dumps({"prompt": "hello"}) + "\n")
+    heldout = f"eval.sources={{heldout: {{path: {tmp_path / 'heldout.jsonl'}}}}}"
+    settings = [f"model.path={tmp_path / 'model'}", heldout, *overrides]
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+        assert preview(tmp_path, [{"prompt": "say it"}, {"prompt": "say"}], *settings).sources
+
+
+def test_plan_notes_a_tracker_that_is_not_installed_and_a_dry_run_refuses_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    settings = run_settings(tmp_path, 4) | {"track.to": "[wandb]"}
+    arguments = ["--plugin", "null", *(f"{key}={value}" for key, value in settings.items())]
+    line = "track.to: tracker wandb needs wandb, which is not installed; install it with: pip install wandb"
+    assert main(["plan", *arguments]) == 0
+    assert f"note: {line}" in " ".join(capfd.readouterr().out.split())
+    assert main(["train", "--dry-run", *arguments]) == 2
+    assert line in capfd.readouterr().err
+    monkeypatch.setattr(open_telemetry, "NEEDED", "surely_not_here")
+    assert main(["train", "--dry-run", *arguments, "track.to=[]", "track.open_telemetry=true"]) == 2
+    assert "the OpenTelemetry SDK is not installed" in capfd.readouterr().err

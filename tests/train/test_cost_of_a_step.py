@@ -15,7 +15,8 @@ from rlcore.runtime.launch import launch
 from rlcore.testing import write_prompts
 from rlcore.testing.null import SETTINGS
 from rlcore.train.callbacks import Callbacks
-from rlcore.train.session import Session, load_data
+from rlcore.train.run_prompts import load_data
+from rlcore.train.session import Session
 from rlcore.train.signals import StopRequest
 from rlcore.train.trainer import Trainer
 

@@ -1,13 +1,12 @@
 """Devices and memory of a rollout replica. Planning imports this module; it does not import vllm."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from rlcore import ConfigError, PlanError, RunConfig, WorkerRequest
-from rlcore.contracts.model_files import model_directory
+from rlcore.contracts.model_files import decoder_settings, model_directory
 from rlcore_vllm.settings import VllmSettings
 
 POOL = "rollout"
@@ -106,11 +105,7 @@ def _window(config: RunConfig) -> int | None:
 
 def _of_model(config: RunConfig, name: str) -> int | None:
     """A number of the model's own configuration; None: unknown."""
-    try:
-        file = model_directory(config.model.path, config.model.revision) / "config.json"
-        found = json.loads(file.read_text("utf-8")).get(name)
-    except (OSError, ValueError, AttributeError):
-        return None
+    found = decoder_settings(model_directory(config.model.path, config.model.revision)).get(name)
     return found if isinstance(found, int) else None
 
 
