@@ -22,9 +22,10 @@ from rlcore.algo.token_rewards import token_rewards
 from rlcore.algo.torch_state import unchanged_torch
 from rlcore.config import AlgoConfig
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need
-from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
+from rlcore.errors import CALLED, PluginError, boundary
 from rlcore.errors.checks.results import kind
 from rlcore.imports import import_function
+from rlcore.plan.components import check_arguments
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _GROUP_B = (0, 0, 0, 0, 1, 1, 2)
@@ -114,9 +115,8 @@ def _with_arguments(
     parameters = list(inspect.signature(function).parameters.values())[1:]
     names = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-    for name in arguments:
-        if name not in names and not takes_any:
-            raise ConfigError(f"{key}.{name}: {who} has no such parameter; {nearest(name, names)}")
+    if not takes_any:
+        check_arguments(key, who, arguments, names)
     return partial(function, **arguments)
 
 

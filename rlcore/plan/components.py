@@ -1,6 +1,6 @@
 """Chooses the component of each slot and the algorithms, by matching configured names with offers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from rlcore.errors.checks.targets import static_problem
 from rlcore.plan.catalog import remedy
 from rlcore.plan.planner_input import CORE, Offers, join_names
 from rlcore.plan.run_plan import AlgorithmPlan, ComponentPlan
+from rlcore.plan.sources import function_node
 
 NO_CRITIC = "none"
 """The critic engine of estimators that need no values."""
@@ -112,8 +113,27 @@ def choose_algorithms(config: RunConfig, offers: Offers) -> dict[str, AlgorithmP
         problem = algorithm_problem(offer.value)
         if problem:
             raise PluginError(f"{offer.provider}: {key}={name}: {problem}")
+        _check_source(config, key, offer.value, str(offer.provider))
         chosen[kind.value] = AlgorithmPlan(offer.value, str(offer.provider))
     return chosen
+
+
+def _check_source(config: RunConfig, key: str, algorithm: Algorithm, provided_by: str) -> None:
+    """ConfigError for an extra argument that the source shows the algorithm not to take; the probe calls it later."""
+    node = function_node(algorithm.target)
+    if node is None or node.args.kwarg is not None:
+        return
+    positional = len(node.args.posonlyargs)
+    named = [*node.args.args[max(0, 1 - positional) :], *node.args.kwonlyargs]
+    arguments = getattr(config.algo, f"{key.removeprefix('algo.')}_kwargs")
+    check_arguments(f"{key}_kwargs", f"{key}={algorithm.name} of {provided_by}", arguments, [it.arg for it in named])
+
+
+def check_arguments(key: str, who: str, arguments: Iterable[str], names: list[str]) -> None:
+    """ConfigError for the first of the arguments at `key` that is not one of the names of `who`."""
+    for name in arguments:
+        if name not in names:
+            raise ConfigError(f"{key}.{name}: {who} has no such parameter; {nearest(name, names)}")
 
 
 def algorithm_problem(algorithm: Algorithm) -> str | None:

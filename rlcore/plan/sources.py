@@ -1,7 +1,9 @@
 """Finds and reads the source code of a target without importing it."""
 
 import ast
+import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,12 @@ def source_file(target: str) -> Path | None:
     if where.endswith(".py"):
         path = Path(where)
         return path if path.is_file() else None
-    parts, spec, places = where.split("."), None, None
+    parts = where.split(".")
+    spec: ModuleSpec | None = None
+    places: list[str] | None = None
     for depth in range(1, len(parts) + 1):
-        spec = spec_of(".".join(parts[:depth]), places)
+        name = ".".join(parts[:depth])
+        spec = getattr(sys.modules.get(name), "__spec__", None) or spec_of(name, places)  # a plugin's file has no place
         if spec is None:
             return None
         places = list(spec.submodule_search_locations or ())
