@@ -158,7 +158,10 @@ def _json(path: Path) -> Any:
 
 
 def decoder_settings(directory: Path) -> Mapping[str, Any]:
-    """config.json of a local model as `_decoder` reads it; empty if it cannot be read."""
+    """config.json of a local model, with the names that most models use; for one that also sees images, the text part.
+
+    Empty if it cannot be read.
+    """
     try:
         return _decoder(directory)
     except ODD:
@@ -166,7 +169,7 @@ def decoder_settings(directory: Path) -> Mapping[str, Any]:
 
 
 def _decoder(directory: Path) -> dict[str, Any]:
-    """config.json of a model, with the names that most models use; for one that also sees images, the text part."""
+    """`decoder_settings`; one of ODD if the file cannot be read."""
     config = _json(directory / "config.json")
     config = {**config, **config.get("text_config", {})}
     for name, others in OTHER_NAMES.items():

@@ -269,6 +269,8 @@ def test_learning_rates_of_a_schedule_computed_by_hand() -> None:
     cosine = rates(lr_schedule="cosine")
     assert cosine[::3] == pytest.approx([8.0, 4.0])
     assert cosine[2] == pytest.approx(6.0)
+    assert rates(min_lr_ratio=0.25, warmup_steps=2, lr_schedule="linear") == [4.0, 8.0, 8.0, 6.5, 5.0, 3.5]
+    assert rates(min_lr_ratio=0.5, lr_schedule="cosine")[::3] == pytest.approx([8.0, 6.0])
 
 
 def test_a_falling_schedule_needs_the_number_of_updates(llama: Path) -> None:

@@ -39,7 +39,9 @@ class CriticSettings:
     lr: float = option(1e-5, at_least=0)
     """Learning rate of AdamW; 0: the critic does not change."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of lr after the warm-up; linear and cosine end at 0 with the run's last update."""
+    """Course of lr after the warm-up; linear and cosine end at `min_lr_ratio` of lr with the run's last update."""
+    min_lr_ratio: float = option(0.0, used_when="lr_schedule != 'constant'", at_least=0, below=1)
+    """Share of lr at the end of the schedule."""
     warmup_steps: int = option(0, at_least=0)
     """Updates over which lr rises from 0."""
     max_grad_norm: float = option(1.0, above=0)
@@ -78,6 +80,7 @@ class CriticSettings:
         engine = EngineConfig(
             lr=self.lr,
             lr_schedule=self.lr_schedule,
+            min_lr_ratio=self.min_lr_ratio,
             warmup_steps=self.warmup_steps,
             max_grad_norm=self.max_grad_norm,
             weight_decay=self.weight_decay,

@@ -3,9 +3,9 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -247,3 +247,16 @@ def test_a_critic_on_the_trunk_of_an_actor_whose_weights_are_in_parts_is_refused
     with pytest.raises(ConfigError, match=r"trunk=actor: actor\.sharding=fsdp2 .* set trunk=own"):
         requests(config, CriticSettings(trunk="actor"))
     assert len(requests(config, CriticSettings())) == 1
+
+
+def test_the_training_engine_gets_every_setting_that_it_has_as_well() -> None:
+    kinds = get_type_hints(CriticSettings)
+    shared = {field.name for field in fields(EngineConfig)} & kinds.keys() - {"backend", "lora"}
+    changed: dict[str, Any] = {"lora": LoraConfig(rank=3)}
+    for name in shared:
+        start = getattr(CriticSettings(), name)
+        others = [choice for choice in get_args(kinds[name]) if choice != start]
+        changed[name] = others[0] if others else not start if isinstance(start, bool) else start + 1
+    engine = CriticSettings(**changed).engine(EngineConfig())
+    assert {name: getattr(engine, name) for name in changed} == changed
+    assert "min_lr_ratio" in changed

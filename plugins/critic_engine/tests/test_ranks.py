@@ -78,6 +78,7 @@ def planned(model: Path, *overrides: str) -> RunPlan:
         "data.sources.all.path=p.jsonl",
         "reward.functions.letters.fn=count_letter",
         "algo.preset=ppo",
+        "actor.dtype=float32",  # a trunk's format; a CPU may plan bfloat16, which rounds by the shape of a product
         f"plugins.critic_engine.path={model}",
         "plugins.critic_engine.head=saved",
         "plugins.critic_engine.beta1=0",  # the optimizer's first moment is then the gradient

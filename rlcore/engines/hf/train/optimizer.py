@@ -25,8 +25,8 @@ from rlcore.errors import CheckpointError, ConfigError
 def learning_rate(config: EngineConfig, update: int, num_updates: int) -> float:
     """The learning rate of optimizer step `update` (from 0) of `num_updates` in the run.
 
-    Warm-up is linear and reaches lr at step `warmup_steps`; linear and cosine then decay to 0, which they would reach
-    one step after the last.
+    Warm-up is linear and reaches lr at step `warmup_steps`; linear and cosine then decay to `min_lr_ratio` of it, which
+    they would reach one step after the last.
     """
     if update < config.warmup_steps:
         return config.lr * (update + 1) / config.warmup_steps
@@ -34,7 +34,8 @@ def learning_rate(config: EngineConfig, update: int, num_updates: int) -> float:
         return config.lr
     progress = (update - config.warmup_steps) / max(1, num_updates - config.warmup_steps)
     remaining = max(0.0, 1.0 - progress)
-    return config.lr * (remaining if config.lr_schedule == "linear" else 0.5 - 0.5 * math.cos(math.pi * remaining))
+    above = remaining if config.lr_schedule == "linear" else 0.5 - 0.5 * math.cos(math.pi * remaining)
+    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * above)
 
 
 def check_schedule(config: EngineConfig, num_updates: int, who: str) -> None:
