@@ -75,6 +75,7 @@ ROWS = b'{"prompt": "a"}\n{"prompt": "b"}\n'
         ("torn.jsonl", ROWS[:-6], "line 2 is not JSON"),
         ("carriage.jsonl", ROWS.replace(b"\n", b"\r"), "line 1 is not JSON: Extra data"),
         ("blank.jsonl", b"\n \n", "has no rows"),
+        ("header.csv", b"prompt,answer\n", "has no rows in split 'train'"),
         ("empty.csv", b"", "EmptyDataError: No columns to parse"),
         ("open.csv", b'prompt,answer\n"a,b\nc,d\n', "ParserError: .*EOF inside string"),
         ("latin.csv", "prompt\ngrüß\n".encode("latin-1"), "UnicodeDecodeError: 'utf-8' codec"),
