@@ -179,6 +179,38 @@ def test_a_failing_target_is_left_alone_until_one_call_finds_it_well_again() -> 
     asyncio.run(run())
 
 
+def test_a_target_that_asked_for_it_is_left_alone_while_there_are_others() -> None:
+    async def run() -> None:
+        router = Router(["a", "b"], eject_after=5, pause_s=600)
+        due = time.monotonic() + 20
+        a, b = router.targets
+        router.failed(*(await router.take(due, avoid=b)), "answered 429", "me", 600.0)
+        assert 0 < a.rests_until - time.monotonic() <= 60
+        assert {(await router.take(due))[0].name for _ in range(5)} == {"b"}
+        assert router.has_other(a)
+        assert not router.has_other(b)
+        router.failed(*(await router.take(due, avoid=a)), "answered 429", "me", 600.0)
+        assert not router.has_other(a)
+        assert (await router.take(due))[0] is a, "both rest, and b has five calls"
+
+    asyncio.run(run())
+
+
+def test_a_refused_call_says_that_the_target_is_there_and_not_how_fast_it_is() -> None:
+    async def run() -> None:
+        router = Router(["a", "b"], eject_after=2, pause_s=600)
+        due = time.monotonic() + 20
+        a, b = router.targets
+        router.failed(*(await router.take(due, avoid=b)), "answered 503", 0)
+        router.refused(*(await router.take(due, avoid=b)))
+        router.failed(*(await router.take(due, avoid=b)), "answered 503", 1)
+        assert router.num_ejected == 0, "two failures, not in a row"
+        assert a.latency_s == 0.0
+        assert not a.calls
+
+    asyncio.run(run())
+
+
 def test_a_call_that_finds_every_target_out_of_use_for_longer_than_it_may_wait_says_why() -> None:
     async def run() -> None:
         async def probe(target: object) -> bool:

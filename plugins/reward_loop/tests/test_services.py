@@ -1,6 +1,7 @@
 """Rewards from a real HTTP service on loopback whose answers are scripted."""
 
 import json
+import time
 from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
@@ -222,6 +223,28 @@ def test_a_retry_after_beyond_the_deadline_fails_at_once(score: Score, one_servi
     assert error.endswith("before which it answered 429")
 
 
+WRONG = {
+    "a page": ServiceAnswer(b"<html>", content_type="text/html"),
+    "no path": ServiceAnswer(status=404),
+    "no token": ServiceAnswer(status=401),
+    "half": ServiceAnswer({"score": 1}, cut_at=3),
+    "a redirect": ServiceAnswer(status=302, headers={"Location": "http://elsewhere"}),
+    "overloaded": ServiceAnswer(status=503, headers={"Retry-After": "600"}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_address_that_answers_wrongly_and_at_once_costs_no_sample(
+    name: str, score: Score, samples: Samples, one_service: Settings
+) -> None:
+    good = ServiceAnswer({"score": 1}, after_s=0.02)
+    with serving(lambda call: good) as service, serving(lambda call: WRONG[name]) as other:
+        results, _ = score(one_service(other.url, service.url, deadline_s=20), samples(40))
+    assert all(result.reward.status is RewardStatus.OK for result in results)
+    assert len(service.calls) == 40
+    assert 0 < len(other.calls) < 40
+
+
 @pytest.mark.slow
 def test_no_more_calls_are_open_than_slots_and_waiting_does_not_fail(
     score: Score, samples: Samples, one_service: Settings
@@ -248,10 +271,17 @@ def test_a_call_that_is_never_answered_fails_at_its_deadline_and_the_others_are_
     assert failed[0].reward.info["error"].endswith("no answer within plugins.reward_loop.services.scorer.deadline_s=1")
 
 
-def test_retry_after_may_be_a_number_or_a_date() -> None:
+def test_retry_after_may_be_a_number_or_a_date(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seconds("3") == 3.0
     assert seconds("-3") == 0.0
     assert seconds(formatdate(0, usegmt=True)) == 0.0
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert seconds(formatdate(time.time() + 5)) == pytest.approx(5, abs=2)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
     assert seconds("soon") is None
     assert seconds("") is None
 

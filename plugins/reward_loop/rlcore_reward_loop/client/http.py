@@ -8,6 +8,7 @@ import resource
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -39,6 +40,10 @@ OVERLOADED = frozenset({429, 502, 503, 504, 529})
 
 class NoAnswer(Exception):
     """The service gave no usable answer; the message says why."""
+
+
+class WrongAddress(NoAnswer):
+    """The address gives no usable answer to any call, as far as one can say; another one may."""
 
 
 class Unavailable(NoAnswer):
@@ -95,7 +100,10 @@ class Client:
             await session.close()
 
     async def post(self, url: str, body: bytes, max_bytes: int) -> tuple[Any, bytes]:
-        """The answer, parsed and as raw bytes. Unavailable for passing failures, NoAnswer for lasting ones."""
+        """The answer, parsed and as raw bytes.
+
+        Unavailable for passing failures, WrongAddress for lasting ones of the address, NoAnswer for those of the call.
+        """
         if self._session is None:
             raise NoAnswer("the manager was not started, or is closed")
         try:
@@ -106,7 +114,7 @@ class Client:
                 content = await _read(response, max_bytes)
                 kind = response.content_type if response.headers.get("Content-Type", "").strip() else ""
         except aiohttp.ClientResponseError as cause:
-            raise NoAnswer(f"answered with something other than HTTP ({_redacted(cause)})") from cause
+            raise WrongAddress(f"answered with something other than HTTP ({_redacted(cause)})") from cause
         except aiohttp.ClientConnectorError as cause:
             number, words = cause.os_error.errno or 0, cause.os_error.strerror
             why = os.strerror(number) if number > 0 else words  # resolvers have numbers below 0
@@ -114,11 +122,13 @@ class Client:
         except (aiohttp.ClientError, OSError) as cause:
             raise Unavailable(f"could not be reached ({_redacted(cause)})") from cause
         except UnicodeError as cause:  # from Python's host name codec, e.g. for a label of 64 characters
-            raise NoAnswer(f"could not be reached ({_redacted(cause)}): correct the host in urls") from cause
+            raise WrongAddress(f"could not be reached ({_redacted(cause)}): correct the host in urls") from cause
         if not kind:
-            raise NoAnswer(f"answered without Content-Type, {_quoted(content)}; needs Content-Type: application/json")
+            raise WrongAddress(
+                f"answered without Content-Type, {_quoted(content)}; needs Content-Type: application/json"
+            )
         if "json" not in kind:
-            raise NoAnswer(f"answered with {kind}, {_quoted(content)}; needs JSON")
+            raise WrongAddress(f"answered with {kind}, {_quoted(content)}; needs JSON")
         try:
             return read_json(content), content
         except TooManyValues as cause:
@@ -156,8 +166,11 @@ def _refusal(response: aiohttp.ClientResponse, words: str) -> NoAnswer:
         return Unavailable(f"answered {status}{words}", pause_s, status in OVERLOADED)
     if 300 <= status < 400:
         place = clipped(response.headers.get("Location", ""), LONGEST_ERROR)
-        return NoAnswer(f"answered {status}, a redirect to {place!r}, which is not followed; name that address in urls")
-    return NoAnswer(f"answered {status}{words}; needs 200{REMEDIES.get(status, '')}")
+        return WrongAddress(
+            f"answered {status}, a redirect to {place!r}, which is not followed; name that address in urls"
+        )
+    kind = WrongAddress if status in REMEDIES else NoAnswer
+    return kind(f"answered {status}{words}; needs 200{REMEDIES.get(status, '')}")
 
 
 def allow_connections(number: int) -> None:
@@ -193,7 +206,7 @@ async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
             if len(content) > max_bytes:
                 raise NoAnswer(f"answered with more than max_response_bytes={max_bytes}")
     except (aiohttp.ClientError, OSError) as cause:
-        raise NoAnswer(f"broke off ({_redacted(cause)})") from cause
+        raise WrongAddress(f"broke off ({_redacted(cause)})") from cause
     finally:
         _READING.num_bytes -= announced if whole else len(content)
     return bytes(content)
@@ -206,7 +219,9 @@ def seconds(retry_after: str) -> float | None:
     except ValueError:
         pass
     try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+        date = parsedate_to_datetime(retry_after)
+        date = date if date.tzinfo else date.replace(tzinfo=UTC)  # "-0000": without a zone of its own
+        return max(0.0, date.timestamp() - time.time())
     except (ValueError, TypeError, OverflowError, OSError):  # the last two: years out of range
         return None
 

@@ -10,6 +10,8 @@ from rlcore.aio import Dispatcher
 
 LONGEST_PAUSE = 30.0
 """Longest pause of an ejected target, in multiples of its first."""
+LONGEST_REST_S = 60.0
+"""Most seconds for which a target is left alone because it asked to be."""
 MEMORY = 0.2
 """Weight of the newest call in a target's running means."""
 
@@ -40,6 +42,8 @@ class Target:
     """Since it last answered."""
     trial: int | None = None
     """The call that tests whether it is back; until it ends, no other call may use the target."""
+    rests_until: float = 0.0
+    """Time until which it asked to be left alone; it is used if the others rest as well."""
 
     def expected_s(self, now: float, guess_s: float) -> float:
         """Estimated seconds until a call that begins now is answered.
@@ -92,7 +96,12 @@ class Router:
         ]
         guess_s = min((target.latency_s for target in known), default=0.0)
         target = self._dispatcher.choose(
-            lambda candidate: (candidate.expected_s(now, guess_s), len(candidate.calls)), avoid
+            lambda candidate: (
+                candidate.rests_until > now,
+                candidate.expected_s(now, guess_s),
+                len(candidate.calls),
+            ),
+            avoid,
         )
         return None if target is None else self._begin(target, now)
 
@@ -118,9 +127,21 @@ class Router:
         target.company = float(company) if first else (1 - MEMORY) * target.company + MEMORY * company
         self._readmit(target)
 
-    def failed(self, target: Target, call: int, error: str, witness: object = None) -> None:
-        """Record that the call of `witness` was not answered."""
+    def refused(self, target: Target, call: int) -> None:
+        """Record that the call was answered without doing its work: that says nothing about how long work takes."""
         target.calls.pop(call)
+        self._readmit(target)
+
+    def has_other(self, target: Target) -> bool:
+        """True if another target is in use and has not asked to be left alone."""
+        now = time.monotonic()
+        others = [other for other in self.targets if other is not target]
+        return any(other.ejected_until is None and other.rests_until <= now for other in others)
+
+    def failed(self, target: Target, call: int, error: str, witness: object = None, retry_after_s: float = 0.0) -> None:
+        """Record that the call of `witness` was not answered; the target asked to be left alone for `retry_after_s`."""
+        target.calls.pop(call)
+        target.rests_until = time.monotonic() + min(retry_after_s, LONGEST_REST_S)
         target.num_failures += 1
         target.witnesses.add(witness)
         target.last_error = error

@@ -14,7 +14,7 @@ from rlcore import Lane
 from rlcore.aio import Stopwatch, Timers
 from rlcore.contracts.call_log import CallLog
 from rlcore_reward_loop.checks import WHERE
-from rlcore_reward_loop.client.http import ENCODER, Client, NoAnswer, Unavailable, plain
+from rlcore_reward_loop.client.http import ENCODER, Client, NoAnswer, Unavailable, WrongAddress, plain
 from rlcore_reward_loop.client.limits import ConcurrencyLimiter, FairQueue, RateLimiter
 from rlcore_reward_loop.client.router import NoTarget, Router
 from rlcore_reward_loop.settings import ServiceSettings
@@ -263,11 +263,17 @@ class _Tries:
             except Unavailable as cause:
                 if cause.overloaded:
                     service.limiter.overloaded()
-                service.router.failed(target, number, str(cause), self.call.id)
+                service.router.failed(target, number, str(cause), self.call.id, cause.retry_after_s or 0.0)
                 self.last, avoid = str(cause), target
-                await self._pause(due, cause.retry_after_s)
+                await self._pause(due, None if service.router.has_other(target) else cause.retry_after_s)
+            except WrongAddress as cause:
+                service.router.failed(target, number, str(cause), self.call.id)
+                if not service.router.has_other(target):
+                    raise self._no_answer(str(cause)) from cause
+                self.last, avoid = str(cause), target
+                await self._pause(due, None)
             except NoAnswer as cause:
-                service.router.succeeded(target, number)
+                service.router.refused(target, number)
                 raise self._no_answer(str(cause)) from cause
             except asyncio.CancelledError:
                 service.router.dropped(target, number)
