@@ -1,15 +1,22 @@
 """Servers of the Model Context Protocol as sources of tools."""
 
+import asyncio
 import resource
+import socket
+import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, McpSettings, ToolSettings
 from rlcore_agent_loop.testing import call, contents, says, talk
+from rlcore_agent_loop.tools import mcp_source
+from rlcore_agent_loop.tools.mcp_source import McpServer
 
-from rlcore.errors import ConfigError
+from rlcore.errors import ChildError, ConfigError
 
 SERVER = """
 from mcp.server import MCPServer
@@ -169,6 +176,59 @@ def test_an_mcp_server_that_does_not_restart_is_reported_as_gone(tmp_path: Path)
     results = [text for role, text in contents(talk(policy, settings).only) if role == "tool"]
     gone = "the server has ended, and did not start again: plugins.agent_loop.mcp.sums: "
     assert [gone in text for text in results] == [True, True]
+
+
+def listening(directory: Path, port: int) -> "subprocess.Popen[bytes]":
+    """The server of `server`, over HTTP, once it listens."""
+    (directory / "listening.py").write_text(
+        SERVER.replace("app.run()", f'app.run(transport="streamable-http", port={port})')
+    )
+    process = subprocess.Popen([sys.executable, str(directory / "listening.py")], stderr=subprocess.DEVNULL)
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        assert process.poll() is None
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return process
+        time.sleep(0.05)
+    raise AssertionError("it does not listen")
+
+
+@pytest.mark.fault
+def test_a_server_at_a_url_that_was_away_for_a_while_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mcp")
+    monkeypatch.setattr(mcp_source, "REST_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    tools = McpServer("sums", McpSettings(url=f"http://127.0.0.1:{port}/mcp", deadline_s=10), 100)
+
+    async def add() -> str:
+        try:
+            return await tools.call("add", "sample", {}, {"a": 2, "b": 3})
+        except ChildError as error:
+            return str(error)
+
+    async def run() -> None:
+        process = listening(tmp_path, port)
+        await tools.start(describe=True)
+        try:
+            assert await add() == "5"
+            process.kill()
+            process.wait()
+            assert "the server has ended, and did not start again" in await add()
+            monkeypatch.setattr(mcp_source, "REST_S", 600.0)
+            assert "the server has ended, and did not start again" in await add()
+            process = listening(tmp_path, port)
+            assert "the server has ended, and did not start again" in await add(), "not while it is left alone"
+            tools._rests_until = 0.0
+            assert [await add(), await add()] == ["5", "5"]
+        finally:
+            await tools.close()
+            process.kill()
+            process.wait()
+
+    asyncio.run(run())
 
 
 @pytest.mark.fault

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import math
 import os
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TextIO
@@ -26,6 +28,9 @@ CONNECTION_CLOSED = -32000
 
 LOGGERS = ("client", "mcp.client.stdio", "mcp.client.streamable_http", "mcp.shared.jsonrpc_dispatcher")
 """The package's loggers of what servers send."""
+
+REST_S = 5.0
+"""Seconds between two attempts to reach a server at a URL that has ended."""
 
 MAX_PAGES = 100
 """Most pages of a server's list of tools."""
@@ -97,6 +102,8 @@ class McpServer(ToolSource):
         self._restarting = asyncio.Lock()
         self._gone = ""
         """Reason why it is not restarted; empty while it may be."""
+        self._rests_until = 0.0
+        """Time until which a server at a URL is not connected to again: others may start it at any time."""
 
     async def start(self, describe: bool) -> None:
         """Start the server and list its tools; ConfigError when it does not start or lacks a tool."""
@@ -180,16 +187,19 @@ class McpServer(ToolSource):
         return {name: schemas[name] for name in self._settings.tools or schemas}
 
     async def _restart(self, client: Any, error: ChildError) -> None:
-        """Restart the server, unless another call has since `client` failed. After one failed start, never again."""
+        """Restart the server, unless another call has since `client` failed. After one failed start, never again, and
+        connect to one at a URL again after a while."""
         async with self._restarting:
-            if self._client is not client or self._gone:
+            if self._client is not client or (self._gone and time.monotonic() < self._rests_until):
                 return
             logger.warning("%s: the server has ended (%s); restarting it", self.name, error)
             await self.close()
             try:
                 await self.start(describe=False)
+                self._gone = ""
             except RlcoreError as cause:
                 self._gone = f"the server has ended, and did not start again: {cause}"
+                self._rests_until = time.monotonic() + REST_S if self._settings.url else math.inf
                 await self.close()
 
     async def close(self) -> None:
