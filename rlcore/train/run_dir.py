@@ -230,6 +230,16 @@ class _Warnings(logging.Handler):
         super().__init__(logging.WARNING)
         self._warn = warn
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """See `logging.Handler.handle`, which holds the handler's lock meanwhile.
+
+        Here that would be held while the terminal's is awaited, and a thread with that one logs when the terminal goes.
+        """
+        passes = bool(self.filter(record))
+        if passes:
+            self.emit(record)
+        return passes
+
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
         if record.levelno == logging.WARNING and record.name != foreign_output.__name__:  # that output may be gone

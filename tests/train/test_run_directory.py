@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,34 @@ def test_the_terminal_shows_a_warning_as_a_line_and_leaves_errors_to_the_end(
         logging.getLogger("rlcore.report.foreign_output").warning("standard error is gone")
     assert shown == ["reward 'mine' raised: KeyError: 'x' (log.txt has the traceback)"]
     assert "\nTraceback\n" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_thread_that_holds_the_terminal_may_log_while_another_awaits_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    terminal, held, awaited = threading.Lock(), threading.Event(), threading.Event()
+    shown: list[str] = []
+
+    def warn(text: str) -> None:
+        if text == "first":
+            awaited.set()
+            terminal.acquire(timeout=10)  # forever, in a run
+        shown.append(text)
+
+    def lose_the_terminal() -> None:
+        with terminal:
+            held.set()
+            awaited.wait(10)
+            logging.getLogger("rlcore.drawing").warning("it is gone")
+
+    with logging_to(tmp_path, (), warn):
+        drawing = threading.Thread(target=lose_the_terminal, daemon=True)
+        drawing.start()
+        held.wait(10)
+        logging.getLogger("rlcore.training").warning("first")
+        drawing.join(10)
+    assert shown == ["it is gone", "first"]
 
 
 @pytest.mark.parametrize(
