@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,8 +25,12 @@ def settings(config: str) -> dict[str, str]:
         pass
     found: dict[str, str] = {}
     above: list[tuple[int, str]] = []
+    last, depth = "", math.inf
     for line in config.splitlines():
         spaces, dash, rest = _LINE.findall(line)[0]
+        if rest and len(spaces) > depth:  # of a long text, whose lines may look like anything
+            found[last] += f" {line.strip()}"
+            continue
         if not rest or rest.startswith("#"):
             continue
         indent, keyed = len(spaces + dash), _KEYED.match(rest)
@@ -33,13 +38,13 @@ def settings(config: str) -> dict[str, str]:
         while above and above[-1][0] >= indent:
             above.pop()
         parent = ".".join(name for _, name in above)
-        if key is None:
-            found[parent] = f"{found[parent]}, {value}" if parent in found else str(value)
-        elif value is None:
+        if key is not None and value is None:
             above.append((indent, key))
-        else:
-            name = f"{parent}.{key}" if parent else key
-            found[name] = f"{found[name]}, {value}" if dash and name in found else value
+            depth = math.inf
+            continue
+        last = parent if key is None else f"{parent}.{key}" if parent else key
+        found[last] = f"{found[last]}, {value}" if last in found else str(value)  # in a list, keys occur again
+        depth = len(spaces) if key is None else indent
     return found
 
 
@@ -103,11 +108,11 @@ def prompts_of_both(first: Run, second: Run) -> list[dict[str, Any]]:
 
 
 def _means(run: Run) -> dict[str, float]:
-    scores: dict[str, list[float]] = {}
+    scores: dict[str, dict[tuple[object, int], float]] = {}  # by sample: its segments have the same score
     for sample in run.samples:
         if sample.lane == "train" and sample.score is not None:
-            scores.setdefault(sample.prompt_id, []).append(sample.score)
-    return {prompt: sum(values) / len(values) for prompt, values in scores.items()}
+            scores.setdefault(sample.prompt_id, {})[sample.group, sample.sample] = sample.score
+    return {prompt: sum(values.values()) / len(values) for prompt, values in scores.items()}
 
 
 def prompt_named(runs: Sequence[Run], name: str) -> str:

@@ -74,6 +74,11 @@ def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
     return record
 
 
+def score_or_none(value: Any) -> float | None:
+    """The value if it is a finite number, 1 for True and 0 for False."""
+    return float(value) if isinstance(value, bool) else number_or_none(value)
+
+
 def number_or_none(value: Any) -> float | None:
     """The value if it is a finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

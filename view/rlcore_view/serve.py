@@ -44,6 +44,8 @@ class Editions:
         self._chunks = PackedChunks()
         self._edition = ""
         self._runs = list[Run]()
+        self._read_last: Sequence[Run] = ()
+        """Without the reason why they could not be read since."""
         self._parts: Mapping[str, str] = {}
         self._digests: dict[str, Mapping[str, bytes]] = {}
         """Digests of the parts of recent editions, by edition, to find what has changed since."""
@@ -56,9 +58,9 @@ class Editions:
             )
             if edition:
                 try:
-                    self._runs = self._read()
+                    self._runs = self._read_last = self._read()
                 except ViewError as error:
-                    self._runs = [replace(run, notes=[*run.notes, str(error)]) for run in self._runs]
+                    self._runs = [replace(run, notes=[*run.notes, str(error)]) for run in self._read_last]
                 self._edition = f"{edition}@{seen}"
                 self._parts = parts(self._runs, self._max_mb, self._chunks)
                 digests = {name: hashlib.sha256(packed.encode()).digest() for name, packed in self._parts.items()}

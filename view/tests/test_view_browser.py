@@ -96,6 +96,19 @@ def test_tokens_are_shaded_by_entropy_and_by_what_the_trainer_computes_otherwise
     assert words in text_of(browser)
 
 
+@pytest.mark.parametrize("address", ["#/steps", "#/prompts", "#/compare"])
+def test_the_segments_of_a_sample_count_once_in_means(browser: Any, show: Show, address: str) -> None:
+    runs = []
+    for name in ("one", "other"):
+        parts = [sample(step, 0, 0, 0.0, segment=segment) for step in (1, 2) for segment in range(3)]
+        runs.append(replace(run_of([*parts, *(sample(step, 0, 1, 1.0) for step in (1, 2))]), name=name))
+    show(runs if address == "#/compare" else runs[0], address)
+    until(browser, "!document.querySelector('main [aria-busy=true]')")
+    shown = text_of(browser)
+    assert "0.5" in shown
+    assert "0.25" not in shown
+
+
 def test_shades_of_what_was_not_recorded_are_not_offered(browser: Any, show: Show) -> None:
     show(run_of([sample(tokens=spoken("ab", logprob=[-1.0, -2.0]))]), "#/sample/0")
     offered = browser.execute_script("return [...document.querySelectorAll('main select option')].map((o) => o.value)")

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from made_runs import run_of, sample, write_rlcore_run
+from omegaconf import OmegaConf
 from rlcore_view import ViewError, compare
 from rlcore_view.cli import main
+from rlcore_view.model import Run
 
 CONFIG = """model:
   path: /runs/one/model
@@ -40,6 +42,42 @@ def test_settings_are_read_with_their_dotted_keys() -> None:
     }
     assert compare.settings('{"a": {"b": 1, "c": [2]}, "d": "x"}') == {"a.b": "1", "a.c": "[2]", "d": "x"}
     assert compare.settings("") == {}
+
+
+def test_a_long_text_and_one_of_several_lines_are_one_value() -> None:
+    long = "You are a careful assistant, and you think step by step: about arithmetic, briefly, " * 3
+    several = "First rule:\n# Answer in French\n- and: briefly\n\nsecond: rule"
+    values = {
+        "data": {"system_prompt": long.strip(), "note": several, "last": 1},
+        "stop": [long.strip(), "\n", several],
+        "servers": [{"url": long.strip(), "weight": 1}, {"url": "b", "weight": 2}],
+        "seed": 3,
+    }
+    found = compare.settings(OmegaConf.to_yaml(OmegaConf.create(values)))
+    assert set(found) == {
+        "data.system_prompt",
+        "data.note",
+        "data.last",
+        "stop",
+        "servers.url",
+        "servers.weight",
+        "seed",
+    }
+    assert found["data.system_prompt"] == f"'{long.strip()}'"
+    assert (found["data.last"], found["servers.weight"], found["seed"]) == ("1", "1, 2", "3")
+    assert found["servers.url"] == f"'{long.strip()}', b"
+    assert "# Answer in French" in found["data.note"]
+    assert found["stop"].count("# Answer in French") == 1
+
+
+def test_runs_whose_prompts_differ_in_a_line_that_looks_like_a_comment_are_no_repetitions() -> None:
+    def of(seed: int, prompt: str) -> Run:
+        config = {"data": {"system_prompt": prompt}, "train": {"seed": seed, "dir": "runs"}}
+        return Run(str(seed), "rlcore", [], config=OmegaConf.to_yaml(OmegaConf.create(config)))
+
+    runs = [of(1, "Rules.\n# Answer in French\nBe brief."), of(2, "Rules.\n# Never think\nBe brief.")]
+    assert compare.families(runs) == [0, 1]
+    assert [key for key, _ in compare.changes(runs)] == ["data.system_prompt"]
 
 
 def test_runs_that_differ_in_their_seed_and_place_are_one_family() -> None:
@@ -119,3 +157,10 @@ def test_runs_of_one_name_are_distinguished_by_their_paths(tmp_path: Path, capsy
     paths = [str(write_rlcore_run(tmp_path / name / "run")) for name in ("one", "two")]
     assert main(["diff", *paths]) == 0
     assert capsys.readouterr().out.splitlines()[:2] == ["a: one", "b: two"]
+
+
+def test_the_segments_of_a_sample_count_once() -> None:
+    parts = [sample(1, 0, 0, 0.0, segment=segment) for segment in range(3)]
+    run = run_of([*parts, sample(1, 0, 1, 1.0)])
+    [row] = compare.prompts_of_both(run, run)
+    assert (row["a"], row["b"]) == (0.5, 0.5)

@@ -226,6 +226,50 @@ def test_rollout_summaries_of_tinker_cookbook(tmp_path: Path) -> None:
     assert run.notes == ["1 of 4 trajectories were recorded without their text"]
 
 
+def test_groups_of_tinker_cookbook_whose_prompts_end_in_the_same_words_are_several(tmp_path: Path) -> None:
+    file = tmp_path / "iteration_000010" / "train_rollout_summaries.jsonl"
+    rows = [
+        {
+            **summary(group, number, score),
+            "conversation": [
+                {"role": "system", "content": f"The number is {group}."},
+                {"role": "user", "content": "Guess"},
+                {"role": "assistant", "content": "5"},
+            ],
+        }
+        for group, number, score in ((0, 0, 0.0), (0, 1, 0.0), (1, 0, 1.0), (1, 1, 0.0))
+    ]
+    write_lines(file, *rows)
+    run = read(tmp_path)
+    assert [[sample.score for sample in group] for group in run.groups()] == [[0.0, 0.0], [1.0, 0.0]]
+    assert [sample.prompt_id for sample in run.samples] == ["Guess", "Guess", "Guess (2)", "Guess (2)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "lane"),
+    [
+        ("retrieval.jsonl", "train"),
+        ("medieval/traces.jsonl", "train"),
+        ("eval.jsonl", "eval"),
+        ("eval_rollouts_3.jsonl", "eval"),
+        ("my-evaluation.jsonl", "eval"),
+        ("step_3/eval/traces.jsonl", "eval"),
+    ],
+)
+def test_the_name_of_a_file_says_whether_it_is_an_evaluation(tmp_path: Path, name: str, lane: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    write_lines(tmp_path / name, {"prompt": "p", "completion": "c", "reward": True, "example_id": 1})
+    [sample] = read(tmp_path / name).samples
+    assert (sample.lane, sample.score) == (lane, 1.0)
+
+
+def test_scores_of_inspect_that_are_true_and_false_are_one_and_nought(tmp_path: Path) -> None:
+    record = {"id": 1, "epoch": 1, "messages": [], "scores": {"right": {"value": False}, "short": {"value": True}}}
+    [sample] = read(deflated_log(tmp_path / "bools.eval", json.dumps(record))).samples
+    assert sample.components == {"right": 0.0, "short": 1.0}
+    assert sample.score == 0.5
+
+
 def test_rollouts_of_open_instruct(tmp_path: Path) -> None:
     record = {
         "step": 3,

@@ -156,6 +156,18 @@ def test_plain_conversations(tmp_path: Path) -> None:
     assert run.samples[0].info == {"note": "n"}
 
 
+def test_rewards_that_are_true_or_false_are_one_or_nought(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    talk = [{"messages": messages, "reward": reward} for reward in (True, False)]
+    (tmp_path / "talk.jsonl").write_text("".join(json.dumps(line) + "\n" for line in talk))
+    assert [sample.score for sample in read(tmp_path / "talk.jsonl").samples] == [1.0, 0.0]
+    lines = [{"input": "p", "output": "o", "score": right, "acc": right, "step": 1} for right in (True, False)]
+    (tmp_path / "verl").mkdir()
+    (tmp_path / "verl" / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    samples = read(tmp_path / "verl").samples
+    assert [(sample.score, sample.components) for sample in samples] == [(1.0, {"acc": 1.0}), (0.0, {"acc": 0.0})]
+
+
 @pytest.mark.parametrize("content", [None, "", "hello\n", '{"a": 1}\n', "[1]\n", '{"messages": 3}\n'])
 def test_what_is_not_a_run_is_refused_with_what_would_be(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "odd.jsonl"

@@ -135,6 +135,9 @@ def test_a_run_that_cannot_be_read_for_a_while_stays_with_the_reason(run: Path) 
     _, [kept] = editions.newest()
     assert len(kept.samples) == 4
     assert "fix or remove the line" in kept.notes[-1]
+    (run / "metrics.jsonl").write_text("[1\n{}\n{}\n")
+    _, [again] = editions.newest()
+    assert again.notes == kept.notes, "the reason is not repeated at each attempt"
 
 
 def test_a_port_that_is_taken_is_named(address: str) -> None:

@@ -108,8 +108,14 @@ function quantilesOf(values, shares) {
   return known.length ? shares.map((share) => known[Math.round(share * (known.length - 1))]) : null;
 }
 
+// A column's values. Rewards belong to a sample: of its segments, only the first one has them here.
+function valuesOf(name, indices, of = run) {
+  const once = name === "score" || name.startsWith("reward.");
+  return indices.map((index) => once && of.columns.segment[index] ? null : of.columns[name][index]);
+}
+
 function scoresOf(indices, of = run) {
-  return indices.map((index) => of.columns.score[index]);
+  return valuesOf("score", indices, of);
 }
 
 function componentNames(of = run) {

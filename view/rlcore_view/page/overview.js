@@ -39,14 +39,14 @@ function overviewCharts() {
   more.addEventListener("toggle", () => {
     if (more.children.length === 1) more.append(element("div", { class: "charts" }, others.map((name) => lineChart(name, [{ name, points: run.metrics[name] }]))));
   });
-  const whole = shown.length ? null : histogram("reward", run.columns.score);
+  const whole = shown.length ? null : histogram("reward", scoresOf(indicesWhere(() => true)));
   return element("div", {}, element("div", { class: "charts" }, charts, whole), others.length ? more : null);
 }
 
 function meansByStep(lane, of = run) {
   const found = new Map();
   of.columns.step.forEach((step, index) => {
-    if (of.columns.lane[index] !== lane || !isNumber(of.columns.score[index])) return;
+    if (of.columns.lane[index] !== lane || of.columns.segment[index] || !isNumber(of.columns.score[index])) return;
     if (!found.has(step)) found.set(step, []);
     found.get(step).push(of.columns.score[index]);
   });

@@ -2,9 +2,9 @@
 
 function stepsPage() {
   const trained = trainedByStep();
-  const valuesOf = (name) => new Map([...trained].map(([step, indices]) => [step, indices.map((index) => run.columns[name][index])]));
-  const cut = [...valuesOf("truncated")].map(([step, values]) => [step, meanOf(values)]).filter(([, share]) => isNumber(share));
-  const charts = trained.size > 1 ? [spreadChart("reward: mean, 10 % to 90 %", valuesOf("score")), spreadChart("length: mean, 10 % to 90 %", valuesOf("length")),
+  const byStep = (name) => new Map([...trained].map(([step, indices]) => [step, valuesOf(name, indices)]));
+  const cut = [...byStep("truncated")].map(([step, values]) => [step, meanOf(values)]).filter(([, share]) => isNumber(share));
+  const charts = trained.size > 1 ? [spreadChart("reward: mean, 10 % to 90 %", byStep("score")), spreadChart("length: mean, 10 % to 90 %", byStep("length")),
     lineChart("share of truncated responses", [{ name: "truncated", points: cut }]), componentsChart(trained)] : [];
   const row = (step) => {
     const indices = trained.get(step) || [];
@@ -21,13 +21,13 @@ function stepsPage() {
 function componentsChart(trained) {
   const names = componentNames();
   if (!names.length) return null;
-  const rows = [...trained].map(([step, indices]) => [step, names.map((name) => meanOf(indices.map((index) => run.columns[name][index])))]);
+  const rows = [...trained].map(([step, indices]) => [step, names.map((name) => meanOf(valuesOf(name, indices)))]);
   return stackedChart("components of the reward, stacked", names.map((name) => name.slice(7)), rows);
 }
 
 function stepPage(step) {
   const indices = indicesWhere((index) => run.columns.step[index] === step && run.columns.lane[index] === 0);
-  const column = (name) => indices.map((index) => run.columns[name][index]);
+  const column = (name) => valuesOf(name, indices);
   const parts = componentNames();
   const groups = run.groups.map((group, number) => number).filter((number) => run.groups[number].step === step);
   return element("div", {}, element("p", { class: "controls" }, link(to(`/step/${neighbour(step, -1)}`), "← previous step"), link(to(`/step/${neighbour(step, 1)}`), "next step →"), link(to(`/timeline?step=${step}`), "timeline")),

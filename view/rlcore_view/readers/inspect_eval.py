@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from rlcore_view.json_lines import fields_expected, number_or_none
+from rlcore_view.json_lines import fields_expected, score_or_none
 from rlcore_view.model import Event, Run, Sample, ViewError
 
 LARGEST_SAMPLE, LARGEST_LOG = 256 << 20, 2 << 30
@@ -127,7 +127,7 @@ def _sample(record: Mapping[str, Any]) -> Sample:
 
 
 def _number(value: Any) -> float | None:
-    return _GRADES.get(value) if isinstance(value, str) else float(value) if value is True else number_or_none(value)
+    return _GRADES.get(value) if isinstance(value, str) else score_or_none(value)
 
 
 def _message(message: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.json_lines import first_record, made_of, number_or_none
+from rlcore_view.json_lines import first_record, made_of, number_or_none, score_or_none
 from rlcore_view.model import Run, Sample
 
 _KNOWN = {"messages", "reward", "score", "step", "id"}
@@ -36,6 +36,6 @@ def _sample(record: Mapping[str, Any], seen: dict[tuple[int, str], int]) -> Samp
         sample=sample,
         prompt=messages[:begin],
         completion=messages[begin:],
-        score=number_or_none(record.get("score", record.get("reward"))),
+        score=score_or_none(record.get("score", record.get("reward"))),
         info={name: value for name, value in record.items() if name not in _KNOWN},
     )

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.json_lines import first_record, made_of, number_or_none
+from rlcore_view.json_lines import first_record, made_of, number_or_none, score_or_none
 from rlcore_view.model import Run, Sample, Tokens
 
 _FILE = "*_rollouts_*.jsonl"
@@ -48,7 +48,7 @@ def _sample(record: Mapping[str, Any], seen: dict[tuple[int, int], int]) -> Samp
         sample=number,
         prompt=({"role": "user", "content": f"token ids: {spelled}"},),
         completion=f"token ids: {' '.join(map(str, ids))}",
-        score=number_or_none(record["reward"]),
+        score=score_or_none(record["reward"]),
         answer=record.get("ground_truth"),
         advantage=advantage,
         num_sampled=len(ids),

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.json_lines import first_record, made_of, number_or_none
+from rlcore_view.json_lines import first_record, made_of, number_or_none, score_or_none
 from rlcore_view.model import Run, Sample
 
 _FILE = "*_rollout_summaries.jsonl"
@@ -28,7 +28,8 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> Run:
     """Every trajectory, with its text if the file has it; otherwise only the first groups' logtree has texts."""
-    samples = [sample for file in _files(path) for sample in made_of(file, partial(_sample, file=file))]
+    seen: dict[tuple[int, str, str], list[int]] = {}
+    samples = [sample for file in _files(path) for sample in made_of(file, partial(_sample, file=file, seen=seen))]
     silent = sum(not sample.completion for sample in samples)
     notes = [f"{silent} of {len(samples)} trajectories were recorded without their text"] if silent else []
     metrics = path / "metrics.jsonl"
@@ -54,7 +55,7 @@ def _metrics(record: Mapping[str, Any]) -> dict[str, float | None]:
     return {**found, "step": number_or_none(step)}
 
 
-def _sample(record: Mapping[str, Any], file: Path) -> Sample:
+def _sample(record: Mapping[str, Any], file: Path, seen: dict[tuple[int, str, str], list[int]]) -> Sample:
     steps = record["steps"]
     messages = _messages(record, steps)
     begin = next((at for at, message in enumerate(messages) if message.get("role") == "assistant"), len(messages))
@@ -63,15 +64,20 @@ def _sample(record: Mapping[str, Any], file: Path) -> Sample:
     numbers = {**(record.get("trajectory_metrics") or {})}
     for step in steps:
         numbers |= step.get("metrics") or {}
+    step, lane = int(record.get("iteration", named[1] if named else 0)), "train" if split == "train" else "eval"
+    prompt = _prompt_id(messages[:begin]) or f"{split}/{record.get('iteration')}/{group}"
+    same = seen.setdefault((step, lane, prompt), [group])  # groups whose prompts end in the same words
+    if group not in same:
+        same.append(group)
     return Sample(
-        step=int(record.get("iteration", named[1] if named else 0)),
-        lane="train" if split == "train" else "eval",
+        step=step,
+        lane=lane,
         source=", ".join(map(str, record.get("tags") or ())),
-        prompt_id=_prompt_id(messages[:begin]) or f"{split}/{record.get('iteration')}/{group}",
+        prompt_id=prompt if group == same[0] else f"{prompt} ({same.index(group) + 1})",
         sample=int(record["traj_idx"]),
         prompt=messages[:begin],
         completion=messages[begin:],
-        score=number_or_none(record["total_reward"]),
+        score=score_or_none(record["total_reward"]),
         components={name: number for name, value in numbers.items() if (number := number_or_none(value)) is not None},
         num_sampled=sum(int(step.get("ac_len") or 0) for step in steps),
         truncated=any(step.get("stop_reason") == "length" for step in steps),

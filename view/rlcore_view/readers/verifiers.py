@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.json_lines import first_record, made_of, number_or_none
+from rlcore_view.json_lines import first_record, made_of, number_or_none, score_or_none
 from rlcore_view.model import Event, Run, Sample, Tokens
 
 _STEP = re.compile(r"step_(\d+)")
+_EVAL = re.compile(r"(?:^|[^a-z])eval")
 _NAMES = ("traces.jsonl", "results.jsonl", "train_rollouts.jsonl", "eval_rollouts*.jsonl")
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens")
 _SPANS = {"boot": "setup", "setup": "setup", "scoring": "reward", "finalize": "finalize"}
@@ -84,7 +85,8 @@ def _rollouts(record: Mapping[str, Any], file: Path, seen: dict[tuple[int, str, 
     for trace in record["traces"] if isinstance(record.get("traces"), list) else [record]:
         context = {**record, **trace}
         step = int(number_or_none(context.get("eval_step")) or _step_of(file))
-        lane = "eval" if context.get("kind") == "eval" or "eval" in file.name or "eval" in file.parts[-3:] else "train"
+        is_eval = context.get("kind") == "eval" or "eval" in file.parts[-3:] or _EVAL.search(file.name)
+        lane = "eval" if is_eval else "train"
         prompt = _prompt_id(context)
         number = seen[step, lane, prompt] = seen.get((step, lane, prompt), -1) + 1
         place = {"step": step, "lane": lane, "prompt_id": prompt, "sample": number}
@@ -113,7 +115,7 @@ def _flat(record: Mapping[str, Any], place: Mapping[str, Any]) -> Sample:
     return Sample(
         prompt=prompt if isinstance(prompt, list) else ({"role": "user", "content": str(prompt)},),
         completion=completion if isinstance(completion, list) else str(completion),
-        score=number_or_none(record["reward"]),
+        score=score_or_none(record["reward"]),
         answer=record.get("answer"),
         components=components,
         advantage=number_or_none(record.get("advantage")),

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.json_lines import first_record, made_of, number_or_none
+from rlcore_view.json_lines import first_record, made_of, score_or_none
 from rlcore_view.model import Run, Sample
 
 _KNOWN = {"input", "output", "score", "step", "gts"}
@@ -41,7 +41,7 @@ def _sample(record: Mapping[str, Any], file: Path, seen: dict[str, int]) -> Samp
     prompt = str(record["input"])
     sample = seen[prompt] = seen.get(prompt, -1) + 1
     more = {name: value for name, value in record.items() if name not in _KNOWN}
-    numbers = {name: number for name, value in more.items() if (number := number_or_none(value)) is not None}
+    numbers = {name: number for name, value in more.items() if (number := score_or_none(value)) is not None}
     step = record.get("step", file.stem if file.stem.isdigit() else 0)
     return Sample(
         step=int(step),
@@ -49,7 +49,7 @@ def _sample(record: Mapping[str, Any], file: Path, seen: dict[str, int]) -> Samp
         sample=sample,
         prompt=({"role": "user", "content": prompt},),
         completion=str(record["output"]),
-        score=number_or_none(record["score"]),
+        score=score_or_none(record["score"]),
         answer=record.get("gts"),
         components=numbers,
         info={name: value for name, value in more.items() if name not in numbers},
