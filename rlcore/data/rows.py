@@ -270,7 +270,7 @@ def _datasets(whose: str) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The library without its progress bars and its log of errors, and arguments that keep local data in memory and
     out of the user's cache.
 
-    Its exceptions become a ConfigError that names the data by `whose`; data without a row is no error here.
+    Its exceptions become a ConfigError that names the data by `whose`; data without a row passes.
     """
     import datasets
     from tqdm import tqdm  # type: ignore[import-untyped]

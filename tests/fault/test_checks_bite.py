@@ -22,6 +22,7 @@ PLANS = (
     "plan/test_device_defaults.py",
     "plan/test_layout.py",
     "plan/test_plan.py",
+    "plan/test_plan_arguments.py",
     "plan/test_plan_attention.py",
     "plan/test_plan_context.py",
     "plan/test_plan_memory.py",

@@ -220,7 +220,7 @@ def seconds(retry_after: str) -> float | None:
         pass
     try:
         date = parsedate_to_datetime(retry_after)
-        date = date if date.tzinfo else date.replace(tzinfo=UTC)  # "-0000": without a zone of its own
+        date = date if date.tzinfo else date.replace(tzinfo=UTC)  # a date with "-0000"
         return max(0.0, date.timestamp() - time.time())
     except (ValueError, TypeError, OverflowError, OSError):  # the last two: years out of range
         return None
