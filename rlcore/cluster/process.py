@@ -176,12 +176,21 @@ class ProcessBody:
 
     async def start(self) -> None:
         """Start all processes or none."""
+        ready: list[WorkerProcess] = []
+
+        async def start(process: WorkerProcess) -> None:
+            await process.start()
+            ready.append(process)
+
         try:
             async with asyncio.TaskGroup() as group:
                 for process in self._processes:
-                    group.create_task(process.start())
+                    group.create_task(start(process))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        finally:
+            if len(ready) < len(self._processes):
+                await asyncio.gather(*(process.close() for process in ready))  # the others have ended themselves
 
     async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
         """See `ReplicaBody.build`."""

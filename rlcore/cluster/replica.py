@@ -43,7 +43,7 @@ class ReplicaSupervisor:
         self._failure = ""
         """Reason why its last restart failed."""
         self._num_deaths = 0
-        """Number of deaths that count toward `max_restarts`."""
+        """Number of deaths that count toward `max_restarts`; -1: the next one was excused before it was counted."""
         self._served_since = 0.0
         """`time.monotonic()` of the last start or restart."""
         self._watching: asyncio.Task[None] | None = None
@@ -93,7 +93,8 @@ class ReplicaSupervisor:
 
     def excuse(self) -> None:
         """Excuse one death that a request caused: its restart does not count."""
-        self._num_deaths = max(0, self._num_deaths - 1)
+        is_counted = self.alive or not self._reachable  # else the callers have heard of a death before `_watch`
+        self._num_deaths = max(0 if is_counted else -1, self._num_deaths - 1)
 
     def restart(self, reason: str) -> None:
         """Give up a serving replica: its processes are ended, and it is restarted if that is allowed."""
@@ -116,7 +117,7 @@ class ReplicaSupervisor:
         while True:
             reason = self._failure or await self._end_of(body)
             if (self._ready or self._abandoned_because) and time.monotonic() - self._served_since >= STEADY_S:
-                self._num_deaths = 0
+                self._num_deaths = min(0, self._num_deaths)
             self._reachable = self._ready = False
             before, self._num_deaths = self._num_deaths, self._num_deaths + 1
             left = self._max_restarts - before

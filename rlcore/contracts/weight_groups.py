@@ -151,9 +151,12 @@ def _without_watchdog() -> Iterator[None]:
 
 def watch(connections: list[socket.socket], wait_s: float = LOOK_S) -> None:
     """Wait up to `wait_s`; EOFError when a connection has ended. Data that has arrived stays unread."""
-    readable, _, _ = select.select(connections, [], [], wait_s)
-    for connection in readable:
-        if not connection.recv(1, socket.MSG_PEEK):
+    watched = select.poll()  # `select.select` takes no descriptor above 1023
+    for connection in connections:
+        watched.register(connection, select.POLLIN)
+    readable = {number for number, _ in watched.poll(wait_s * 1000)}
+    for connection in connections:
+        if connection.fileno() in readable and not connection.recv(1, socket.MSG_PEEK):
             raise EOFError(GONE)
     if readable:
         time.sleep(wait_s)  # do not spin while a header waits for its turn

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlcore.cluster.local import LocalCluster
+from rlcore.cluster.process import ProcessBody, WorkerProcess
 from rlcore.cluster.replica import ReplicaGroup
 from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.clusters import Deadlines
@@ -339,3 +340,17 @@ def test_in_process_runs_isolated_workers_as_threads(plugin: ModuleType, tmp_pat
                 await groups["probe"].replicas[0].call(plugin.Probe.fail)
 
     asyncio.run(story())
+
+
+def test_a_rank_that_does_not_start_leaves_none_of_the_others(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os, time\ntime.sleep(4)\nos._exit(7)\n")
+    names = ({}, {"PYTHONPATH": str(tmp_path)})
+    ranks = [WorkerProcess(f"actor[0.{rank}]", variables, rank) for rank, variables in enumerate(names)]
+
+    async def run() -> None:
+        with pytest.raises(WorkerError, match=r"actor\[0\.1\]' ended: exit code 7"):
+            await ProcessBody(ranks, f"file://{tmp_path}/rendezvous").start()
+        assert not is_running(ranks[0].pid)
+        assert {task for task in asyncio.all_tasks() if "actor" in task.get_name()} == set()
+
+    asyncio.run(run())

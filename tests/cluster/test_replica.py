@@ -96,6 +96,21 @@ def test_an_excuse_gives_no_more_restarts_than_there_are() -> None:
     asyncio.run(asyncio.wait_for(story(), 20.0))
 
 
+@pytest.mark.parametrize("served_s", [0.0, 2 * replica.STEADY_S])
+def test_a_death_that_is_excused_before_it_is_counted_does_not_count(served_s: float) -> None:
+    async def story() -> None:
+        life = Life(max_restarts=1)
+        await life.seat.start()
+        life.bodies[0].over.set()  # and the calls with it, before `_watch` runs
+        life.seat.excuse()
+        life.seat.excuse()
+        life.seat._served_since -= served_s
+        assert [await life.die(), await life.die(), await life.die()] == [True, True, False]
+        await life.seat.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
+
+
 def test_a_restarted_replica_streams_nothing_until_it_is_prepared() -> None:
     refused: list[str] = []
 

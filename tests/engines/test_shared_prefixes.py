@@ -339,3 +339,28 @@ def test_micro_batches_hold_every_row_once_and_keep_to_the_budget(budget: int) -
         assert cost <= budget or len(rows) == 1
     if budget == 10_000:
         assert len(parts) == 1
+
+
+@pytest.mark.parametrize("shared", SharedPrefix)
+def test_rows_without_a_common_token_and_without_a_sampled_one_have_no_log_probs(
+    llama: Path, shared: SharedPrefix
+) -> None:
+    prompt = Prompt("p", (), None, "p")
+    rows = [
+        ScoredTrajectory(
+            Trajectory(
+                id=TrajectoryId("p", 0, sample),
+                prompt=prompt,
+                token_ids=np.array(token_ids, np.int32),
+                loss_mask=np.zeros(2, bool),
+                logprobs=np.zeros(2, np.float32),
+                completion="",
+                finish=FinishReason.STOP,
+                versions=(),
+            ),
+            Reward(0.0),
+        )
+        for sample, token_ids in enumerate(([5, 6], [1, 2]))
+    ]
+    found_BT = engine_of(llama, shared).logprobs(collate([rows], 0))
+    assert found_BT.tolist() == [[0.0, 0.0], [0.0, 0.0]]

@@ -1,6 +1,8 @@
 """Weights that are broadcast to all replicas at once, by gloo: groups, losses in the middle, returns."""
 
+import fcntl
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -356,3 +358,20 @@ def test_a_replica_that_is_killed_in_the_middle_comes_back_with_the_version_of_t
         assert [child.answer() for child in children] == [expected(version, in_group=True)] * 3
     for child in children:
         child.end()
+
+
+def test_a_connection_is_watched_also_where_very_many_files_are_open() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(limits[1], 2000)), limits[1]))
+    try:
+        ours, theirs = socket.socketpair()
+        with ours:
+            number = fcntl.fcntl(ours, fcntl.F_DUPFD, 1500)
+        with theirs, socket.socket(fileno=number) as high:
+            assert high.fileno() >= 1500
+            weight_groups.watch([high], 0.0)
+            theirs.close()
+            with pytest.raises(EOFError):
+                weight_groups.watch([high], 0.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

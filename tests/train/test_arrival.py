@@ -158,6 +158,10 @@ AGENTS: dict[str, tuple[Any, str]] = {
         Agent(row("p", token_ids=np.array([1, 2**63, 3], np.uint64))),
         "token id 9223372036854775808; needs 0 to",
     ),
+    "no tokens": (
+        Agent(row("p", token_ids=np.zeros(0, np.int32), loss_mask=np.zeros(0, bool), logprobs=np.zeros(0, np.float32))),
+        "token_ids is empty; needs the prompt's tokens at least",
+    ),
     "a loss at position 0": (Agent(row("p", loss_mask=np.ones(3, bool))), "loss_mask is True at position 0"),
     "an exception": (Agent(KeyError("which")), "KeyError: 'which'"),
     **{f"its own {type(end).__name__}": (Agent(end), type(end).__name__) for end in ENDS},

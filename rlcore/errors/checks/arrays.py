@@ -185,9 +185,11 @@ def _wrong_trajectory(row: Trajectory) -> str:
     if len(row.loss_mask) != num or len(row.logprobs) != num:
         lengths = num, len(row.loss_mask), len(row.logprobs)
         return f"token_ids, loss_mask and logprobs have lengths {lengths}; needs one length"
-    if row.token_ids.dtype.itemsize > 4 and num and (problem := _wrong_ids(row.token_ids, None)):
+    if not num:
+        return "token_ids is empty; needs the prompt's tokens at least, also of a sample that failed"
+    if row.token_ids.dtype.itemsize > 4 and (problem := _wrong_ids(row.token_ids, None)):
         return problem  # converted to int32, it may become another token
-    if num and row.loss_mask[0]:
+    if row.loss_mask[0]:
         return "loss_mask is True at position 0, whose token has no log-prob; needs False there"
     if not _is_mapping(row.info):
         return f"info is {kind(row.info)}; needs a mapping of str to plain values"

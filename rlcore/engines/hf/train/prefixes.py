@@ -44,7 +44,7 @@ def pad(batch: Batch, device: torch.device) -> PaddedBatch:
     first_G = np.unique(batch.group_B, return_index=True)[1]
     prefix_G = prefix_B[first_G]
     num_columns = int(prefix_G.max(initial=0))
-    longest = int(suffix_B.max(initial=0))
+    longest = int(suffix_B.max(initial=0 if num_columns else 1))  # transformers computes no empty sequence
     columns_P, columns_S = np.arange(num_columns), np.arange(longest)
     is_token_GP = columns_P < prefix_G[:, None]
     is_token_BS = columns_S < suffix_B[:, None]
