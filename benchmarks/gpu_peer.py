@@ -4,6 +4,7 @@ One side at a time, because a device does not have room for both. On CUDA the ot
 documentation recommends there, and the micro-batch with which its step is fastest.
 """
 
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,12 +39,27 @@ class Peer(vs_trl.Comparison):
         if not TRL_PYTHON.exists():
             program = vs_trl.HERE / "naive_side.py"
             return Side("transformers", Path(sys.executable), program, self.peer_spec(micro_batch), self.threads)
-        return Side("TRL", TRL_PYTHON, vs_trl.HERE / "trl_side.py", self.trl_spec(micro_batch), self.threads)
+        spec = self.trl_spec(micro_batch)
+        name = "TRL without vLLM" if self.on_cuda and not spec["vllm"] else "TRL"
+        return Side(name, TRL_PYTHON, vs_trl.HERE / "trl_side.py", spec, self.threads)
 
     def trl_spec(self, micro_batch: int) -> dict[str, Any]:
-        """The specification for TRL; on a CPU with the settings of every other comparison."""
-        spec = self.peer_spec(micro_batch) | {"vllm": self.on_cuda, "model": str(self._endless), "lengths": None}
+        """The specification for TRL; on a CPU with the settings of every other comparison.
+
+        It samples with vLLM on a GPU if its environment has it: `make bench` installs TRL alone.
+        """
+        spec = self.peer_spec(micro_batch) | {
+            "vllm": self.on_cuda and _has_vllm(),
+            "model": str(self._endless),
+            "lengths": None,
+        }
         return spec | TRL_ON_CUDA if self.on_cuda else spec
+
+
+def _has_vllm() -> bool:
+    """True if TRL's environment has vLLM."""
+    code = "import sys, importlib.util as util; sys.exit(util.find_spec('vllm') is None)"
+    return subprocess.run([str(TRL_PYTHON), "-c", code], check=False).returncode == 0
 
 
 def compared(comparison: Peer, rounds: int) -> dict[str, Any]:

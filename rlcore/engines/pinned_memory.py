@@ -14,7 +14,7 @@ def pin_exactly() -> None:
 
     By default it rounds up to a power of two: a 7B model's offloaded state would take 1.9 times its size.
     """
-    name = next((name for name in _VARIABLES if os.environ.get(name)), _VARIABLES[-1])
+    name = next((name for name in _VARIABLES if name in os.environ), _VARIABLES[-1])  # also if it is empty
     settings = [part for part in os.environ.get(name, "").split(",") if part]
     if not any(part.partition(":")[0].strip() == _SETTING for part in settings):
         os.environ[name] = ",".join([*settings, f"{_SETTING}:{ROUNDED_MIB}"])

@@ -66,6 +66,12 @@ def actor_pool(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> Pool
     return next(pool for pool in pools if pool.name == name)
 
 
+def roles_on_actors_devices(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> list[str]:
+    """The roles that serve on the actor's devices, whether they sleep while it trains or not."""
+    pool = actor_pool(pools, workers)
+    return [plan.request.role.name for plan in workers if shares_devices(plan, pool, workers)]
+
+
 def shares_devices(plan: WorkerPlan, pool: PoolPlan, workers: Sequence[WorkerPlan]) -> bool:
     """True if a role serves on the actor's devices while samples are generated and scored."""
     request = plan.request

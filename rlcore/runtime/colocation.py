@@ -2,7 +2,8 @@
 
 A pool that is a union of others lends the devices of servers (rollout and reward replicas) to the training roles.
 Servers are awake while no role trains and sleep from `train` to `serve`. The caller of `train` must call `serve` under
-try/finally. A lost server is started again while servers have the devices: a start needs its whole share of them.
+try/finally. A lost server is started again while servers have the devices: a start needs its whole share of them. That
+also holds for servers that stay awake next to the training roles: an engine measures the free memory when it starts.
 """
 
 import asyncio
@@ -29,13 +30,17 @@ class DeviceLease:
         record: Callable[[str, float], None],
         on_cpu: bool = False,
         deadline_s: float = TURN_S,
+        awake: Sequence[WorkerGroup[Any]] = (),
     ) -> None:
         """`servers`: role, group and the interface that defines `sleep` and `wake`; `record` receives metrics.
+
+        `awake`: servers that share the devices without sleeping.
 
         On a CPU a sleeping server keeps its memory: it only finishes its requests and admits no others, and the metrics
         are named accordingly (`time/drain_s`, `time/admit_s` instead of `time/sleep_s`, `time/wake_s`).
         """
         self._servers, self._record, self._deadline_s = tuple(servers), record, deadline_s
+        self._groups = [*(group for _, group, _ in self._servers), *awake]
         self._names = ("time/drain_s", "time/admit_s") if on_cpu else ("time/sleep_s", "time/wake_s")
         self._training = False
         self._turning = asyncio.Lock()
@@ -44,7 +49,7 @@ class DeviceLease:
         self._serving, self._none_starting = asyncio.Event(), asyncio.Event()
         self._serving.set()
         self._none_starting.set()
-        for _, group, _ in self._servers:
+        for group in self._groups:
             group.before_launch(self._begin_start)
             group.on_event(self._end_start)
 
@@ -59,7 +64,7 @@ class DeviceLease:
         WorkerError names one that cannot. Waits for a lost server that is being started again, which needs its share of
         the devices for that.
         """
-        while self._servers:
+        while self._groups:
             await self._none_starting.wait()
             async with self._turning:
                 if self._training:
@@ -69,7 +74,8 @@ class DeviceLease:
                 self._training, began = True, time.monotonic()
                 self._serving.clear()
                 await self._tell("sleep")
-                self._record(self._names[0], time.monotonic() - began)
+                if self._servers:
+                    self._record(self._names[0], time.monotonic() - began)
                 return
 
     async def serve(self) -> None:
@@ -86,7 +92,8 @@ class DeviceLease:
                 self._end_training()  # the run ends: the next call would only wait for the same server again
                 raise
             self._end_training()
-            self._record(self._names[1], time.monotonic() - began)
+            if self._servers:
+                self._record(self._names[1], time.monotonic() - began)
 
     def _end_training(self) -> None:
         self._training = False

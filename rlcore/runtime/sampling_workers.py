@@ -15,6 +15,7 @@ from rlcore.contracts.workers import WorkerGroup
 from rlcore.data.tokenizer import load_tokens
 from rlcore.engines.freed_memory import keep_freed_memory
 from rlcore.plan import RunPlan
+from rlcore.plan.colocation import roles_on_actors_devices
 from rlcore.runtime.colocation import DeviceLease
 from rlcore.runtime.hang_watch import HangWatch
 from rlcore.runtime.offering_plugin import naming_offers
@@ -172,4 +173,6 @@ def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> DeviceLease:
     """Created after the weight sync, so that a restarted server loads its weights before it may have to sleep."""
     interfaces = {worker.request.role.name: worker.request.role.interface for worker in plan.workers}
     servers = [(role, groups[role], interfaces[role]) for role in plan.colocated_roles]
-    return DeviceLease(servers, sink.record, on_cpu=plan.config.cluster.device != "cuda")
+    sharing = roles_on_actors_devices(plan.pools, plan.workers)
+    awake = [groups[role] for role in sharing if role not in plan.colocated_roles]
+    return DeviceLease(servers, sink.record, on_cpu=plan.config.cluster.device != "cuda", awake=awake)

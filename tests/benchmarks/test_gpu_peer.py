@@ -73,6 +73,7 @@ def test_trl_has_its_own_mixed_precision_and_checkpoints_on_cuda_and_neither_on_
     modules: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = modules("gpu_peer")
+    monkeypatch.setattr(peer, "_has_vllm", lambda: True)
     found = {}
     for device in ("cpu", "cuda"):
         comparison = object.__new__(peer.Peer)
@@ -88,6 +89,24 @@ def test_trl_has_its_own_mixed_precision_and_checkpoints_on_cuda_and_neither_on_
     assert on_cuda.model_init_kwargs == {"dtype": "float32"}, "masters; autocast computes in bfloat16"
     assert on_cuda.vllm_mode == "colocate"
     assert on_cuda.per_device_train_batch_size * on_cuda.gradient_accumulation_steps == 32
+
+
+@pytest.mark.parametrize(("has_vllm", "name"), [(True, "TRL"), (False, "TRL without vLLM")])
+def test_trl_whose_environment_has_no_vllm_samples_without_it_and_says_so(
+    modules: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_vllm: bool, name: str
+) -> None:
+    peer = modules("gpu_peer")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexit {int(not has_vllm)}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(peer, "TRL_PYTHON", python)
+    monkeypatch.setattr(peer, "Side", lambda name, python, program, spec, threads: (name, spec))
+    monkeypatch.setattr(peer.Peer, "peer_spec", lambda self, rows: dict(SPEC))
+    monkeypatch.setattr(peer.Peer, "threads", 1, raising=False)
+    comparison = object.__new__(peer.Peer)
+    comparison._options, comparison._endless = SimpleNamespace(device="cuda"), Path("endless")
+    found, spec = comparison.trl(2)
+    assert (found, spec["vllm"]) == (name, has_vllm)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ OURS = "pinned_max_round_threshold_mb:1"
         ({}, {NAMES[1]: OURS}),
         ({NAMES[1]: "expandable_segments:True"}, {NAMES[1]: f"expandable_segments:True,{OURS}"}),
         ({NAMES[0]: "expandable_segments:True"}, {NAMES[0]: f"expandable_segments:True,{OURS}"}),
+        ({NAMES[0]: "", NAMES[1]: "max_split_size_mb:64"}, {NAMES[0]: OURS, NAMES[1]: "max_split_size_mb:64"}),
         ({NAMES[1]: "pinned_max_round_threshold_mb:64"}, {NAMES[1]: "pinned_max_round_threshold_mb:64"}),
     ],
 )

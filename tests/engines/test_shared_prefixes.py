@@ -345,22 +345,9 @@ def test_micro_batches_hold_every_row_once_and_keep_to_the_budget(budget: int) -
 def test_rows_without_a_common_token_and_without_a_sampled_one_have_no_log_probs(
     llama: Path, shared: SharedPrefix
 ) -> None:
-    prompt = Prompt("p", (), None, "p")
-    rows = [
-        ScoredTrajectory(
-            Trajectory(
-                id=TrajectoryId("p", 0, sample),
-                prompt=prompt,
-                token_ids=np.array(token_ids, np.int32),
-                loss_mask=np.zeros(2, bool),
-                logprobs=np.zeros(2, np.float32),
-                completion="",
-                finish=FinishReason.STOP,
-                versions=(),
-            ),
-            Reward(0.0),
-        )
-        for sample, token_ids in enumerate(([5, 6], [1, 2]))
-    ]
-    found_BT = engine_of(llama, shared).logprobs(collate([rows], 0))
-    assert found_BT.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    batch = random_batch(num_groups=1, samples=2)
+    ids_BT = batch.tokens.token_ids_BT.copy()
+    ids_BT[:, 0] = 1, 2
+    nothing = replace(batch.tokens, token_ids_BT=ids_BT, loss_mask_BT=np.zeros_like(batch.tokens.loss_mask_BT))
+    found_BT = engine_of(llama, shared).logprobs(replace(batch, tokens=nothing))
+    assert not found_BT.any()

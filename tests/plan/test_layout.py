@@ -11,6 +11,7 @@ from rlcore.cli import main
 from rlcore.contracts.requests import ModelShape
 from rlcore.errors import PlanError
 from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
+from rlcore.plan.colocation import roles_on_actors_devices
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
@@ -239,6 +240,7 @@ def test_nothing_sleeps_where_both_fit_by_the_plan(
     plan = planned(COLOCATED, f"rollout.warn_logprob_diff={frac}", parameters=parameters, gib=gib)
     assert plan.colocated_roles == (() if awake else ("rollout",))
     assert ("on the actor's devices, awake while it trains: rollout; the plan has room for both" in plan.notes) is awake
+    assert roles_on_actors_devices(plan.pools, plan.workers) == ["rollout"], "whether it sleeps or not"
     if awake:
         assert plan.device_bytes["main"]["training"] <= 0.9 * 80 * GIB
 

@@ -41,7 +41,7 @@ class Body:
 class Server:
     """A supervised server, its starts and what it is told."""
 
-    def __init__(self, faults: int = 0) -> None:
+    def __init__(self, faults: int = 0, sleeps: bool = True) -> None:
         self.calls: list[str] = []
         self.bodies: list[Body] = []
         self.may_finish, self.began = asyncio.Event(), asyncio.Event()
@@ -49,9 +49,9 @@ class Server:
         self._faults = faults
         self.seat = ReplicaSupervisor("rollout[0]", 0, self._launch, 3, DEADLINES)
         self.handle = Replica("rollout[0]", "rollout", RolloutWorker, self.seat, DEADLINES)
-        self.lease = DeviceLease(
-            [("rollout", ReplicaGroup([self.handle]), RolloutWorker)], lambda name, value: None, deadline_s=5.0
-        )
+        group, self.recorded = ReplicaGroup([self.handle]), list[str]()
+        servers, awake = ([("rollout", group, RolloutWorker)], []) if sleeps else ([], [group])
+        self.lease = DeviceLease(servers, lambda name, _: self.recorded.append(name), deadline_s=5.0, awake=awake)
 
     async def _launch(self) -> Any:
         self.calls.append("start")
@@ -76,11 +76,11 @@ class Server:
             await asyncio.sleep(0)
 
 
-def calls_during(story: Callable[[Server], Awaitable[None]], faults: int = 0) -> list[str]:
+def calls_during(story: Callable[[Server], Awaitable[None]], faults: int = 0, sleeps: bool = True) -> list[str]:
     """The starts and calls of a server during a story, and '--' where the story says so."""
 
     async def run() -> list[str]:
-        server = Server(faults)
+        server = Server(faults, sleeps)
         await server.seat.start()
         await story(server)
         await server.seat.close()
@@ -137,3 +137,23 @@ def test_roles_train_between_two_tries_to_start_a_server() -> None:
         await server.back()
 
     assert calls_during(story, faults=1) == ["start", "start", "--", "start"]
+
+
+def test_a_server_that_stays_awake_is_started_again_while_no_role_trains_either() -> None:
+    async def story(server: Server) -> None:
+        assert not server.lease.shared
+        await server.lease.train()
+        await server.die()
+        await turns()
+        server.calls.append("--")
+        server.may_finish.clear()
+        await server.lease.serve()
+        await server.began.wait()
+        training = asyncio.create_task(server.lease.train())
+        await turns()
+        assert not training.done()
+        server.may_finish.set()
+        await training
+        assert server.recorded == []
+
+    assert calls_during(story, sleeps=False) == ["start", "--", "start"]

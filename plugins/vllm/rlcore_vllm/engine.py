@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from rlcore import RunConfig, WorkerContext, WorkerError
 from rlcore.errors import boundary
-from rlcore_vllm.processes import METHOD, computes_alone, forking, keep_place_of_title
+from rlcore_vllm.processes import METHOD, computes_alone, forking, is_on_cpu, keep_place_of_title
 from rlcore_vllm.resources import ALLOCATOR, model_length, without_expandable_segments
 from rlcore_vllm.settings import VllmSettings
 
@@ -95,12 +95,14 @@ def open_engine(arguments: Mapping[str, Any], who: str, threads: int = 0) -> Any
     """
     parsed = engine_arguments(arguments, who, threads)
     with serving(who, arguments):
+        from vllm.usage.usage_lib import UsageContext  # type: ignore[import-not-found]
         from vllm.v1.engine.async_llm import AsyncLLM  # type: ignore[import-not-found]
 
         from rlcore_vllm.executor import BoundMultiprocExecutor, BoundUniProcExecutor
 
         method = os.environ.get(METHOD)
-        config = parsed.create_engine_config()
+        # Without a context vLLM computes 2048 tokens at a time on any device; a server's number depends on the GPU.
+        config = parsed.create_engine_config(None if is_on_cpu(arguments) else UsageContext.OPENAI_API_SERVER)
         # Set here, because with several nodes vLLM takes no class as an argument.
         executor = BoundUniProcExecutor if computes_alone(arguments) else BoundMultiprocExecutor
         config.parallel_config.distributed_executor_backend = executor
@@ -122,8 +124,10 @@ def engine_arguments(arguments: Mapping[str, Any], who: str, threads: int) -> An
     else:
         os.environ.pop("OMP_NUM_THREADS", None)
     for name in ALLOCATOR:
-        if name in os.environ:
-            os.environ[name] = without_expandable_segments(os.environ[name])
+        if left := without_expandable_segments(os.environ.get(name, "")):
+            os.environ[name] = left
+        else:
+            os.environ.pop(name, None)  # torch reads an empty one, too, and then not the other
     check_installed(who)
     with serving(who, arguments):
         from vllm import AsyncEngineArgs  # type: ignore[import-not-found]

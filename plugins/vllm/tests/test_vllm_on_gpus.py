@@ -84,5 +84,37 @@ def test_an_engine_on_a_gpu_takes_its_own_number_of_threads(
     assert os.environ.get("OMP_NUM_THREADS") == threads
 
 
+@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_a_variable_of_which_nothing_is_left_does_not_hide_the_other(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "expandable_segments:True")
+    monkeypatch.setattr(engine, "check_installed", refuse)
+    with pytest.raises(WorkerError, match="stop here"):
+        engine.open_engine({}, "rollout[0]")
+    assert variable not in os.environ
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+def test_an_engine_on_a_gpu_computes_as_many_tokens_at_a_time_as_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
+
+    contexts: list[Any] = []
+
+    class Parsed:
+        def create_engine_config(self, usage_context: Any) -> None:
+            contexts.append(usage_context)
+            raise WorkerError("stop here")
+
+    monkeypatch.setattr(engine, "engine_arguments", lambda *arguments: Parsed())
+    for device in ("cpu", "cuda:0"):
+        with pytest.raises(WorkerError, match="stop here"):
+            engine.open_engine({"model": "m"} | engine.device_arguments(device, 1.0, 0.5), "rollout[0]")
+    assert contexts[0] is None
+    assert contexts[1] in EngineArgs.get_batch_defaults(1)[0]
+
+
 def refuse(who: str) -> None:
     raise WorkerError(f"{who}: stop here")

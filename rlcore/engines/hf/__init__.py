@@ -2,7 +2,8 @@
 
 In a worker: `prepare_process(context)`, then a `TrainEngine` with a `Loss` and `ranks=ranks_of(context)`. A
 worker inside the actor reads the actor's model through `actor_engine(context)`. A method that computes does so in
-`with device_turn(context)`. A `ClassifierEngine` scores rows with a sequence classifier.
+`with device_turn(context)`. A `ClassifierEngine` scores rows with a sequence classifier. An engine that offloads takes
+the host memory that the plan counts after `pin_exactly()`, which `prepare_process` calls, too.
 """
 
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # the one list of public names, read by type checkers and by 
     from rlcore.engines.hf.train.ranks import ranks_of as ranks_of
     from rlcore.engines.hf.worker import actor_engine as actor_engine
     from rlcore.engines.hf.worker import prepare_process as prepare_process
+    from rlcore.engines.pinned_memory import pin_exactly as pin_exactly
 
 
 __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -312,7 +312,7 @@ def prepare_process(context: WorkerContext) -> None:
     Call it before torch is imported, which reads settings of its allocator, and before a model is loaded: checkpoints
     hold these random states.
     """
-    if context.device != "cpu" and context.config.actor.offload:
+    if context.device != "cpu":
         pin_exactly()
     import random
 

@@ -19,7 +19,7 @@ import numpy as np
 from rlcore import ConfigError, RlcoreError, WorkerContext, WorkerError
 from rlcore.config import ModelConfig
 from rlcore.contracts.reward_models import Conversations, RewardModel, until_padding
-from rlcore.engines.hf import ClassifierEngine, ranks_of
+from rlcore.engines.hf import ClassifierEngine, pin_exactly, ranks_of
 from rlcore.errors import boundary
 from rlcore.types import Float32s
 from rlcore_reward_loop.settings import ModelSettings
@@ -41,6 +41,8 @@ class MeshClassifier:
 
     def __init__(self, model: RewardModel, context: WorkerContext, settings: ModelSettings, key: str) -> None:
         """Load this rank's part; all ranks must come here. ConfigError or WorkerError naming the model."""
+        if context.device != "cpu":
+            pin_exactly()
         import torch
 
         if context.threads > 0:
