@@ -298,7 +298,21 @@ def _datasets(whose: str) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _numbered(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    return (Row(f"row {index}", values) for index, values in enumerate(rows))
+    for index, values in enumerate(rows):
+        yield Row(f"row {index}", {name: _without_filling(value) for name, value in values.items()})
+
+
+def _without_filling(value: Any, *, in_calls: bool = False) -> Any:
+    """The value without the nulls in calls of tools: a table gives each call the arguments of all the others."""
+    if isinstance(value, list):
+        return [_without_filling(inner, in_calls=in_calls) for inner in value]
+    if isinstance(value, dict):
+        return {
+            key: _without_filling(inner, in_calls=in_calls or key == "tool_calls")
+            for key, inner in value.items()
+            if not (in_calls and inner is None)
+        }
+    return value
 
 
 def _task_rows(source: SourceConfig, who: str) -> Iterator[Row]:

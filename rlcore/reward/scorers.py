@@ -5,8 +5,10 @@ The first five extract an answer from the response and compare it with the promp
 """
 
 import re
+import threading
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from rlcore.errors import RewardError
@@ -19,6 +21,8 @@ QUANTITY = re.compile(
     r"((?<![\w.)])[-\u2212])?(?:\$\s?([-\u2212])?)?(\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)"
 )
 r"""A number as people write it: -3, $1,234.50, -$5, .5. A hyphen after a digit or word joins: 10-15 ends in 15."""
+THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!])(?=\d{3}(?!\d))")
+r"""The marks between thousands that TeX writes: 1{,}234, 1\,234, 1,\!234."""
 NO_ANSWER = FrozenDict[str, Any]({"answer": ""})
 """Nothing in the response could be read: a vote for nothing, and what a run counts before it says so."""
 
@@ -44,7 +48,7 @@ def extract(text: str) -> str:
     tags = ANSWER_TAG.findall(text)
     if tags:
         return str(tags[-1]).strip()
-    numbers = list(QUANTITY.finditer(text))
+    numbers = list(QUANTITY.finditer(THOUSANDS.sub(",", text)))
     return _as_written(numbers[-1]) if numbers else text.strip()
 
 
@@ -54,7 +58,7 @@ def same_answer(found: str, wanted: str) -> bool:
     found, wanted = found.strip(), wanted.strip()
     if found == wanted:
         return True
-    matches = [QUANTITY.fullmatch(text.removeprefix("+")) for text in (found, wanted)]
+    matches = [QUANTITY.fullmatch(THOUSANDS.sub(",", text).removeprefix("+")) for text in (found, wanted)]
     numbers = [_quantity(match) for match in matches if match is not None]
     return len(numbers) == len(matches) and numbers[0] == numbers[1]
 
@@ -103,7 +107,7 @@ def gsm8k_number(text: str) -> Decimal | None:
 
 
 def _last_quantity(text: str) -> Decimal | None:
-    matches = list(QUANTITY.finditer(text))
+    matches = list(QUANTITY.finditer(THOUSANDS.sub(",", text)))
     return _quantity(matches[-1]) if matches else None
 
 
@@ -126,12 +130,15 @@ def math_verify(trajectory: Trajectory) -> Reward:
     """1 if math-verify (extra `tasks`) finds the response mathematically equal to the prompt's answer, else 0."""
     from math_verify import parse, verify
 
+    # its own limits are alarms, which only the main thread has; a call's deadline holds in any
+    limit = 5 if threading.current_thread() is threading.main_thread() else None
+    parse = partial(parse, parsing_timeout=limit)
     wanted = parse(f"${_wanted(trajectory)}$")
     if not wanted:
         raise RewardError(f"math-verify cannot read the answer {_wanted(trajectory)!r} of the data")
     found = parse(trajectory.text())
     answer = FrozenDict[str, Any]({"answer": str(found[0])}) if found else NO_ANSWER
-    return Reward(float(verify(wanted, found)), info=answer)
+    return Reward(float(verify(wanted, found, timeout_seconds=limit)), info=answer)
 
 
 def reasoning_gym(trajectory: Trajectory) -> Reward:

@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,10 @@ def test_a_response_without_a_closed_box_has_none() -> None:
         ("+5", "5", True),
         ("$5", "5.00", True),
         ("12345678901234567891", "12345678901234567890", False),
+        ("1{,}234", "1234", True),
+        (r"1\,234\,567", "1234567", True),
+        (r"10,\!000.5", "10000.5", True),
+        (r"1\,23", "123", False),
         ("1,2", "12", False),
         ("1,2,3", "123", False),
         ("two", "two", True),
@@ -87,6 +92,14 @@ def test_scorers_judge_and_tell_the_answer() -> None:
     assert exact_match(sample_of("42", 42)).score == 1.0
     assert boxed(sample_of("42", "42")).score == 0.0
     assert math_verify(sample_of(r"\boxed{\frac{2}{4}}", "1/2")).score == 1.0
+
+
+@pytest.mark.slow
+def test_math_verify_works_in_a_thread() -> None:
+    """Its own limits are alarms, which only the main thread may set."""
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(math_verify, sample_of(r"\boxed{\frac{2}{4}}", "1/2")).result()
+    assert found.score == 1.0
 
 
 def test_a_scorer_without_an_answer_fails_by_name() -> None:
@@ -164,6 +177,8 @@ def test_looking_for_a_source_imports_nothing() -> None:
         ("72.00", "72"),
         (r"\boxed{\$1,000}, which is more than 900", "1000"),
         (r"\boxed{x} is 7", "7"),
+        (r"\boxed{1{,}234}", "1234"),
+        (r"It is 10,\!000\,000.", "10000000"),
         ("#### 72 of all 100", "72"),
         ("#### ? So 5", "5"),
         ("<answer>7</answer> and 8", "7"),

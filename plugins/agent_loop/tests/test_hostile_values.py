@@ -141,6 +141,7 @@ STEPS = {
 }
 TAKEN = (
     "Step(say, done=np.True_, reward=np.float64(1.5))",
+    "Step(say, done=True, reward=np.float32(1.5))",
     "Step(done=True, reward=1.5, info={'x': 10**5000, 'y': {1}, 3: b'z', 'n': float('nan'), 'a': np.array([1j])})",
     "Step(Odd(), done=True, reward=Number(1.5))",
     "Shifting(done=True, reward=1.5)",

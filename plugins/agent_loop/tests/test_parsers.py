@@ -21,6 +21,10 @@ ADD = ToolCall("add", {"a": 1, "b": 2})
             "<tool_call><function=say><parameter=text>\ntwo\nlines\n</parameter></function></tool_call>",
             [ToolCall("say", {"text": "two\nlines"})],
         ),
+        (
+            '<tool_call>\n{"name": "write", "arguments": {"html": "<function=x></function>"}}</tool_call>',
+            [ToolCall("write", {"html": "<function=x></function>"})],
+        ),
         ('<tool_call>{"name": "add"', []),
         ("no call", []),
     ],

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, call, contents, says, talk
@@ -108,6 +109,11 @@ def test_results_that_are_not_text_become_json_or_are_refused(settings: AgentLoo
     raw, nothing, listed = results(call("bytes_") + call("nothing") + call("listed"), settings)
     assert raw.startswith("error: the result is not text: bytes")
     assert (nothing, listed) == ("", '{"a": [1, 2.5, null]}')
+
+
+def test_scalars_of_numpy_are_results() -> None:
+    assert as_text(np.int64(4), 10) == "4"
+    assert as_text({"mean": np.float32(0.5), "right": np.bool_(True)}, 50) == '{"mean": 0.5, "right": true}'
 
 
 def test_text_that_no_tokenizer_encodes_is_replaced_and_cycles_are_refused() -> None:

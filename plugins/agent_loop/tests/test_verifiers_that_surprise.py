@@ -194,6 +194,12 @@ def test_an_agent_that_gives_no_finite_reward_fails_its_sample(tmp_path: Path, v
         program(tmp_path, value).run(ENDPOINT)
 
 
+@pytest.mark.parametrize("value", ["__import__('numpy').float32(0.5)", "0.5"])
+def test_an_agent_may_give_its_reward_as_a_scalar_of_numpy(tmp_path: Path, value: str) -> None:
+    found = program(tmp_path, value).run(ENDPOINT)
+    assert (found, type(found)) == (0.5, float)
+
+
 def test_the_text_of_an_agent_is_cut_and_can_be_encoded(tmp_path: Path) -> None:
     found = program(tmp_path, "'\\ud800' + 'x' * 10**7").run(ENDPOINT)
     assert isinstance(found, str)

@@ -104,6 +104,14 @@ def test_an_agents_messages_and_a_missing_answer_are_written_out() -> None:
     assert "tool: 4\nassistant: four" in turn["content"]
 
 
+def test_a_judge_sees_the_calls_of_an_agent() -> None:
+    call = {"type": "function", "function": {"name": "remove", "arguments": '{"path": "/"}'}}
+    conversation = (FrozenDict({"role": "assistant", "content": None, "tool_calls": (FrozenDict(call),)}),)
+    [turn] = messages(make_trajectory(1, completion=conversation), "{response}", JudgeSettings(system=""))
+    line = turn["content"].splitlines()[2]
+    assert json.loads(line) == call
+
+
 def test_judges_services_and_models_get_the_messages_that_opened_the_conversation() -> None:
     opening = (FrozenDict({"role": "user", "content": "a new game"}),)
     trajectory = make_trajectory(1, completion=(FrozenDict({"role": "assistant", "content": "4"}),), opening=opening)

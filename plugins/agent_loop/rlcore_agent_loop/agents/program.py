@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from rlcore.contracts.scorer import as_plain, number
 from rlcore.errors import ChildError, ConfigError, shown
 from rlcore.imports import import_target
-from rlcore_agent_loop.tools.calls import LARGEST, as_text
+from rlcore_agent_loop.tools.calls import as_text
 
 MAX_CHARS = 100_000
 """Characters kept of a text; the rest is cut off."""
@@ -54,7 +55,8 @@ class Program:
             value = asyncio.run(value)
         if value is None or isinstance(value, str):
             return None if value is None else as_text(value, MAX_CHARS)  # a foreign class would run its code in the run
-        if isinstance(value, (bool, int, float)) and abs(value) <= LARGEST:
-            return float.__float__(float(value))
+        reward = number(as_plain(value))
+        if isinstance(reward, float):
+            return reward
         found = shown(value) if isinstance(value, (int, float)) else type(value).__name__
         raise ChildError(f"the agent returned {found}; needs a finite reward, a text or None")

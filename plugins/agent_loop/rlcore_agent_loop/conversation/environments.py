@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from rlcore.contracts.children import ChildPool, ChildSlot
-from rlcore.contracts.scorer import as_plain
+from rlcore.contracts.scorer import as_plain, number
 from rlcore.errors import ChildError, boundary, shown
 from rlcore.imports import import_target
 from rlcore.types import Message, Prompt
 from rlcore_agent_loop.settings import EnvironmentSettings
-from rlcore_agent_loop.tools.calls import LARGEST, check_size, encodable
+from rlcore_agent_loop.tools.calls import check_size, encodable
 from rlcore_agent_loop.tools.in_child import in_child
 from rlcore_agent_loop.tools.sources import awaited, within
 
@@ -214,8 +214,8 @@ def checked(step: Any, max_messages: int, max_chars: int) -> Step:
     for name, flag in (("done", step.done), ("restart", step.restart)):
         if not isinstance(flag, (bool, np.bool_)):
             raise ChildError(f"environment.step returned {name}={shown(flag)}; needs True or False")
-    reward = as_plain(step.reward) if isinstance(step.reward, (int, float)) else None
-    if reward is None or not abs(reward) <= LARGEST:
+    reward = number(as_plain(step.reward))
+    if isinstance(reward, str):
         raise ChildError(f"environment.step returned reward={shown(step.reward)}; needs a finite number")
     if not isinstance(step.info, Mapping):
         raise ChildError(f"environment.step returned {type(step.info).__name__} as info; needs a mapping")

@@ -64,7 +64,7 @@ def as_text(value: Any, max_chars: int) -> str:
         text = str.__str__(value)  # a subclass would run code where it is unpickled
     else:
         try:
-            text = json.dumps(value, ensure_ascii=False)
+            text = json.dumps(value, ensure_ascii=False, default=_scalar)
         except (TypeError, ValueError, RecursionError) as cause:
             if inspect.iscoroutine(value):
                 value.close()
@@ -73,6 +73,13 @@ def as_text(value: Any, max_chars: int) -> str:
             ) from cause
     text = encodable_text(text)
     return text if len(text) <= max_chars else f"{text[:max_chars]} ... ({len(text) - max_chars} characters cut off)"
+
+
+def _scalar(value: Any) -> Any:
+    """A scalar of numpy or torch as Python's; TypeError for anything else."""
+    if getattr(value, "ndim", 1) == 0:
+        return value.item()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def check_size(what: str, messages: Any, info: Any, max_messages: int, max_chars: int) -> None:

@@ -23,7 +23,8 @@ _PARAMETER = re.compile(r"<parameter=([^<>\s]+)>")
 def hermes(text: str) -> list[ToolCall]:
     """Calls between <tool_call> and </tool_call>: JSON with name and arguments, or Qwen's XML (<function=name>)."""
     bodies = [body for _, body in _closed(_CALL, "</tool_call>", text)]
-    return [_xml(body) if "<function=" in body else _json(body) for body in bodies]
+    # an argument of a call in JSON may hold such a tag
+    return [_json(body) if body.lstrip().startswith("{") or "<function=" not in body else _xml(body) for body in bodies]
 
 
 def _closed(opens: re.Pattern[str], end: str, text: str) -> Iterator[tuple[re.Match[str], str]]:

@@ -10,7 +10,7 @@ from rlcore import Trajectory
 from rlcore.contracts.reward_models import GUIDES
 from rlcore.contracts.scorer import number
 from rlcore.errors.redaction import clipped
-from rlcore_reward_loop.client.http import NoAnswer
+from rlcore_reward_loop.client.http import ENCODER, NoAnswer
 from rlcore_reward_loop.settings import JudgeSettings
 
 PLACES = re.compile(r"\{(prompt|response|answer)\}")
@@ -55,7 +55,7 @@ def messages(trajectory: Trajectory, template: str, judge: JudgeSettings) -> lis
     """
     answer, opening = trajectory.prompt.answer, trajectory.prompt_messages
     parts = {
-        "prompt": "\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in opening),
+        "prompt": "\n".join(map(_spoken, opening)),
         "answer": "(none)" if answer is None else str(answer),
         "response": quoted(response_text(trajectory)),
     }
@@ -68,7 +68,13 @@ def response_text(trajectory: Trajectory) -> str:
     """The response as the judge sees it: a string, or an agent's messages, each with its role."""
     if isinstance(trajectory.completion, str):
         return trajectory.completion
-    return "\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in trajectory.completion)
+    return "\n".join(map(_spoken, trajectory.completion))
+
+
+def _spoken(message: Mapping[str, Any]) -> str:
+    """A message with its role; calls of tools that are not in its text are below it."""
+    calls = [f"\n{ENCODER.encode(call)}" for call in message.get("tool_calls") or ()]
+    return f"{message.get('role')}: {message.get('content') or ''}{''.join(calls)}"
 
 
 def quoted(text: str) -> str:
