@@ -304,7 +304,7 @@ def _numbered(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
 
 def _without_filling(value: Any, *, in_calls: bool = False) -> Any:
     """The value without the nulls in calls of tools: a table gives each call the arguments of all the others."""
-    if isinstance(value, list):
+    if isinstance(value, list) and value and isinstance(value[0], (list, dict)):
         return [_without_filling(inner, in_calls=in_calls) for inner in value]
     if isinstance(value, dict):
         return {
