@@ -245,6 +245,17 @@ def test_an_address_that_answers_wrongly_and_at_once_costs_no_sample(
     assert 0 < len(other.calls) < 40
 
 
+def test_an_address_that_answers_at_once_without_a_score_is_not_taken_for_a_fast_one(
+    score: Score, samples: Samples, one_service: Settings
+) -> None:
+    with (
+        serving(lambda call: ServiceAnswer({"score": 1}, after_s=0.02)) as service,
+        serving(lambda call: ServiceAnswer({"detail": "starting"})) as other,
+    ):
+        score(one_service(other.url, service.url, concurrency=4, eval_slots=4, deadline_s=20), samples(80))
+    assert len(service.calls) > len(other.calls)
+
+
 @pytest.mark.slow
 def test_no_more_calls_are_open_than_slots_and_waiting_does_not_fail(
     score: Score, samples: Samples, one_service: Settings

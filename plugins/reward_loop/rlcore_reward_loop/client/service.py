@@ -279,7 +279,10 @@ class _Tries:
                 service.router.dropped(target, number)
                 raise
             else:
-                service.router.succeeded(target, number)
+                if len(service.router.targets) == 1 or self.call.readable(answer):
+                    service.router.succeeded(target, number)
+                else:
+                    service.router.failed(target, number, "answered, and not with what is needed", self.call.id)
                 service.limiter.served()
                 self._count_tokens(answer)
                 return answer
