@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -23,16 +24,44 @@ LONGEST_LINE = 1 << 16
 """Most characters of an unfinished line that are kept before it is shown."""
 
 
+LOGGING_S = 5.0
+"""Longest wait for the log to say that an output is gone."""
 UNWRITABLE = (OSError, ValueError)
 """Errors of writing to an output: its reader is gone, its disk is full, or foreign code has closed it."""
 
 
+_logging: list[threading.Thread] = []
+
+
 def discard(output: TextIO, cause: Exception) -> None:
-    """Send everything that any code writes to this output to the null device from now on, and log that."""
+    """Send everything that any code writes to this output to the null device from now on, and log that.
+
+    A caller may hold locks of the terminal, and those who log may hold their handler's and wait for the terminal's, so
+    another thread logs it; see `wait_until_logged`.
+    """
     name = "error" if output is sys.__stderr__ else "output"
-    logger.warning("standard %s is gone (%s): nothing more is shown; training continues", name, describe(cause))
     with open(os.devnull, "w") as null, contextlib.suppress(*UNWRITABLE):
         os.dup2(null.fileno(), output.fileno())
+    text = f"standard {name} is gone ({describe(cause)}): nothing more is shown; training continues"
+    thread = threading.Thread(target=logger.warning, args=("%s", text), name="logging a lost output", daemon=True)
+    with contextlib.suppress(RuntimeError):  # the interpreter is ending
+        thread.start()
+        _logging.append(thread)
+
+
+def wait_until_logged() -> None:
+    """Return when the log says of each lost output that it is gone; for a caller without locks."""
+    while _logging:
+        _logging.pop().join(LOGGING_S)
+
+
+def write_readably(output: TextIO, text: str) -> None:
+    """Write text; characters that the output's encoding lacks are escaped."""
+    try:
+        output.write(text)
+    except UnicodeEncodeError:
+        encoding = output.encoding or "ascii"
+        output.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 class ForeignOutput:
@@ -91,16 +120,23 @@ class ForeignOutput:
             return
         if not self._is_gone:
             try:
-                self.rich_proxied_file.write(f"{displayable(line)}\n")
+                write_readably(self.rich_proxied_file, f"{displayable(line)}\n")
             except UNWRITABLE as cause:
                 self._discard(cause)
 
     def _discard(self, cause: Exception) -> None:
-        discard(self.rich_proxied_file, cause)
-        self._is_gone = True
+        if not self._is_gone:  # another thread may have found out, too
+            self._is_gone = True
+            discard(self.rich_proxied_file, cause)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
+
+
+def _is_terminal(output: TextIO) -> bool:
+    with contextlib.suppress(*UNWRITABLE):
+        return output.isatty()
+    return False
 
 
 @contextmanager
@@ -115,12 +151,14 @@ def foreign_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
         for output in ours:
             output.finish()
+        wait_until_logged()
 
 
 @contextmanager
 def above_progress_bar(console: "Console") -> Iterator[None]:
-    """Show prints inside above the progress bar of this console."""
-    outputs = [output for output in (sys.stdout, sys.stderr) if isinstance(output, ForeignOutput)]
+    """Show prints inside above the progress bar of this console, unless they go to another place than a terminal."""
+    found = [output for output in (sys.stdout, sys.stderr) if isinstance(output, ForeignOutput)]
+    outputs = [output for output in found if output is sys.stdout or _is_terminal(output.rich_proxied_file)]
     for output in outputs:
         output.console = console
     try:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcore.errors.redaction import bounded, displayable
-from rlcore.report.foreign_output import UNWRITABLE, above_progress_bar, discard
+from rlcore.report.foreign_output import UNWRITABLE, above_progress_bar, discard, write_readably
 from rlcore.report.standing import duration, progress, sentence
 from rlcore.report.status import Status
 from rlcore.types import Metrics, ScoredTrajectory, Trajectory
@@ -236,23 +236,26 @@ class _LastingOutput:
         self._file: TextIO | None = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
 
     def write(self, text: str) -> int:
-        if self._file is not None:
+        file = self._file  # another thread may find out that it is gone
+        if file is not None:
             try:
-                self._file.write(text)
+                write_readably(file, text)
             except UNWRITABLE as cause:
-                self._discard(self._file, cause)
+                self._discard(cause)
         return len(text)
 
     def flush(self) -> None:
-        if self._file is not None:
+        file = self._file
+        if file is not None:
             try:
-                self._file.flush()
+                file.flush()
             except UNWRITABLE as cause:
-                self._discard(self._file, cause)
+                self._discard(cause)
 
-    def _discard(self, file: TextIO, cause: Exception) -> None:
-        discard(file, cause)
-        self._file = None
+    def _discard(self, cause: Exception) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            discard(file, cause)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)

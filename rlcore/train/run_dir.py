@@ -273,6 +273,7 @@ def logging_to(
             for output in (handler, *(warnings if name == "rlcore" else shown)):
                 stack.callback(logger.removeHandler, output)
                 logger.addHandler(output)
+        stack.callback(foreign_output.wait_until_logged)
         stack.push(_end_in_words)
         yield
 
