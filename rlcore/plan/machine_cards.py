@@ -110,7 +110,8 @@ def machine_of(text: str) -> Machine:
 def facts_of(machine: Machine) -> Facts:
     """The facts of that machine, with nothing else running on it."""
     size = int(USABLE * machine.card.memory_gb * GIB)
-    cores, host = machine.gpus * CORES_PER_GPU, machine.gpus_per_node * HOST_GIB_PER_GPU * GIB
+    # of all nodes together, with which the sums over all ranks are compared: ranks are spread evenly
+    cores, host = machine.gpus * CORES_PER_GPU, machine.gpus * HOST_GIB_PER_GPU * GIB
     return Facts(
         cpus=cores,
         gpus=machine.gpus,

@@ -30,7 +30,7 @@ class Facts:
     cpu_bfloat16: str = ""
     """Instructions of the CPU for products of bfloat16 matrices; empty: it has none."""
     memory_bytes: int | None = None
-    """Memory of the host."""
+    """Memory of the host, or of the hosts of all nodes together."""
     gpu_memory_bytes: int | None = None
     """Memory of the smallest device."""
     gpu_free_bytes: int | None = None

@@ -219,3 +219,8 @@ def test_an_engine_reserves_at_least_what_its_weights_take() -> None:
         "plugins.vllm.options.quantization=fp8",
     ):
         assert single(*lora, fits, model="14B", size=40).device_bytes["rollout"]["training"] > 20 * GIB
+
+
+def test_the_host_memory_of_all_nodes_counts_where_that_of_all_ranks_is_needed() -> None:
+    nodes, host = (facts_of(machine_of(name)) for name in ("4x8xH100-80GB", "1x32xH100-80GB"))
+    assert nodes.memory_bytes == host.memory_bytes
