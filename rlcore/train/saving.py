@@ -196,7 +196,8 @@ class Saver:
     async def save_on_signal(self) -> str:
         """Save the published step if that is still possible in time; what was done, in a few words.
 
-        A checkpoint that is being written is waited for first.
+        A checkpoint that is being written is waited for first. If that fails, the published step is saved once more,
+        also without the records of a step that could not be written: weights that are lost cost more.
         """
         limit = self._config.shutdown_s
         if not self.ready:
@@ -204,7 +205,10 @@ class Saver:
         was_saving = self._saving is not None
         try:
             async with asyncio.timeout(limit):
-                await self.finish()
+                try:
+                    await self.finish()
+                except RlcoreError as problem:
+                    logger.warning("%s", problem)
                 return self._stands(await self._save_now(limit, "saved" if was_saving else "already saved"))
         except TimeoutError:
             return self._stands(f"the save did not end within checkpoint.shutdown_s={limit:g}")

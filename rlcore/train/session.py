@@ -178,7 +178,7 @@ class Session:
             if self._spans is not None:
                 stack.callback(self._spans.close)
                 self._spans.start()
-            stack.push_async_callback(trainer.close)
+            stack.push_async_exit(trainer.close)
             stack.push_async_exit(self.saver.let_end)
             trainer.start()
             await self._run.agent.check(self._all_prompts)

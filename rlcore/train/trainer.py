@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from rlcore_view import Watch
@@ -208,14 +209,28 @@ class Trainer:
             if writing.done() and self._writing is writing:
                 self._writing = None
 
-    async def close(self) -> None:
-        """Cancel the work in flight; the ledger stays unchanged, for a checkpoint."""
+    async def close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Cancel the work in flight; the ledger stays unchanged, for a checkpoint.
+
+        Behind an error of the run, or a signal, records that cannot be written are logged: the error is the cause, and
+        a checkpoint may still be written on the signal.
+        """
         if self._thresholds is not None:
             gc.set_threshold(*self._thresholds)
             gc.unfreeze()
             self._thresholds = None
         await self.buffer.close()
-        await self.written()
+        try:
+            await self.written()
+        except CheckpointError as problem:
+            if error is None:
+                raise
+            logger.warning("%s", problem)
         try:
             self.sinks.trace.write(self.progress.step, self._activity.take())
         except CheckpointError as problem:  # what ended the run is the error to tell

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from rlcore.contracts.activity import EndedWork
-from rlcore.errors import ConfigError, RlcoreError
+from rlcore.errors import CheckpointError, ConfigError, RlcoreError, WorkerError
 from rlcore.plan import RunPlan
 from rlcore.plugins.planning import plan_run
 from rlcore.report import metrics
@@ -255,6 +256,69 @@ def test_a_signal_while_a_save_waits_for_the_records_of_its_step_lets_them_be_wr
     assert closing.is_set()
 
 
+def refuse_records(monkeypatch: pytest.MonkeyPatch, and_then: Callable[[], object]) -> None:
+    """The trajectories of step 2 cannot be written; what is called then is called before the run learns of it."""
+    really = metrics.TrajectoryLog.append
+
+    def append(log: metrics.TrajectoryLog, step: int, lines: bytes) -> None:
+        if step == 2:
+            and_then()
+            raise CheckpointError("records of step 2 cannot be written")
+        really(log, step, lines)
+
+    monkeypatch.setattr(metrics.TrajectoryLog, "append", append)
+
+
+@pytest.mark.parametrize("every_steps", [3, 1])
+def test_on_a_signal_a_step_whose_records_cannot_be_written_is_saved_all_the_same(
+    every_steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the save of that step was waiting for these records."""
+    saving, closing = threading.Event(), threading.Event()
+    really_written, really_close = Trainer.written, Trainer.close
+
+    async def written(trainer: Trainer) -> None:
+        if trainer.progress.step == 2 and trainer._writing is not None:
+            saving.set()
+        await really_written(trainer)
+
+    async def close(trainer: Trainer, *raised: Any) -> None:
+        closing.set()
+        await really_close(trainer, *raised)
+
+    def signalled() -> None:
+        assert every_steps > 2 or saving.wait(20)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert closing.wait(20)
+
+    monkeypatch.setattr(Trainer, "written", written)
+    monkeypatch.setattr(Trainer, "close", close)
+    refuse_records(monkeypatch, signalled)
+    with pytest.raises(Stopped, match=r"saved; the last checkpoint is .*step_2; continue with --resume"):
+        run_training(planned(tmp_path, "null", "stopped", **{"checkpoint.every_steps": every_steps}))
+    assert " WARNING rlcore.train" in (log := (tmp_path / "runs" / "stopped" / "log.txt").read_text())
+    assert "records of step 2 cannot be written" in log
+
+
+def test_records_that_cannot_be_written_do_not_hide_the_error_that_ended_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+    update = Trainer.update
+
+    async def fail(trainer: Trainer, *arguments: Any) -> Any:
+        if trainer.progress.step == 2:
+            assert failed.wait(20)
+            raise WorkerError("the third update fails")
+        return await update(trainer, *arguments)
+
+    monkeypatch.setattr(Trainer, "update", fail)
+    refuse_records(monkeypatch, failed.set)
+    with pytest.raises(WorkerError, match="the third update fails"):
+        run_training(planned(tmp_path, "null", "failed", **{"checkpoint.every_steps": 0}))
+    assert "records of step 2 cannot be written" in (tmp_path / "runs" / "failed" / "log.txt").read_text()
+
+
 def test_a_signal_that_the_event_loop_has_not_seen_yet_does_not_cut_off_the_end_that_it_causes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,8 +330,8 @@ def test_a_signal_that_the_event_loop_has_not_seen_yet_does_not_cut_off_the_end_
         if trainer.progress.step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    async def note(trainer: Trainer) -> None:
-        await close(trainer)
+    async def note(trainer: Trainer, *raised: Any) -> None:
+        await close(trainer, *raised)
         await asyncio.sleep(0)
         closed.append(trainer.progress.step)
 
