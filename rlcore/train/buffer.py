@@ -204,8 +204,8 @@ class RolloutBuffer:
         ]
 
     def scored(self) -> list[ScoredTrajectory]:
-        """Every trajectory in flight whose reward has arrived."""
-        return [row for pending in self._issued.values() for row in pending.group()]
+        """Every trajectory in flight of a sample whose rewards have all arrived."""
+        return [row for pending in self._issued.values() for row in pending.scored_whole()]
 
     def restore(self, version: int, state: Sequence[dict[str, Any]], scored: Iterable[ScoredTrajectory]) -> None:
         """Restore what `state` and `scored` returned. Rewards of trajectories that will be too old are discarded."""

@@ -89,6 +89,11 @@ class PendingGroup:
         """Its scored trajectories by sample and part."""
         return [self.scored[place] for place in sorted(self.scored)]
 
+    def scored_whole(self) -> Group:
+        """The rows of samples whose every segment is scored; of a sample of unknown length, none before its end."""
+        whole = self.judged.complete.keys() | self.already_scored
+        return [row for row in self.group() if row.trajectory.id.sample in whole]
+
     def record_trajectory(self, row: Trajectory, now: float) -> None:
         """Record a finished trajectory."""
         self.trajectories[row.id.sample, row.id.segment] = row

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -42,14 +43,14 @@ class Ones(RewardManager):
             yield ScoredTrajectory(row, Reward(1.0))
 
 
-def flight(reward: RewardManager, drop: bool = True) -> RolloutBuffer:
+def flight(reward: RewardManager, drop: bool = True, agent: AgentLoop | None = None) -> RolloutBuffer:
     """Of groups of two, a prompt per step, where steps take what is ready first and may be one version late.
 
     Without `drop` they take their own.
     """
     order = seeded_prompts({"test": [make_prompt(0), make_prompt(1), make_prompt(2)]}, {}, 0, False)
     issuing = Issuing(1, 2, 0, Sampling(), max_staleness=1, drop=drop)
-    return RolloutBuffer(AtOnce(), reward, order, issuing)
+    return RolloutBuffer(agent or AtOnce(), reward, order, issuing)
 
 
 @pytest.mark.parametrize(("version", "discarded"), [(2, 1), (3, 0)])
@@ -108,6 +109,38 @@ def test_rewards_of_a_checkpoint_are_kept_unless_their_rows_are_too_old_to_be_tr
         return len(restored(saved_version, 2).scored())
 
     assert asyncio.run(scored()) == kept
+
+
+class InTwoParts(AtOnce):
+    """Samples of unknown length: each has a second segment, after `more` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = asyncio.Event()
+
+    async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
+        for segment in range(2):
+            async for row in super().rollout(tasks, sampling, lane):
+                yield replace(row, id=replace(row.id, segment=segment), num_segments=0)
+            await self.more.wait()
+
+
+def test_a_checkpoint_has_no_part_of_a_sample_that_another_segment_may_follow() -> None:
+    async def counted() -> list[int]:
+        agent = InTwoParts()
+        ledger = flight(Ones(), agent=agent)
+        ledger.issue(1, 1)
+        await asyncio.sleep(0.05)
+        before, state = ledger.scored(), ledger.state()
+        agent.more.set()
+        rows = (await asyncio.wait_for(ledger.next_ready(1), DEADLINE_S)).group()
+        resumed = flight(Ones())
+        resumed.restore(0, state, ledger.scored())
+        restored = (await asyncio.wait_for(resumed.next_ready(1), DEADLINE_S)).group()
+        await ledger.close()
+        return [len(before), len(rows), len(restored)]
+
+    assert asyncio.run(counted()) == [0, 4, 4]
 
 
 def test_a_prompt_of_a_checkpoint_that_is_sampled_again_as_a_whole_is_as_old_as_the_weights_now() -> None:
