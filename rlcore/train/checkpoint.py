@@ -248,7 +248,7 @@ def _prune(run_dir: Path, step: int, keep: int, files: FileOperations, best: int
 
 
 def _encode_state(state: Mapping[str, Any], step: int) -> bytes:
-    _refuse_odd_keys(state, "state")
+    refuse_odd_keys(state, "state")
     try:
         return (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as cause:
@@ -257,16 +257,16 @@ def _encode_state(state: Mapping[str, Any], step: int) -> bytes:
         ) from cause
 
 
-def _refuse_odd_keys(value: Any, where: str) -> None:
+def refuse_odd_keys(value: Any, where: str) -> None:
     """CheckpointError for keys that are not strings, which JSON would silently convert."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise CheckpointError(f"checkpoint: {where} has the key {key!r}; keys of the state must be strings")
-            _refuse_odd_keys(inner, f"{where}.{key}")
+            refuse_odd_keys(inner, f"{where}.{key}")
     elif isinstance(value, (list, tuple)):
         for index, inner in enumerate(value):
-            _refuse_odd_keys(inner, f"{where}[{index}]")
+            refuse_odd_keys(inner, f"{where}[{index}]")
 
 
 def _make_manifest(staging: Path, step: int) -> bytes:

@@ -91,6 +91,28 @@ class StateOfNow(SingleTurn):
         return {"now": time.monotonic()}
 
 
+def holding(state):
+    """An agent with this state, which reads whole numbers back from keys."""
+
+    class Holding(SingleTurn):
+        def __init__(self, generator, tokens):
+            super().__init__(generator, tokens)
+            self.held = {}
+
+        async def rollout(self, tasks, sampling, lane):
+            self.held = state
+            async for trajectory in super().rollout(tasks, sampling, lane):
+                yield trajectory
+
+        def state(self):
+            return self.held
+
+        def restore(self, state):
+            self.held = {int(key) if key.isdecimal() else key: value for key, value in state.items()}
+
+    return Holding
+
+
 class LoudMetrics(SingleTurn):
     def metrics(self):
         return {"agent/turns": "three"}
@@ -119,6 +141,8 @@ AGENTS = [
     (OneAtATime, "test_rollouts_side_by_side_do_not_mix"),
     (OneAtATime, "test_a_rollout_that_is_closed_early_disturbs_no_other"),
     (StateOfNow, "test_its_state_survives_json"),
+    (holding({"best": float("-inf")}), "test_its_state_survives_json"),
+    (holding({3: 5}), "test_its_state_survives_json"),
     (LoudMetrics, "test_its_metrics_are_numbers"),
 ]
 

@@ -14,7 +14,7 @@ from rlcore.cluster.child import ChildProcesses
 from rlcore.contracts.components import BuildContext
 from rlcore.contracts.requests import Role
 from rlcore.contracts.workers import WorkerGroup
-from rlcore.errors import PluginError, RlcoreError, boundary
+from rlcore.errors import CheckpointError, PluginError, RlcoreError, boundary
 from rlcore.errors.checks.interfaces import breaches
 from rlcore.imports import import_target
 from rlcore.plugins import configure
@@ -23,6 +23,7 @@ from rlcore.testing.here import HereChildren
 from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import WAIT_S, reward_context
 from rlcore.testing.suites.bench import Bench
+from rlcore.train.checkpoint import refuse_odd_keys
 from rlcore.types import Metrics
 
 C = TypeVar("C", bound=Callable[..., None])
@@ -304,10 +305,12 @@ class ComponentSuite(ContextSuite):
 
 
 def as_json(who: str, value: Any) -> Any:
-    """The value, written and read as JSON; `Breach` if it is not JSON."""
+    """The value, written and read as JSON; `Breach` if it is not JSON as checkpoints hold it: with finite numbers, and
+    keys that are text."""
     try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError) as cause:
+        refuse_odd_keys(value, "state")
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, CheckpointError) as cause:
         raise Breach(f"{who} is not JSON: {cause}") from cause
 
 
