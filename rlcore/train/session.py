@@ -172,6 +172,8 @@ class Session:
         """Take the remaining steps."""
         trainer = self._trainer
         self.saver.last = origin.checkpoint if origin.resumed else None
+        if not origin.resumed:
+            self._sinks.trace.cut_back(-1)  # written by a start under this name that failed before its first step
         async with AsyncExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
             await self._sinks.trackers.start()

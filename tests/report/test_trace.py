@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlcore.contracts.activity import CALL, REWARD, SAMPLE, Activity, BegunWork, EndedWork, Span
+from rlcore.errors import WorkerError
 from rlcore.plugins.planning import plan_run
 from rlcore.report import trace
 from rlcore.report.trace import OLDER_TRACE, TRACE, TraceLog
@@ -266,6 +267,20 @@ def test_a_run_says_who_worked_when(tmp_path: Path) -> None:
     }
     assert len(of_step) == 2 * 2 * 2, "2 prompts, 2 samples of each, sampled and scored"
     assert any(event["args"]["prompt"].startswith("eval/") for event in samples)
+
+
+@pytest.mark.slow
+def test_a_start_under_the_name_of_one_that_failed_drops_what_that_one_wrote(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train.name": "run", "eval.at_start": False}
+    with pytest.raises(WorkerError, match="update 1 fails"):
+        trained(tmp_path, **settings, **{"plugins.null.fail_at_update": 1})
+    older = tmp_path / "runs" / "run" / OLDER_TRACE
+    older.write_bytes(older.with_name(TRACE).read_bytes())
+    events = events_of(trained(tmp_path, **settings))
+    check_format(events)
+    steps = [event["name"] for event in events if event.get("cat") == "step"]
+    assert steps == ["step 1", "step 2"]
+    assert not [event for event in json.loads(older.read_bytes()) if event["ph"] == "X"]
 
 
 @pytest.mark.slow
