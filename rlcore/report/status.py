@@ -168,11 +168,13 @@ def is_held(run_dir: Path) -> bool:
     path = run_dir / LOCK
     if not path.is_file():  # opening a pipe waits for its other end
         return False
-    try:
-        with path.open() as lock:
+    with path.open() as lock:
+        try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        except BlockingIOError:
+            return True
+        except OSError:  # a filesystem without locks, on which `train.run_dir.locked` lets no run begin
+            return False
     return False
 
 

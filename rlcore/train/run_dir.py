@@ -188,8 +188,8 @@ def _log_has_causes(directory: Path) -> bool:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the run directory: a second process on it gets a ConfigError. The kernel releases it when the holder
-    dies."""
+    """Hold the run directory: a second process on it gets a ConfigError, and so does one on a filesystem without locks.
+    The kernel releases it when the holder dies."""
     with writing_records(directory / LOCK):
         file = (directory / LOCK).open("w")
     with file as lock:
@@ -200,6 +200,11 @@ def locked(directory: Path) -> Iterator[None]:
             except BlockingIOError as cause:
                 if not left:
                     raise in_use(directory) from cause
+            except OSError as cause:
+                raise ConfigError(
+                    f"train.dir: the run directory '{directory}' cannot be locked ({describe(cause)}); needs a "
+                    "filesystem with flock; choose another"
+                ) from cause
             time.sleep(LOCK_PAUSE_S)
         yield
 

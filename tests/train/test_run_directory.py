@@ -1,5 +1,6 @@
 """The directory of a run: names, refusal, the lock, and what changed since."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -244,3 +245,18 @@ def test_a_question_whether_a_run_is_held_refuses_no_start(tmp_path: Path, monke
         monkeypatch.setattr(run_dir.time, "sleep", lambda seconds: fcntl.flock(question, fcntl.LOCK_UN))
         with locked(tmp_path):
             assert is_held(tmp_path)
+
+
+def test_a_filesystem_without_locks_is_one_line_and_holds_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    words = (
+        r"^train\.dir: the run directory '.*' cannot be locked \(.*not implemented.*\); needs .*flock; choose another$"
+    )
+    with pytest.raises(ConfigError, match=words), locked(tmp_path):
+        pass
+    assert not is_held(tmp_path)
