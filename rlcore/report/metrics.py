@@ -87,7 +87,8 @@ class TrajectoryLog:
         """Remove the files of later steps, the latest first, and unless it was `evaluated` this one's evaluation."""
         for path in reversed(_step_files(self._directory)):
             if int(path.name[5:-6]) > step:
-                path.unlink()
+                with writing_records(path):
+                    path.unlink()
             elif int(path.name[5:-6]) == step and not evaluated:
                 with closing(_whole_lines(path)) as lines:
                     kept = [line for line in lines if json.loads(line)["lane"] != Lane.EVAL]

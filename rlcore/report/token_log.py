@@ -91,7 +91,8 @@ class TokenLog:
         for path in sorted(self._directory.glob("step_*.safetensors"), reverse=True):
             named = _STEP_FILE.fullmatch(path.name)
             if named and (int(named[1]) > step or (int(named[1]) == step and named[2] == Lane.EVAL and not evaluated)):
-                path.unlink()
+                with writing_records(path):
+                    path.unlink()
 
     def _arrays(self, found: StepTokens) -> dict[str, npt.NDArray[Any]]:
         """The arrays of the file by name: the recorded tokens of the rows, one row after the other."""

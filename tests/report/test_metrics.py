@@ -227,6 +227,12 @@ def test_cutting_back_removes_the_trajectories_of_later_steps(tmp_path: Path) ->
     assert names == ["notes.txt", "step_000001.jsonl", "step_000002.jsonl"]
 
 
+def test_trajectories_that_cannot_be_removed_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "trajectories" / "step_000005.jsonl").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"step_000005\.jsonl': records cannot be written: .*with --resume"):
+        TrajectoryLog(tmp_path).cut_back(3)
+
+
 def test_an_average_is_over_those_that_have_the_metric() -> None:
     assert average([{"a": 1.0, "b": 4.0}, {"a": 2.0}]) == {"a": 1.5, "b": 4.0}
     assert average([]) == {}

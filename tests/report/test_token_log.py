@@ -158,3 +158,9 @@ def test_a_directory_that_cannot_be_written_ends_the_run_in_one_line(tmp_path: P
     (tmp_path / "tokens").write_text("in the way")
     with pytest.raises(CheckpointError, match=r"step_000003\.train\.safetensors': records cannot be written"):
         written(tmp_path, "sampled", StepTokens(rows_of("a")))
+
+
+def test_a_file_that_cannot_be_removed_ends_a_resume_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokens" / "step_000005.train.safetensors").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"step_000005\.train\.safetensors': records cannot be written"):
+        TokenLog(tmp_path, "all", BYTES).cut_back(3)
