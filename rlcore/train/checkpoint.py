@@ -250,11 +250,18 @@ def _prune(run_dir: Path, step: int, keep: int, files: FileOperations, best: int
 def _encode_state(state: Mapping[str, Any], step: int) -> bytes:
     refuse_odd_keys(state, "state")
     try:
-        return (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()
+        text = (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as cause:
         raise CheckpointError(
             f"checkpoint of step {step} was not saved: the state must be JSON with finite numbers: {describe(cause)}"
         ) from cause
+    if len(text) > MAX_JSON_BYTES:
+        name = max(state, key=lambda key: len(json.dumps(state[key])))
+        raise CheckpointError(
+            f"checkpoint of step {step} was not saved: its state has {len(text) >> 20} MiB, most of them in '{name}'; "
+            f"needs at most {MAX_JSON_BYTES >> 20} MiB; train on fewer prompts, or keep less in the state of components"
+        )
+    return text
 
 
 def refuse_odd_keys(value: Any, where: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from rlcore.errors import CheckpointError
 from rlcore.report.files import write_atomically
+from rlcore.train import checkpoint
 from rlcore.train.checkpoint import clean, latest, load, publish, staging, step_of
 
 
@@ -247,6 +248,17 @@ def test_a_state_that_json_would_not_give_back_is_refused(
     with pytest.raises(CheckpointError, match=message):
         publish(staging(tmp_path, 1), tmp_path, 1, state, 0)
     assert steps(tmp_path) == []
+
+
+def test_a_state_that_would_be_too_large_to_read_is_refused_when_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "MAX_JSON_BYTES", 1 << 20)
+    first = save(tmp_path, 1)
+    words = r"step 2 was not saved: its state has 2 MiB, most of them in 'order'; needs at most 1 MiB; train on fewer"
+    with pytest.raises(CheckpointError, match=words):
+        publish(staging(tmp_path, 2), tmp_path, 2, {"step": 2, "order": "x" * (2 << 20)}, 0)
+    assert latest(tmp_path) == first
 
 
 @pytest.mark.parametrize(
