@@ -58,4 +58,5 @@ def _answering(writer: StatusWriter, answer: Callable[[Status], None]) -> Iterat
     try:
         yield
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        if before is not None:  # one of C code cannot be set again, and the default would end the process
+            signal.signal(signal.SIGUSR1, before)

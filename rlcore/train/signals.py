@@ -69,7 +69,7 @@ class StopRequest:
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
             for signum, handler in before.items():
-                signal.signal(signum, handler)
+                signal.signal(signum, signal.SIG_DFL if handler is None else handler)  # None: it is C code's
 
     def _receive(self, signum: int, loop: asyncio.AbstractEventLoop, task: "asyncio.Task[object]") -> None:
         if self.signum is not None:

@@ -8,11 +8,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
+from rlcore.contracts.activity import Activity
+from rlcore.report.terminal import Terminal
 from rlcore.train import signals
+from rlcore.train.observed import observed
 from rlcore.train.signals import StopRequest
 
 ENDED = "\nrlcore: ended at once by a second Ctrl-C; checkpoints stand\n"
@@ -102,3 +106,27 @@ def test_signals_that_a_plugin_has_blocked_reach_the_run() -> None:
         asyncio.run(main())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_a_run_ends_as_usual_where_c_code_handled_its_signals_before_python_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python knows such a handler as None, and cannot set it."""
+    install, known = signal.signal, {signum: signal.getsignal(signum) for signum in (*signals.SIGNALS, signal.SIGUSR1)}
+
+    def of_c_code(signum: int, handler: Any) -> None:
+        install(signum, handler)
+
+    async def main() -> None:
+        with StopRequest(finish_step=True).installed(), observed(tmp_path, Activity(), Terminal()):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(signal, "getsignal", lambda signum: None)
+    monkeypatch.setattr(signal, "signal", of_c_code)
+    try:
+        asyncio.run(main())
+        monkeypatch.undo()
+        assert [signal.getsignal(signum) for signum in signals.SIGNALS] == [signal.SIG_DFL] * 2
+    finally:
+        for signum, handler in known.items():
+            install(signum, handler)
