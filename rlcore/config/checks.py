@@ -115,7 +115,7 @@ def _shown(value: Any) -> str:
 def check_rules(config: RunConfig) -> None:
     """ConfigError for combinations that cannot be intended."""
     if config.train.name:
-        check_name("train.name", config.train.name, "a run")
+        check_name("train.name", config.train.name, "a run", dots=True)
     _check_sources(config)
     _check_watched(config)
     check_sampling(config)

@@ -13,13 +13,20 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST = 120
 
 
-def check_name(key: str, name: object, what: str) -> None:
-    """ConfigError unless `name` is safe as one component of a path, without separators and '..'."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST:
-        raise ConfigError(
-            f"{key}: found {name!r} as the name of {what}; needs letters, digits, '.', '_' and '-' only, "
-            f"beginning with a letter or digit, {_LONGEST} characters at most"
-        )
+def check_name(key: str, name: object, what: str, *, dots: bool = False) -> None:
+    """ConfigError unless `name` is safe as one component of a path, without separators and '..'.
+
+    `dots`: it may have '.', because it is not a part of a dotted key.
+    """
+    if isinstance(name, str) and _NAME.fullmatch(name) and len(name) <= _LONGEST and (dots or "." not in name):
+        return
+    letters = "letters, digits, '.', '_' and '-'" if dots else "letters, digits, '_' and '-'"
+    dotted = isinstance(name, str) and not dots and _NAME.fullmatch(name) and "." in name
+    example = f", such as {str(name).replace('.', '_')}, because '.' divides the parts of a key" if dotted else ""
+    raise ConfigError(
+        f"{key}: found {name!r} as the name of {what}; needs {letters} only, beginning with a letter or digit, "
+        f"{_LONGEST} characters at most{example}"
+    )
 
 
 def default_run_name(files: Sequence[Any], now: datetime) -> str:
@@ -35,7 +42,7 @@ def run_directory(train: TrainConfig, files: Sequence[Any], now: datetime) -> Pa
     ConfigError for a name that could leave `train.dir`, and for a directory that is a symbolic link.
     """
     name = train.name or default_run_name(files, now)
-    check_name("train.name", name, "a run")
+    check_name("train.name", name, "a run", dots=True)
     path = Path(train.dir).expanduser() / name
     if path.is_symlink():
         raise ConfigError(

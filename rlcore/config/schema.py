@@ -104,12 +104,14 @@ def fit(value: Any, hint: Any, key: str, layer: Layer) -> Any:
         return _fit_entries(value, entries, key, layer)
     if value is None and str in _members(hint) and type(None) not in _members(hint) and layer.text == "null":
         return "null"  # typed for a text: the backend of that name
+    if hint is str and layer.key == key:
+        return _as_typed(value, layer)
     if str in _members(hint) and (int not in _members(hint)) and not isinstance(value, (str, type(None))):
         return _text(value, key, layer)
-    if hint is str and value is None and layer.key == key:
-        return layer.text if layer.text != "null" else None
     if get_origin(hint) is tuple and isinstance(value, str) and not value.startswith("${"):
         return [value]  # one text where a list is due: track.to=tensorboard
+    if get_origin(hint) is tuple and get_args(hint)[0] is str and isinstance(value, (list, tuple)):
+        return [child if isinstance(child, str) else _text(child, key, layer, within=True) for child in value]
     return value
 
 
@@ -118,17 +120,29 @@ def _fit_section(value: Any, section: type[Any], key: str, layer: Layer) -> dict
     fitted = {}
     for name, child in _mapping(value, key, layer).items():
         below = f"{key}.{name}" if key else name
+        if name not in hints and "." in name:
+            way = f"a file nests sections: {_nested(below)}"
+            raise ConfigError(f"{below}: found a key with '.' in it ({layer.origin}); {way}")
         if name not in hints:
             raise ConfigError(unknown(below, section, layer.origin, child))
         fitted[name] = fit(child, hints[name], below, layer)
     return fitted
 
 
+def _nested(key: str) -> str:
+    """'a: {b: {c: ...}}' for 'a.b.c'."""
+    first, *others = key.split(".")
+    return f"{first}: {''.join(f'{{{name}: ' for name in others)}...{'}' * len(others)}"
+
+
 def _fit_entries(value: Any, entries: Any, key: str, layer: Layer) -> Any:
     if section_of(entries) is None:
         if isinstance(value, str) and value.startswith("${"):
             return value
-        return dict(_mapping(value, key, layer))
+        children = _mapping(value, key, layer)
+        if entries is str:
+            return {name: fit(child, str, f"{key}.{name}", layer) for name, child in children.items()}
+        return dict(children)
     children = _mapping(value, key, layer)
     for name in children:
         check_name(key, name, "an entry")
@@ -145,9 +159,15 @@ def _mapping(value: Any, key: str, layer: Layer) -> Mapping[str, Any]:
     return value
 
 
-def _text(value: Any, key: str, layer: Layer) -> str:
-    """The text of an override as typed; ConfigError in a file, where YAML reads `12e4567` as a number."""
-    if layer.key == key:
+def _as_typed(value: Any, layer: Layer) -> Any:
+    """The text of an override, which YAML would cut at ' #' and fold at line breaks; the value of a quoted one."""
+    return value if layer.text[:1] in ("'", '"') else layer.text
+
+
+def _text(value: Any, key: str, layer: Layer, *, within: bool = False) -> str:
+    """The text of an override as typed; ConfigError in a file and `within` a list, where YAML reads `12e4567` as a
+    number."""
+    if layer.key == key and not within:
         return layer.text
     raise ConfigError(
         f"{key}: found {value!r}, which YAML does not read as text ({layer.origin}); needs text: quote it"

@@ -100,7 +100,7 @@ def cells_of(seeds: Sequence[int], settings: Sequence[tuple[str, Sequence[str]]]
             cells.append(Cell(name, (*pairs, f"train.seed={seed}"), " ".join(pairs) or "all"))
     names = [cell.name for cell in cells]
     for cell in cells:
-        check_name("--set", cell.name, "a run")
+        check_name("--set", cell.name, "a run", dots=True)
         if names.count(cell.name) > 1:
             raise ConfigError(
                 f"--set: two runs would be named '{cell.name}'; needs values that differ in letters or digits"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.config import LoadedConfig, TrainConfig, default_run_name, load_config, run_directory
+from rlcore.config import LoadedConfig, TrainConfig, default_run_name, enabled_plugins, load_config, run_directory
 from rlcore.config.layers import MAX_DEPTH
 from rlcore.errors import ConfigError
 from rlcore.errors.redaction import LONGEST_LINE, DisplayFormatter, bounded, redact
@@ -167,6 +167,15 @@ def test_a_run_name_that_is_not_a_plain_directory_name_is_refused(name: str) -> 
 def test_names_of_entries_are_safe_in_paths_and_metric_names(section: str) -> None:
     with pytest.raises(ConfigError, match=section):
         load(f"{section}={{../x: {{}}}}")
+
+
+@pytest.mark.parametrize("section", ["data.sources", "reward.functions", "cluster.pools", "eval.sources"])
+def test_the_name_of_an_entry_has_no_dot_which_divides_the_parts_of_a_key(section: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{section}: found 'v1\.0' as the name of an entry; .*such as v1_0, bec"):
+        load(f"{section}={{v1.0: {{}}}}")
+    with pytest.raises(ConfigError, match=r"^plugins: found 'gpt-4\.1' as the name of a plugin; .*such as gpt-4_1"):
+        enabled_plugins([{"plugins": {"gpt-4.1": {}}}], [])
+    assert load("train.name=v1.0").config.train.name == "v1.0"
 
 
 def test_a_run_directory_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
