@@ -50,13 +50,23 @@ class Layer:
 
 def read_layers(sources: Sequence[Source], overrides: Sequence[str]) -> list[Layer]:
     """The user's layers, lowest first; ConfigError for files that cannot be read and values that are never allowed."""
-    layers = [read_file(source) if isinstance(source, Path) else from_mapping(source) for source in sources]
-    layers += [read_override(override) for override in overrides]
+    layers = _every_layer(sources, overrides)
     for layer in layers:
         _check_depth(layer.values, layer.origin)
         check_safe(layer.values, "", layer.origin)
         check_safe(layer.text, layer.key, layer.origin)  # keys of type text take the text as typed
     return _without_left_out(layers)
+
+
+def plugins_left_out(sources: Sequence[Source], overrides: Sequence[str]) -> set[str]:
+    """The plugins of which the highest layer that names them says `plugins.NAME=false`."""
+    highest = {name: section for layer in _every_layer(sources, overrides) for name, section in _plugins(layer).items()}
+    return {name for name, section in highest.items() if section is False}
+
+
+def _every_layer(sources: Sequence[Source], overrides: Sequence[str]) -> list[Layer]:
+    layers = [read_file(source) if isinstance(source, Path) else from_mapping(source) for source in sources]
+    return layers + [read_override(override) for override in overrides]
 
 
 def _without_left_out(layers: Sequence[Layer]) -> list[Layer]:

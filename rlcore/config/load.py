@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 
 LORA_LR = 1e-5
+"""The default of a LoRA actor: its few new weights take ten times the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +121,15 @@ def load_config(
     types = plugin_sections(sections)
     user = read_layers(files, overrides)
     below = plugin_layers(sections, user)
-    layers = emptied([_adapter_defaults([*below, *user]), _preset([*below, *user]), *below, *user], types)
+    layers = emptied([_preset([*below, *user]), *below, *user], types)
     fitted = [_fit(layer, types) for layer in layers]
     loaded = _Merge(fitted, types)
     if loaded.tree is not None:
         check_made(loaded.tree, sections)
     config = loaded.resolve()
+    if config.actor.lora.enabled and loaded.origins["actor.lr"] == "default":
+        loaded.put({"actor.lr": LORA_LR}, "default with actor.lora")
+        config = loaded.resolve()
     choices = tuple(choose(config, loaded.origins))
     chosen = {choice.key: choice.value for choice in choices if not choice.set_by and choice.key != DEVICE}
     if config.cluster.device == AUTO:
@@ -255,18 +259,6 @@ def _variables(value: Any) -> list[str]:
         elif isinstance(text, Mapping):
             found += [name for _, child in leaves(text) for name in _variables(child)]
     return found
-
-
-def _adapter_defaults(layers: Sequence[Layer]) -> Layer:
-    """The defaults that differ for a LoRA actor: its few new weights take ten times the learning rate."""
-    enabled: Any = False
-    for layer in layers:
-        section: Any = layer.values
-        for key in ("actor", "lora", "enabled"):
-            section = section.get(key) if isinstance(section, Mapping) else None
-        enabled = enabled if section is None else section
-    values = from_mapping({"actor.lr": LORA_LR}).values if enabled in (True, "true", "True") else {}
-    return Layer("default with actor.lora", values, explicit=False)
 
 
 def _preset(layers: Sequence[Layer]) -> Layer:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlcore.config import LoadedConfig, RunConfig, enabled_plugins, load_config
 from rlcore.config.choices import Choice, Chooser
+from rlcore.config.layers import plugins_left_out
 from rlcore.errors import ConfigError, PluginError
 from rlcore.errors.redaction import remember_environment
 from rlcore.plan import Facts
@@ -48,11 +49,14 @@ def configure(
 
     `plugins` are the names or paths of --plugin. Each stands for an override `plugins.NAME={}`, or for a file
     `plugins.STEM.path=/abs/file.py`, so the saved configuration enables it again. Defaults follow `machine`, or this
-    machine if it is None. If the defaults choose a rollout backend, its plugin is enabled. With `elsewhere` the run is
-    for a machine with other libraries: a backend then needs its plugin here, but not its library.
+    machine if it is None. If the defaults choose a rollout backend, its plugin is enabled; they choose none whose
+    plugin is left out. With `elsewhere` the run is for a machine with other libraries: a backend then needs its plugin
+    here, but not its library.
     """
     remember_environment()  # before a plugin prints
-    on_gpus = {backend: plugin for plugin, backend in (_offered_for_gpus() if elsewhere else _installed_for_gpus())}
+    for_gpus = _offered_for_gpus() if elsewhere else _installed_for_gpus()
+    left_out = plugins_left_out(files, overrides) if for_gpus else set()
+    on_gpus = {backend: plugin for plugin, backend in for_gpus if plugin not in left_out}
 
     def choose(config: RunConfig, origins: Mapping[str, str]) -> tuple[Choice, ...]:
         facts = machine_facts() if machine is None else machine

@@ -107,6 +107,14 @@ def test_adapters_have_their_own_default_learning_rate() -> None:
     assert load("actor.lora.enabled=true", "actor.lora.enabled=false").config.actor.lr == 1e-6
 
 
+@pytest.mark.parametrize("enabled", ["y", "yes", "on", "1", "'True'", "${oc.env:RLCORE_TEST_LORA}"])
+def test_adapters_are_enabled_by_each_text_that_is_true(enabled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLCORE_TEST_LORA", "true")
+    adapted = load(f"actor.lora.enabled={enabled}")
+    assert (adapted.config.actor.lora.enabled, adapted.config.actor.lr) == (True, 1e-5)
+    assert adapted.values["actor.lr"] == adapted.saved["actor"]["lr"] == 1e-5
+
+
 def test_the_presets_differ_as_their_papers_do() -> None:
     algo = {name: load(f"algo.preset={name}").config.algo for name in PRESETS}
     assert algo["ppo"].advantage == "gae"

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gpu_machines import SETTINGS as GPU_SETTINGS
+from gpu_machines import machine
 
 from rlcore.errors import RlcoreError
 from rlcore.plan import Facts, make_plan
@@ -76,3 +78,17 @@ def test_the_reward_functions_of_plugins_of_this_repository_are_known(plugin: st
     assert names
     for name in names:
         assert f"--plugin {plugin} " in remedy("reward.functions.x.fn", name, "reward.functions")
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_backend_for_gpus_is_not_taken_if_its_plugin_is_left_out(tmp_path: Path, *, elsewhere: bool) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("plugins: {vllm: {}}")
+    for overrides, backend in (
+        ((), "vllm"),
+        (("plugins.vllm=false",), "hf"),
+        (("plugins.vllm=false", "plugins.vllm={}"), "vllm"),
+    ):
+        found = configure([file], [*GPU_SETTINGS, *overrides], machine=machine(2), elsewhere=elsewhere)[1].config
+        assert (found.rollout.backend, "vllm" in found.plugins) == (backend, backend == "vllm"), overrides
