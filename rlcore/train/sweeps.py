@@ -1,7 +1,8 @@
 """Runs over seeds and values of keys, each in a process, several at a time, with one table of results.
 
 `<train.dir>/<name>/` has a directory per run, its output as `<run>.out`, and `sweep.json` with the state of each. The
-same sweep started again continues: finished runs are kept, others are resumed or started, and new cells are added.
+same sweep started again continues: finished runs are kept, others are resumed or started, and new cells are added. It
+is refused where a run has results of other settings, because one table would have both.
 """
 
 import itertools
@@ -11,10 +12,12 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from rlcore.cluster.own_command import OwnCommands
+from rlcore.config.layers import read_file
 from rlcore.config.names import check_name
 from rlcore.errors import ConfigError, describe
 from rlcore.report.files import write_atomically
@@ -27,6 +30,8 @@ LAST_STEPS = 5
 """Training steps at the end of a run over which a metric of training is averaged."""
 INTERRUPTED = (130, 143)
 """Exit codes of runs that a signal ended."""
+SET_BY_SWEEP = {"train.seed": "--seeds", "train.name": "--name", "train.dir": "an override train.dir=..."}
+"""Keys that a sweep sets for each run, and the options that they follow."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +96,15 @@ def cells_of(seeds: Sequence[int], settings: Sequence[tuple[str, Sequence[str]]]
     """A cell for each combination of values and each seed, named after them."""
     if twice := [key for key, _ in settings if [other for other, _ in settings].count(key) > 1]:
         raise ConfigError(f"--set: {twice[0]} is set twice; needs one --set for a key, with all of its values")
+    for key, option in SET_BY_SWEEP.items():
+        if key in dict(settings):
+            raise ConfigError(f"--set: found {key}, which a sweep sets for each run; use {option}")
     cells = []
+    names_of_keys = [_short_name(key, [other for other, _ in settings]) for key, _ in settings]
     for values in itertools.product(*(values for _, values in settings)):
         pairs = [f"{key}={value}" for (key, _), value in zip(settings, values, strict=True)]
         for seed in seeds:
-            parts = [f"{pair.partition('=')[0].rpartition('.')[2]}-{pair.partition('=')[2]}" for pair in pairs]
+            parts = [f"{key}-{value}" for key, value in zip(names_of_keys, values, strict=True)]
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join([*parts, f"seed-{seed}"])).strip("-._")
             cells.append(Cell(name, (*pairs, f"train.seed={seed}"), " ".join(pairs) or "all"))
     names = [cell.name for cell in cells]
@@ -106,6 +115,23 @@ def cells_of(seeds: Sequence[int], settings: Sequence[tuple[str, Sequence[str]]]
                 f"--set: two runs would be named '{cell.name}'; needs values that differ in letters or digits"
             )
     return tuple(cells)
+
+
+def _short_name(key: str, keys: Sequence[str]) -> str:
+    """The end of the key, with as many of its parts as no other key ends with."""
+    parts = key.split(".")
+    for depth in range(1, len(parts)):
+        end = ".".join(parts[-depth:])
+        if not any(other != key and f".{other}".endswith(f".{end}") for other in keys):
+            return end
+    return key
+
+
+def _digests(settings: Sequence[str]) -> dict[str, str]:
+    """The SHA-256 of the values of each configuration file, by path; comments do not count."""
+    files = [setting for setting in settings if "=" not in setting and Path(setting).is_file()]
+    values = {file: json.dumps(read_file(Path(file)).values, sort_keys=True, default=str) for file in files}
+    return {file: sha256(text.encode("utf-8", "replace")).hexdigest() for file, text in values.items()}
 
 
 def _options(plugins: Sequence[str]) -> list[str]:
@@ -131,6 +157,10 @@ class Sweep:
                 "name"
             )
         known = {} if before is None else {saved["name"]: saved for saved in before["cells"]}
+        self._files = _digests(self._settings)
+        self._check_results(cells, known, {} if before is None else before["files"])
+        names = {cell.name for cell in cells}
+        self._others = [saved for name, saved in known.items() if name not in names]
         self.cells = [
             replace(cell, state=known[cell.name]["state"], error=known[cell.name]["error"])
             if cell.name in known and tuple(known[cell.name]["overrides"]) == cell.overrides
@@ -138,12 +168,32 @@ class Sweep:
             for cell in cells
         ]
 
+    def _check_results(
+        self, cells: Sequence[Cell], known: Mapping[str, Mapping[str, Any]], files: Mapping[str, str]
+    ) -> None:
+        """ConfigError for results of other settings: of a cell, and of a file that has changed since."""
+        for cell in cells:
+            was = known.get(cell.name, {}).get("overrides")
+            if was != list(cell.overrides) and has_results(self.directory / cell.name):
+                found = f"results of {' '.join(was)}" if was else f"results that its {SWEEP} does not know"
+                raise ConfigError(
+                    f"--name: '{self.directory / cell.name}' has {found}, not of {' '.join(cell.overrides)}; choose "
+                    "another name"
+                )
+        changed = [file for file, digest in files.items() if self._files.get(file) != digest]
+        if changed and any(has_results(self.directory / name) for name in known):
+            raise ConfigError(
+                f"--name: '{self.directory}' has results of '{changed[0]}' before it was changed; choose another name, "
+                "or restore the file"
+            )
+
     def run(self, say: Callable[[str], None], shares: Sequence[MachineShare] = (MachineShare(),)) -> int:
         """Take the runs that are not done, one at a time on each share of the machine.
 
         Returns the exit code of a signal that arrived or ended a run, after all started runs have ended; else 0.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._write()  # also a sweep that is killed in its first run knows the settings of its results
         total, ended, code = len(self.cells), 0, 0
         for cell in self.cells:
             if cell.state == "done":
@@ -201,7 +251,7 @@ class Sweep:
         """Arguments of the run, which continues where it was begun."""
         run_dir = self.directory / cell.name
         begun = has_results(run_dir)
-        place = (f"train.dir={json.dumps(str(self.directory))}", f"train.name={cell.name}")
+        place = (f"train.dir={json.dumps(str(self.directory), ensure_ascii=False)}", f"train.name={cell.name}")
         resume = ["--resume", *(() if checkpoint.survey(run_dir).newest else ("--from-start",))] if begun else []
         plugins = [plugin for plugin in self._plugins if plugin not in cell.left_out]
         return ["train", *self._settings, *cell.overrides, *place, *_options(plugins), *resume]
@@ -227,12 +277,14 @@ class Sweep:
             return None
         try:
             saved = json.loads(path.read_bytes())
-            return {"arguments": list(saved["arguments"]), "cells": [dict(cell) for cell in saved["cells"]]}
+            cells = [dict(cell) for cell in saved["cells"]]
+            return {"arguments": list(saved["arguments"]), "files": dict(saved.get("files", {})), "cells": cells}
         except (ValueError, KeyError, TypeError) as cause:
             raise ConfigError(
                 f"'{path}' cannot be read ({describe(cause)}); remove it, or choose another --name"
             ) from cause
 
     def _write(self) -> None:
-        saved = {"arguments": self._arguments, "cells": [asdict(cell) for cell in self.cells]}
+        cells = [*self._others, *(asdict(cell) for cell in self.cells)]
+        saved = {"arguments": self._arguments, "files": self._files, "cells": cells}
         write_atomically(self.directory / SWEEP, (json.dumps(saved, indent=1) + "\n").encode())

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +45,21 @@ def test_cells_are_combinations_with_names_that_differ() -> None:
         cells_of((0,), (parse_values("rollout.stop=[a],(a)"),))
     with pytest.raises(ConfigError, match=r"actor.lr is set twice"):
         cells_of((0,), (parse_values("actor.lr=1"), parse_values("actor.lr=2")))
+
+
+def test_two_keys_that_end_alike_are_named_with_more_of_each() -> None:
+    lrs = (parse_values("actor.lr=1"), parse_values("critic.lr=1"), parse_values("lr=2"))
+    assert cells_of((0,), lrs[:2])[0].name == "actor.lr-1_critic.lr-1_seed-0"
+    assert cells_of((0,), lrs)[0].name == "actor.lr-1_critic.lr-1_lr-2_seed-0"
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [("train.seed=1,2", "--seeds"), ("train.name=a", "--name"), ("train.dir=a,b", "an override train.dir=...")],
+)
+def test_a_key_that_a_sweep_sets_itself_is_refused(text: str, option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--set: found {text.partition('=')[0]}, .*; use {re.escape(option)}$"):
+        cells_of((0,), (parse_values(text),))
 
 
 def test_a_group_has_mean_and_spread_of_what_is_there() -> None:
@@ -174,13 +190,60 @@ def test_a_sweep_of_other_settings_needs_another_name(tmp_path: Path) -> None:
         Sweep(tmp_path, ["a.yaml"], cells_of((0,), ()))
 
 
+def begun(sweep: Sweep) -> Sweep:
+    """The sweep after its first run was killed in its first steps."""
+    sweep._write()
+    (sweep.directory / sweep.cells[0].name / "checkpoints" / "step_1").mkdir(parents=True)
+    return sweep
+
+
+def test_results_of_other_values_are_not_taken_for_those_of_a_run_of_the_same_name(tmp_path: Path) -> None:
+    first, second = (cells_of((0,), (parse_values(f"{part}.max_tokens=4,8"),)) for part in ("rollout", "eval"))
+    begun(Sweep(tmp_path, ["a.yaml"], first[:1]))
+    with pytest.raises(ConfigError, match=r"max_tokens-4_seed-0' has results of rollout\.max_tokens=4 .*, not of eval"):
+        Sweep(tmp_path, ["a.yaml"], second)
+    Sweep(tmp_path, ["a.yaml"], second[1:])._write()
+    assert len(Sweep(tmp_path, ["a.yaml"], first[:1]).cells) == 1, "it is still known"
+    (tmp_path / "sweep.json").unlink()
+    with pytest.raises(ConfigError, match=r"has results that its sweep\.json does not know"):
+        Sweep(tmp_path, ["a.yaml"], first)
+
+
+def test_results_of_a_file_before_it_was_changed_are_not_continued(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("actor: {lr: 0.1}")
+    settings, cells = [str(file)], cells_of((0,), ())
+    (tmp_path / "s").mkdir()
+    Sweep(tmp_path / "s", settings, cells)._write()
+    file.write_text("actor: {lr: 0.2}")
+    begun(Sweep(tmp_path / "s", settings, cells))
+    file.write_text("actor: {lr: 0.2}  # as in the paper")
+    Sweep(tmp_path / "s", settings, cells)
+    file.write_text("actor: {lr: 0.3}")
+    with pytest.raises(ConfigError, match=r"has results of '.*a\.yaml' before it was changed; choose another name"):
+        Sweep(tmp_path / "s", settings, cells)
+    saved = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    (tmp_path / "s" / "sweep.json").write_text(json.dumps({key: saved[key] for key in ("arguments", "cells")}))
+    Sweep(tmp_path / "s", settings, cells)
+
+
+def test_the_settings_of_a_sweep_are_on_disk_before_its_first_run(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (config.parent / "runs").mkdir()
+    sweep = Sweep(config.parent / "runs" / "s", [str(config)], cells_of((0,), ()))
+    monkeypatch.setattr(sweep, "_command", lambda cell: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sweep.run(print)
+    assert json.loads((sweep.directory / "sweep.json").read_text())["cells"][0]["name"] == "seed-0"
+
+
 @pytest.mark.real
 def test_an_interrupted_sweep_resumes_where_it_was(config: Path) -> None:
     runs = config.parent / "runs" / "tiny-sweep"
     command = [sys.executable, "-m", "rlcore", "sweep", str(config), "--seeds", "0..1", "train.max_steps=60"]
-    with subprocess.Popen(
-        [*command, "checkpoint.every_steps=1"], stdout=-1, stderr=-1, start_new_session=True
-    ) as first:
+    command.append("checkpoint.every_steps=1")
+    with subprocess.Popen(command, stdout=-1, stderr=-1, start_new_session=True) as first:
         deadline = time.monotonic() + 60
         while not (runs / "seed-0" / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
