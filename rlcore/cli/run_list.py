@@ -28,7 +28,8 @@ class RunRow:
     name: str
     path: str
     state: str
-    """running, finished, stopped, failed, killed, or not begun: no step, evaluation or checkpoint."""
+    """running, finished, stopped, failed, killed, or not begun: no step, evaluation or checkpoint, and no other
+    sign of one."""
     step: int
     steps: int
     """The last step of the run; 0: unknown."""
@@ -117,7 +118,10 @@ def _state(path: Path, step: int) -> tuple[str, int]:
     if is_held(path):
         return RUNNING, steps
     if step == 0 and not has_results(path):
-        return NOT_BEGUN, steps
+        from rlcore.train.origin import remains_of
+
+        if not any(remains_of(path)):  # a run whose results are on a volume that is not mounted has begun
+            return NOT_BEGUN, steps
     if known is None:
         return "unknown", steps
     return ("killed" if known[0].state == RUNNING else known[0].state), steps

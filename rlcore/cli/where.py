@@ -8,15 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rlcore.cli.arguments import Parser
-from rlcore.cli.console import answer
-from rlcore.errors import ConfigError
+from rlcore.cli.console import answer, complain
+from rlcore.errors import ConfigError, RlcoreError
 from rlcore.report.metrics import way_on
 from rlcore.report.standing import duration, sentence
 from rlcore.report.status import FAILED, FINISHED, LOCK, RUNNING, STATUS, Status, is_held, read_status
 
+DAMAGED = 2
+
 
 def run(arguments: Sequence[str]) -> int:
-    """Print a line per run."""
+    """Print a line per run; 2 if the status of one cannot be read."""
     parser = Parser("where", "Show where runs are: the step, what its samples wait for, and which workers are busy.")
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="run directories, or their parent directories"
@@ -24,13 +26,21 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print status.json of each run, with its ending")
     parsed = parser.parse(arguments)
     found = [run_dir for path in parsed.runs for run_dir in _runs_of(path)]
+    code = 0
     for run_dir in found:
-        if parsed.json:
-            answer(json.dumps({"run": str(run_dir), **_described(run_dir)}))
-        else:
-            text = _where(run_dir)
-            answer(text if len(found) == 1 else f"{run_dir.name}: {text}")
-    return 0
+        try:
+            _answer(run_dir, parsed.json, "" if len(found) == 1 else f"{run_dir.name}: ")
+        except RlcoreError as error:  # a damaged status is that of one run
+            complain(f"rlcore: {error}")
+            code = DAMAGED
+    return code
+
+
+def _answer(run_dir: Path, as_json: bool, prefix: str) -> None:
+    if as_json:
+        answer(json.dumps({"run": str(run_dir), **_described(run_dir)}))
+    else:
+        answer(f"{prefix}{_where(run_dir)}")
 
 
 def _runs_of(path: Path) -> list[Path]:

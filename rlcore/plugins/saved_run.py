@@ -1,5 +1,6 @@
 """A run on disk as a configuration, to resume it, evaluate it or chat with it."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ class SavedRun:
 
 def open_run(path: Path) -> SavedRun:
     """The run at `path`, a run directory or a path in it, such as a checkpoint; ConfigError if it is not a run."""
-    full = path.expanduser().absolute()
+    full = Path(os.path.normpath(path.expanduser().absolute()))  # the parent of `..` is not its directory
     for place in (full, *full.parents[:2]):
         if (place / CONFIG).is_file() and not (place / "manifest.json").exists():
             return SavedRun(place)

@@ -65,7 +65,7 @@ def check_remains(run_dir: Path, start: Start) -> Path:
 
     To be called before anything is written there: a start also writes log.txt and status.json.
     """
-    if start.resume and not start.from_start and not has_results(run_dir) and (remains := [*_remains(run_dir)]):
+    if start.resume and not start.from_start and not has_results(run_dir) and (remains := [*remains_of(run_dir)]):
         raise CheckpointError(
             f"--resume: '{run_dir}' has no checkpoints, metrics and trajectories, but a run has trained there: "
             f"found {', '.join(remains)}; restore the rest (is a volume mounted?), or {BEGIN_AGAIN}"
@@ -73,7 +73,7 @@ def check_remains(run_dir: Path, start: Start) -> Path:
     return run_dir
 
 
-def _remains(run_dir: Path) -> Iterator[str]:
+def remains_of(run_dir: Path) -> Iterator[str]:
     """Names files that show a finished step. A start that failed leaves its plan, log, status and trace as well."""
     if num_tokens := len([*(run_dir / TOKENS).glob("step_*")]):
         yield f"{num_tokens} files of {TOKENS}/"

@@ -61,6 +61,18 @@ def test_only_starts_that_nothing_came_of_are_removed(runs: Path, capsys: pytest
     assert {path.name for path in runs.iterdir()} == {"done", "mine", "link"}
 
 
+def test_a_run_whose_results_are_elsewhere_has_begun_and_is_kept(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its log and status tell of steps; a volume with the rest may not be mounted."""
+    moved = Path(shutil.copytree(runs / "done", runs / "moved"))
+    (moved / "metrics.jsonl").unlink()
+    for name in ("trajectories", "checkpoints"):
+        shutil.rmtree(moved / name, ignore_errors=True)
+    assert listed(capsys, str(runs), "--prune-failed")["moved"]["state"] == "finished"
+    assert moved.is_dir()
+
+
 def test_a_run_whose_process_was_killed_is_reported_as_killed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = runs / "done" / "status.json"
     status.write_text(status.read_text().replace('"finished"', '"running"'))

@@ -331,6 +331,18 @@ def test_a_failed_run_gives_its_reason_and_several_runs_a_line_each(
     assert lines[0].endswith("in step 12: reward 'judge': 9 of 64 samples failed")
 
 
+def test_a_run_with_a_damaged_status_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / STATUS).write_text("{")
+    write_status(tmp_path / "b", status_of(working(), 0.0, "failed", "it is bad"))
+    assert main(["where", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith("b: failed ")
+    assert err.startswith(f"rlcore: '{tmp_path / 'a' / STATUS}': it is not a status of a run")
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize("make", [lambda path: None, Path.mkdir, Path.touch], ids=["nothing", "empty", "file"])
 def test_what_is_no_run_is_an_error_of_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], None]
