@@ -1,10 +1,11 @@
 """Files that a configuration file names count from its directory, then from the working directory."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlcore.config.layers import Source, read_layers
 from rlcore.config.sections import RunConfig
 
 SUFFIXES = (".yaml", ".yml")
@@ -42,6 +43,22 @@ def paths_from_their_files(config: RunConfig, shown: Mapping[str, Any], origins:
             from_there = directory / place
             if from_there != Path(place) and from_there.exists():
                 found[key] = f"{from_there}{attribute}"
+    return found
+
+
+def plugin_paths(files: Sequence[Source], overrides: Sequence[str]) -> dict[str, str]:
+    """`plugins.NAME.path` from the directory of the file that sets it, by plugin, for those whose file is there."""
+    found: dict[str, str] = {}
+    for layer in read_layers(files, overrides):
+        plugins = layer.values.get("plugins")
+        for name, section in plugins.items() if isinstance(plugins, Mapping) else ():
+            path = section.get("path") if isinstance(section, Mapping) else None
+            if not isinstance(path, str):
+                continue
+            found.pop(name, None)  # a higher layer sets it
+            directory = directory_of("path", {"path": layer.origin})
+            if directory is not None and directory / path != Path(path) and (directory / path).is_file():
+                found[name] = str(directory.absolute() / path)
     return found
 
 

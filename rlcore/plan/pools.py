@@ -108,6 +108,13 @@ def _check_nodes(config: RunConfig, pool: _Declared, abilities: ClusterAbilities
     """PlanError for nodes that the cluster does not have, and for placements that it does not support."""
     spec, backend = pool.spec, config.cluster.backend
     who = f"pool '{spec.name}' of {pool.by}"
+    sizes = [f"gpus_per_node={spec.gpus_per_node}"] if spec.gpus_per_node else []
+    sizes += [f"nodes={spec.nodes}"] if spec.nodes > 1 else []
+    if spec.colocates and sizes:
+        raise PlanError(
+            f"{who}: {' and '.join(sizes)}, but a union has the devices of its members; leave it out, or set it of "
+            f"{', '.join(spec.colocates)}"
+        )
     more = f"set {abilities.more_with}" if abilities.more_with else remedy("cluster.backend")
     if spec.nodes > 1 and not abilities.several_nodes:
         raise PlanError(

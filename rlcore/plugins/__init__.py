@@ -11,6 +11,7 @@ from typing import Any
 
 from rlcore.config import LoadedConfig, RunConfig, enabled_plugins, load_config
 from rlcore.config.choices import Choice, Chooser
+from rlcore.config.file_paths import plugin_paths
 from rlcore.config.layers import plugins_left_out
 from rlcore.errors import ConfigError, PluginError
 from rlcore.errors.redaction import remember_environment
@@ -94,16 +95,24 @@ def _configured(
         if name != canonical(name):
             raise ConfigError(f"plugins.{name}: a section is named with '_'; write plugins.{canonical(name)}")
     sources = {name: _source(name, section) for name, section in sections.items()}
-    further: list[str] = []
+    from_files = plugin_paths(files, overrides) if any(map(is_path, sources.values())) else {}
+    sources |= {name: path for name, path in from_files.items() if is_path(sources[name])}
+    further = [_path_setting(name, path) for name, path in from_files.items() if is_path(sources[name])]
     for plugin in plugins:
         if is_path(plugin):
-            further.append(f"plugins.{name_of(plugin)}.path={json.dumps(str(Path(plugin).absolute()))}")
+            further.append(_path_setting(name_of(plugin), str(Path(plugin).absolute())))
             sources.pop(name_of(plugin), None)
         elif canonical(plugin) not in sources:
             further.append(f"plugins.{canonical(plugin)}={{}}")
     named = [plugin for plugin in plugins if is_path(plugin) or canonical(plugin) not in sources]
     hooks = load([*sources.values(), *named])
     return hooks, load_config(files, [*overrides, *further], hooks.config_sections(), choose)
+
+
+def _path_setting(name: str, path: str) -> str:
+    """The override that enables a plugin of a plain file."""
+    text = json.dumps(path, ensure_ascii=False)  # YAML does not read JSON's pairs of escapes, such as of an emoji
+    return f"plugins.{name}.path={text}"
 
 
 def _source(name: str, section: Mapping[str, Any]) -> str:

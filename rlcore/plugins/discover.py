@@ -3,7 +3,7 @@
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -76,12 +76,23 @@ def _normalized(distribution: Distribution) -> str:
 
 
 def _of_groups(distribution: Distribution) -> tuple[_Entry, ...]:
-    points = [point for point in distribution.entry_points if point.group in GROUPS]
-    if not points:
-        return ()
+    with suppress(ValueError):  # a foreign file of another encoding
+        text = distribution.read_text("entry_points.txt") or ""
+        if any(f"[{group}]" in text for group in GROUPS):
+            return tuple(_entries(distribution))
+    return ()
+
+
+def _entries(distribution: Distribution) -> Iterator[_Entry]:
+    """The entry points of a distribution that has some; PluginError if they cannot be read."""
+    name = _normalized(distribution)
+    with boundary(f"distribution '{name}': reading its entry_points.txt", PluginError):
+        points = [point for point in distribution.entry_points if point.group in GROUPS]
     metadata = distribution.metadata  # each access parses the whole file
     requires = tuple(metadata.get_all("Requires-Dist") or ())
-    return tuple(_Entry(point, metadata["Name"], metadata["Version"], requires) for point in points)
+    name, *_ = metadata.get_all("Name") or [name]
+    version, *_ = metadata.get_all("Version") or ["without a version"]
+    yield from (_Entry(point, name, version, requires) for point in points)
 
 
 @lru_cache(maxsize=1)

@@ -141,7 +141,8 @@ class Hooks:
             provider = self._providers[implementation.plugin_name]
             whose = f"{provider}: {hook}()"
             with boundary(whose, PluginError, CALLED), limited(whose):
-                result = implementation.function(*[arguments[name] for name in implementation.argnames])
+                function = implementation.function  # `argnames` lacks those with a default
+                result = function(*[arguments[name] for name in inspect.signature(function).parameters])
                 _trace(provider, hook, result)
             for offer in listed(result, kind, whose):
                 check(provider, offer)

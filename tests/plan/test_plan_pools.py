@@ -152,6 +152,16 @@ def test_a_pool_of_a_plugin_that_is_garbage_is_refused_with_the_field(site: Path
             "asks for placement=spread, but a union has the places of its members; say it of main",
         ),
         (
+            "PoolSpec('engines', 3, colocates=('main',))",
+            ENGINES,
+            f"pool 'engines' of {WHO}: gpus_per_node=3, but a union has the devices of its members; leave it out, or",
+        ),
+        (
+            "PoolSpec('engines', 3, colocates=('main',), nodes=2)",
+            (*ENGINES, *RAY),
+            "gpus_per_node=3 and nodes=2, but a union has the devices of its members; leave it out, or set it of main",
+        ),
+        (
             "PoolSpec('engines', 3, nodes=2)",
             (*ENGINES, *RAY, "cluster.device=cuda", "rollout.replicas=7"),
             "needs 7 GPUs (7 replicas x 1 ranks x 1), the pool has 6 on 2 nodes, each of which needs 4",
@@ -163,6 +173,14 @@ def test_pools_that_cannot_be_had_are_refused_by_name(
 ) -> None:
     write_package(site, "pooled", pooled(pools=pools))
     assert message in refused(PlanError, *overrides, plugins=("pooled",), gpus=8)
+
+
+def test_an_argument_of_a_hook_with_a_default_gets_its_value(site: Path) -> None:
+    hook = "rlcore_resource_pools(config=None, requests=())"
+    pools = "PoolSpec(request.pool, 1) for request in requests if config is not None and request.pool == 'engines'"
+    write_package(site, "pooled", pooled(pools=pools).replace("rlcore_resource_pools()", hook))
+    plan = planned(*ENGINES, "cluster.device=cuda", plugins=("pooled",), facts=Facts(cpus=2, gpus=2))
+    assert next(pool for pool in plan.pools if pool.name == "engines").provided_by == WHO
 
 
 @pytest.mark.parametrize(
