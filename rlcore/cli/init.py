@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import keyword
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -64,9 +65,9 @@ def run(arguments: Sequence[str]) -> int:
     _check_name(directory)
     _write(directory, parsed.model, _fit())
     commands = [
-        f"{_python()} {directory / 'test_reward.py'}",
-        f"rlcore plan {directory / 'config.yaml'}",
-        f"rlcore train {directory / 'config.yaml'}",
+        f"{_python()} {_word(directory / 'test_reward.py')}",
+        f"rlcore plan {_word(directory / 'config.yaml')}",
+        f"rlcore train {_word(directory / 'config.yaml')}",
     ]
     _try(directory)
     answer(f"wrote {directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}")
@@ -77,7 +78,12 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _python() -> str:
-    return "python" if sys.prefix != sys.base_prefix else sys.executable
+    return "python" if sys.prefix != sys.base_prefix else _word(Path(sys.executable))
+
+
+def _word(path: Path) -> str:
+    """The path as one word of a shell."""
+    return shlex.quote(str(path))
 
 
 def _check_name(directory: Path) -> None:
@@ -116,7 +122,7 @@ def _write(directory: Path, model: str, fit: _Fit) -> None:
     for name, part in (("train.jsonl", rows[:-NUM_HELDOUT]), ("held.jsonl", rows[-NUM_HELDOUT:])):
         (directory / name).write_text("".join(json.dumps(row) + "\n" for row in part), "utf-8")
     values = {
-        "directory": str(directory), "name": directory.name, "model": json.dumps(model), "machine": fit.machine,
+        "directory": _word(directory), "name": directory.name, "model": json.dumps(model), "machine": fit.machine,
         "prompts": fit.prompts, "samples": fit.samples, "tokens": fit.tokens, "steps": fit.steps,
     }  # fmt: skip
     for name in ("reward.py", "test_reward.py", "config.yaml"):
@@ -141,7 +147,12 @@ def _try(directory: Path) -> None:
     except RlcoreError as error:
         raise ConfigError(f"init: wrote '{directory}', whose plan is refused: {error}") from error
     with tempfile.TemporaryDirectory(prefix="rlcore-init-") as runs:
-        arguments = ["train", str(directory / "config.yaml"), *STAND_IN, f"train.dir={json.dumps(runs)}"]
+        arguments = [
+            "train",
+            str(directory / "config.yaml"),
+            *STAND_IN,
+            f"train.dir={json.dumps(runs, ensure_ascii=False)}",
+        ]
         step = run_in_new_interpreter(ONE_STEP.format(arguments=arguments), CHECK_S)
     if step is None or step.code:
         last = (step.errors.strip().splitlines() if step else []) or [f"it was not done after {CHECK_S} s"]

@@ -9,6 +9,7 @@ from rlcore.cli.plugin_file import write_file
 from rlcore.cli.plugin_package import (
     Offers,
     PluginPackage,
+    check_identifier,
     check_name,
     chosen_offers,
     known_offers,
@@ -36,6 +37,9 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="with --update: print the changes, write nothing")
     parsed = parser.parse(arguments)
     if parsed.update:
+        for option in ("--offers", "--file"):
+            if any(argument.partition("=")[0] == option for argument in arguments):
+                raise ConfigError(f"plugins new: {option} has no effect with --update; the package keeps its offers")
         return _update(parsed.name, Path(parsed.into), known, parsed.dry_run)
     if parsed.dry_run:
         raise ConfigError("plugins new: --dry-run has no effect; needs --update")
@@ -55,6 +59,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _update(name: str, into: Path, known: Offers, dry_run: bool) -> int:
     """Apply the template to an older package, and print the change to each file."""
+    from rlcore.plugins.discover import canonical
+
+    name = canonical(name)
+    check_identifier(name)
     directory = into / f"rlcore-{name.replace('_', '-')}"
     updates = update_package(name, directory, known, dry_run)
     for update in updates:

@@ -25,11 +25,18 @@ def add_machine(parser: Parser) -> None:
     for option, what in lengths:
         parser.add_argument(
             option,
-            type=int,
+            type=_length,
             metavar="N",
             default=0,
             help=f"mean tokens of a {what}, for estimated seconds; default: half of the limit",
         )
+
+
+def _length(text: str) -> int:
+    """The number of an option; argparse names the option in the error."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found '{text}'; needs a number of tokens, 1 or more")
+    return int(text)
 
 
 def lengths_of(parsed: argparse.Namespace) -> "Lengths":

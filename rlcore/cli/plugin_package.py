@@ -76,13 +76,18 @@ def known_offers() -> Offers:
     return tomllib.loads(template("offers.toml"))
 
 
-def check_name(name: str) -> None:
-    """ConfigError for a name that is not valid for a package, an entry point and a configuration key."""
+def check_identifier(name: str) -> None:
+    """ConfigError for a name that is not valid for a module."""
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or not name.isascii():
         raise ConfigError(
             f"plugins: '{name}' is not a lower-case Python identifier; needs letters a-z, digits and '_' only, not "
             "beginning with a digit"
         )
+
+
+def check_name(name: str) -> None:
+    """ConfigError for a name that is not valid for a package, an entry point and a configuration key."""
+    check_identifier(name)
     if len(name) > MAX_NAME:
         raise ConfigError(f"plugins: {shown(name)} has {len(name)} letters; needs a name of at most {MAX_NAME}")
     if name in sys.stdlib_module_names:

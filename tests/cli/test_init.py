@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -139,3 +140,16 @@ def test_the_sizes_suit_the_machine(project: Path) -> None:
     assert "max_tokens: 16 " in text or "max_tokens: 64 " in text
     rows = [json.loads(line) for line in (project / "train.jsonl").read_text().splitlines()]
     assert len(rows) >= plan_run([project / "config.yaml"], []).config.train.prompts_per_step
+
+
+def test_the_printed_commands_quote_a_path_with_a_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlcore.cli.init._try", lambda directory: None)
+    (tmp_path / "my dir").mkdir()
+    assert main(["init", "my dir/spelling"]) == 0
+    lines = capsys.readouterr().out.splitlines()[-3:]
+    assert [shlex.split(line)[-1] for line in lines] == [
+        f"my dir/spelling/{name}" for name in ("test_reward.py", "config.yaml", "config.yaml")
+    ]

@@ -56,6 +56,31 @@ def test_without_a_newer_template_nothing_is_done(package: Path, capsys: pytest.
 
 
 @pytest.mark.usefixtures("newer")
+def test_a_name_in_another_spelling_updates_the_same_package(package: Path, tmp_path: Path) -> None:
+    package.rename(tmp_path / "rlcore-my-thing")
+    assert main(["plugins", "new", "my-thing", "--update"]) == 0
+    assert "my_thing" in (tmp_path / "rlcore-my-thing" / "Makefile").read_text()
+    assert "newer my_thing" in (tmp_path / "rlcore-my-thing" / "AGENTS.md").read_text()
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["my.thing"], "'my.thing' is not a lower-case Python identifier"),
+        (["mine", "--offers", "reward"], "--offers has no effect with --update"),
+        (["mine", "--offers=order"], "--offers has no effect with --update"),
+        (["mine", "--file"], "--file has no effect with --update"),
+    ],
+)
+def test_what_an_update_cannot_do_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plugins", "new", *arguments, "--update"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("newer")
 def test_changed_files_stay_and_the_others_are_replaced(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (package / "rlcore_mine" / "reward.py").write_text("mine = 1\n")
     (package / "AGENTS.md").unlink()

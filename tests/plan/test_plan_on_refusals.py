@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from planned_machines import GIB, QWEN_7B, QWEN_14B, QWEN_32B, planned, refused, settings_of_7b
 
+from rlcore.cli import main
 from rlcore.plugins import planning
 
 Capture = pytest.CaptureFixture[str]
@@ -202,3 +203,12 @@ def test_replicas_of_a_sampler_that_was_chosen_to_be_embedded_are_refused_with_t
     assert line.endswith("; set rollout.backend, or leave the replicas out")
     named = refused(capsys, *settings, *counts, "rollout.backend=hf", "--on", "8xH100-80GB")
     assert named.endswith("has as many replicas and ranks (1 x 8)")
+
+
+@pytest.mark.parametrize("number", ["-5", "0", "1.5", "many"])
+def test_a_length_that_is_not_a_number_of_tokens_is_refused(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--prompt-tokens", "--response-tokens"):
+        with pytest.raises(SystemExit):
+            main(["plan", "c.yaml", "--on", "8xH100-80GB", f"{option}={number}"])
+        line = f"argument {option}: found '{number}'; needs a number of tokens, 1 or more"
+        assert capsys.readouterr().err.startswith(f"rlcore: {line}")
