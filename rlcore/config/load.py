@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_origin
 
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -233,9 +233,24 @@ class _Merge:
         return config
 
     def _unresolved(self, cause: BaseException) -> str:
+        if not getattr(cause, "full_key", None) and self.tree is not None and (key := self._no_list(self.tree)):
+            remedy = f"needs {wanted(hint_at(key, RunConfig, self._types))}: put it in brackets and quotes"
+            return f"{key}: found {self.describe(key)}, which does not resolve to a list; {remedy}"
         key = str(getattr(cause, "full_key", None) or "configuration")
         reason = redact(str(cause).partition("\n")[0])
         return f"{key}: found {self.describe(key)}, which does not resolve: {reason}"
+
+    def _no_list(self, tree: DictConfig) -> str:
+        """The first key of a list whose interpolation is another value, which OmegaConf does not name; '' if none."""
+        for key, value in self.shown.items():
+            if isinstance(value, str) and get_origin(hint_at(key, RunConfig, self._types)) is tuple:
+                try:
+                    found = OmegaConf.select(tree, key)
+                except OmegaConfBaseException:
+                    return key
+                if not OmegaConf.is_list(found):
+                    return key
+        return ""
 
 
 def _origin(key: str, set_by: list[tuple[str, dict[str, Any]]], every_key: set[str]) -> str:

@@ -72,6 +72,15 @@ def test_a_dotted_key_of_a_file_is_refused_with_the_sections_that_are_meant(
     assert error_of(files=(file,)).startswith(line.replace("FILE", str(file)))
 
 
+def test_a_variable_where_a_list_is_due_names_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLCORE_TEST_TRACKER", "wandb")
+    message = error_of("rollout.stop=[a]", "eval.sources.h.path=h", "track.to=${oc.env:RLCORE_TEST_TRACKER}")
+    assert message.startswith("track.to: found '${oc.env:RLCORE_TEST_TRACKER}' (override ")
+    assert "needs a list like [x, y], each of them text: put it in brackets and quotes" in message
+    listed = load("track.to=['${oc.env:RLCORE_TEST_TRACKER}']").config.track.to
+    assert listed == load("rollout.stop=[wandb]", "track.to=${rollout.stop}").config.track.to == ("wandb",)
+
+
 def test_a_label_of_an_override_is_the_text_that_was_typed() -> None:
     overrides = ("cluster.backend=ray", "cluster.pools.a.labels.zone=012", "cluster.pools.a.labels.disk=a #1")
     assert load(*overrides).config.cluster.pools["a"].labels == {"zone": "012", "disk": "a #1"}
