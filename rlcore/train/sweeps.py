@@ -84,9 +84,12 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def parse_values(text: str) -> tuple[str, tuple[str, ...]]:
-    """Key and values of 'actor.lr=1e-5,3e-5'; commas in brackets or quotes belong to a value."""
+    """Key and values of 'actor.lr=1e-5,3e-5'; commas in brackets or quotes belong to a value, an apostrophe in a word
+    opens no quote."""
     key, equals, values = text.partition("=")
-    found = tuple(value.strip() for value in re.findall(r"(?:\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[^,])+", values))
+    found = tuple(
+        value.strip() for value in re.findall(r"(?:\[[^\]]*\]|(?<!\w)\"[^\"]*\"|(?<!\w)'[^']*'|[^,])+", values)
+    )
     if not equals or not key.strip() or not found or not all(found) or len(set(found)) < len(found):
         raise ConfigError(f"--set: found '{text}'; needs a key with different values, such as actor.lr=1e-5,3e-5")
     return key.strip(), found

@@ -30,6 +30,8 @@ def test_seeds_are_a_range_with_both_ends_or_a_list() -> None:
 def test_values_are_split_at_commas_outside_of_brackets() -> None:
     assert parse_values("actor.lr=1e-5,3e-5") == ("actor.lr", ("1e-5", "3e-5"))
     assert parse_values("rollout.stop=[a,b],[]") == ("rollout.stop", ("[a,b]", "[]"))
+    assert parse_values("data.system_prompt=don't,won't")[1] == ("don't", "won't")
+    assert parse_values("data.system_prompt='a,b', \"c,d\"")[1] == ("'a,b'", '"c,d"')
     for text in ("actor.lr", "=1", "actor.lr=", "actor.lr=1,1"):
         with pytest.raises(ConfigError, match="--set: found"):
             parse_values(text)
