@@ -61,6 +61,7 @@ GROUPS = {
             "plan/test_plan_refusals.py",
             "plan/test_stated_resources.py",
             "plugins/test_plugins.py",
+            "plugins/test_damaged_metadata.py",
             "plugins/test_plugins_check.py",
             "ground/test_listed.py",
             "ground/test_targets.py",
