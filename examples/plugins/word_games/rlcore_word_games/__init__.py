@@ -1,5 +1,6 @@
 """Text games as environments of the plugin `agent_loop`: one prompt, one game, a reward at its end."""
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -42,8 +43,11 @@ class _Game(Environment, ABC):
 class SecretNumber(_Game):
     """The answer is a whole number; hints are 'higher' and 'lower'."""
 
+    def _is_won(self, guess: str) -> bool:
+        return super()._is_won(guess) or (_is_number(guess) and int(guess) == int(self._secret))
+
     def _hint(self, guess: str) -> str:
-        if not guess.lstrip("-").isdecimal():
+        if not _is_number(guess):
             return "say a whole number"
         return "higher" if int(guess) < int(self._secret) else "lower"
 
@@ -72,6 +76,11 @@ class Hangman(_Game):
 
     def _hint(self, guess: str) -> str:
         return "".join(letter if letter in self._letters else "_" for letter in self._secret)
+
+
+def _is_number(guess: str) -> bool:
+    """True for a whole number of up to 18 digits; a model may write thousands, which `int` refuses."""
+    return re.fullmatch(r"-?\d{1,18}", guess) is not None
 
 
 def quick(trajectory: Trajectory) -> float:

@@ -31,8 +31,11 @@ def test_hints_lead_to_the_secret(game: Any, answer: str, turns: dict[str, str])
     assert [reward for _, reward in found] == [0.0, 0.0, 1.0]
 
 
-def test_a_game_ends_without_a_reward_when_its_turns_are_used() -> None:
+def test_a_game_takes_any_text_for_a_guess_and_ends_without_a_reward_when_its_turns_are_used() -> None:
     assert played(SecretNumber(2), "7", "x", "") == [("say a whole number, 1 left", 0.0), ("", 0.0)]
+    found = played(SecretNumber(4), "7", "--5", "9" * 5000, "08", "007")
+    hints = ["say a whole number, 3 left", "say a whole number, 2 left", "lower, 1 left", ""]
+    assert found == list(zip(hints, [0.0, 0.0, 0.0, 1.0], strict=True))
 
 
 def test_a_quick_win_is_worth_more() -> None:
