@@ -10,8 +10,13 @@ NOTICEABLE = 0.1
 """A share of the step's time that is worth a sentence."""
 
 
-def advice(history: Sequence[Metrics], schedule: SchedulePlan, num_minibatches: int) -> list[str]:
-    """Sentences about the steps of `history`, without the first if there are others, because it includes the start."""
+def advice(
+    history: Sequence[Metrics], schedule: SchedulePlan, num_minibatches: int, may_stream: bool = True
+) -> list[str]:
+    """Sentences about the steps of `history`, without the first if there are others, because it includes the start.
+
+    `may_stream`: the plan would accept schedule.stream_minibatches=true.
+    """
     steps = list(history[1:] or history)
     if not steps:
         return []
@@ -32,7 +37,7 @@ def advice(history: Sequence[Metrics], schedule: SchedulePlan, num_minibatches: 
             "of your reward manager"
         )
     else:
-        lines.append(f"the reward's latency bounds the run; {_less_exposed(schedule, num_minibatches)}")
+        lines.append(f"the reward's latency bounds the run; {_less_exposed(schedule, num_minibatches, may_stream)}")
     overhead = _mean(steps, "time/overhead")
     if overhead > NOTICEABLE:
         lines.append(
@@ -55,12 +60,13 @@ def _shares(steps: Sequence[Metrics], step_s: float) -> str:
     return f"{step_s:.3g} s per step: " + ", ".join(f"{share:.0%} {what}" for what, share in shares.items())
 
 
-def _less_exposed(schedule: SchedulePlan, num_minibatches: int) -> str:
+def _less_exposed(schedule: SchedulePlan, num_minibatches: int, may_stream: bool) -> str:
     """The setting that would hide more of the time."""
     knobs = []
-    if not schedule.stream and num_minibatches > 1:
+    may_stream = may_stream and not schedule.stream
+    if may_stream and num_minibatches > 1:
         knobs.append("schedule.stream_minibatches=true updates on the groups that are ready, and stays on-policy")
-    if not schedule.stream and num_minibatches == 1:
+    if may_stream and num_minibatches == 1:
         knobs.append("actor.minibatch_prompts with schedule.stream_minibatches=true updates on groups that are ready")
     more = schedule.max_staleness + 1
     knobs.append(f"schedule.max_staleness={more} samples further ahead, at the price of older samples")

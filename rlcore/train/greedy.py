@@ -12,27 +12,34 @@ from rlcore.reward.policy import Budget, apply_failures
 from rlcore.runtime.launch import Runtime
 from rlcore.train.pending import Group, collect
 from rlcore.train.tasks import training_sampling
+from rlcore.train.timing import StepTimeline, now
 from rlcore.types import Lane, Metrics, total_rewards
 
 
 async def with_greedy_baselines(
-    run: Runtime, tasks: Sequence[RolloutTask], groups: Sequence[Group], metrics: Metrics, budget: Budget
+    run: Runtime,
+    tasks: Sequence[RolloutTask],
+    groups: Sequence[Group],
+    metrics: Metrics,
+    budget: Budget,
+    timeline: StepTimeline,
 ) -> list[Group]:
     """The groups with the reward of a greedy sample of their prompt as `ScoredTrajectory.baseline`.
 
     It includes token scores. A group whose greedy sample failed is dropped, because it has no baseline. Failed rewards
-    follow the usual policies and the step's `budget` of greedy samples. Adds to `metrics`: reward/greedy_mean,
-    data/greedy_failed and the time.
+    follow the usual policies and the step's `budget` of greedy samples. Adds to `metrics`: reward/greedy_mean and
+    data/greedy_failed; and the time to `timeline`.
     """
     config = run.plan.config
     wanted = {_prompt_of(group) for group in groups}
     baselines = [replace(task, epoch=-1 - task.epoch, n=1) for task in tasks if (task.prompt.id, task.epoch) in wanted]
     sampling = replace(training_sampling(config.rollout), temperature=0.0)
+    began = now()
     answered, generated_s = await collect(run.agent, run.reward, baselines, sampling, Lane.TRAIN)
+    timeline.waited(began, began + generated_s)
     kept, _ = apply_failures(answered, config.reward, budget)
     scores = {_greedy_of(group): total_rewards(group)[group[0].trajectory.id.unit()] for group in kept}
     metrics["data/greedy_failed"] = metrics.get("data/greedy_failed", 0.0) + len(baselines) - len(scores)
-    metrics["time/generate_s"] = metrics.get("time/generate_s", 0.0) + generated_s
     if scores:
         metrics["reward/greedy_mean"] = sum(scores.values()) / len(scores)
     return [

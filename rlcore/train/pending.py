@@ -79,11 +79,17 @@ class PendingGroup:
     ready: bool = False
     """All of them are scored."""
     ready_at: float = 0.0
+    """Time when they were; later if its reward is compared with that of a baseline."""
     retired: bool = False
 
     @property
     def key(self) -> Key:
         return self.task.prompt.id, self.task.epoch
+
+    @property
+    def sampled_at(self) -> float:
+        """Time when its last trajectory was finished; 0 if a checkpoint has all of them."""
+        return max(self.finished.complete.values(), default=0.0)
 
     def group(self) -> Group:
         """Its scored trajectories by sample and part."""

@@ -307,8 +307,8 @@ class Session:
             say(line)
         for line in self._trainer.watch.last_words():
             say(line)
-        plan = self._run.plan
-        for line in advice(list(self._trainer.history), plan.schedule, plan.batch_sizes["minibatches"]):
+        plan, may_stream = self._run.plan, not self._config.algo.dynamic_sampling
+        for line in advice(list(self._trainer.history), plan.schedule, plan.batch_sizes["minibatches"], may_stream):
             say(line)
         if result.checkpoint is not None:
             say(f"checkpoint: {result.checkpoint}")

@@ -28,7 +28,7 @@ from rlcore.train.greedy import with_greedy_baselines
 from rlcore.train.minibatches import completion_metrics, epoch_minibatches, later_epoch, one_ahead, row_advantages
 from rlcore.train.passes import ForwardPasses
 from rlcore.train.pending import Group, PendingGroup
-from rlcore.train.timing import StepTimeline, length_correlation
+from rlcore.train.timing import StepTimeline, length_correlation, now
 from rlcore.train.versions import sampled_with
 from rlcore.types import Batch, Lane, Metrics, ScoredTrajectory, Trajectory, TrajectoryId
 
@@ -216,13 +216,16 @@ class StepBatcher:
 
     async def _round(self, num: int, budget: Budget, greedy: Budget) -> list[Group]:
         """The groups that the failure policies leave of the next `num` prompts. `greedy` is for their baselines."""
-        taken = sorted([await self._next() for _ in range(num)], key=lambda pending: pending.number)
+        began = now()
+        taken = sorted([await self._next(began) for _ in range(num)], key=lambda pending: pending.number)
         groups = [pending.group() for pending in taken]
         kept, counts = apply_failures(groups, self._config.reward, budget)
         self._count(counts)
         if Need.GREEDY_BASELINE in self._run.advantage_algorithm.needs:
             tasks = [pending.task for pending in taken]
-            kept = await with_greedy_baselines(self._run, tasks, kept, self._metrics, greedy)
+            kept = await with_greedy_baselines(self._run, tasks, kept, self._metrics, greedy, self.timeline)
+            for pending in taken:
+                pending.ready_at = now()
         return kept
 
     async def _first_ready(self) -> AsyncGenerator[list[Group], None]:
@@ -232,7 +235,7 @@ class StepBatcher:
         budget = self._budget(self._config.rollout.samples_per_prompt)
         waiting: list[tuple[int, Group]] = []
         for left in reversed(range(prompts)):
-            issued = await self._next()
+            issued = await self._next(now())
             group = issued.group()
             kept, counts = apply_failures([group], self._config.reward, budget)
             self._count(counts)
@@ -241,10 +244,10 @@ class StepBatcher:
                 yield [waiter for _, waiter in sorted(waiting, key=lambda pair: pair[0])]
                 waiting.clear()
 
-    async def _next(self) -> PendingGroup:
-        """The next ready prompt; an error if it was sampled with weights that are too old."""
-        with self.timeline.waiting():
-            issued = await self._buffer.next_ready(self._step)
+    async def _next(self, began: float) -> PendingGroup:
+        """The next ready prompt of a wait that began then; an error if it was sampled with weights that are too old."""
+        issued = await self._buffer.next_ready(self._step)
+        self.timeline.waited(began, issued.sampled_at)
         self.taken.append(issued)
         for row in issued.trajectories.values():
             versions, staleness = row.versions, self._staleness_of(row.versions)

@@ -29,16 +29,21 @@ class StepTimeline:
     """Time when the sampling that must precede the first update ended."""
     first_update_at: float = 0.0
     ended_at: float = 0.0
+    _sampling: list[Span] = field(default_factory=list)
+    """Sampling after `sampled_at` that was waited for: of replaced prompts, of baselines, and of all with
+    on_stale=drop."""
     _waits: list[Span] = field(default_factory=list)
     _passes: list[Span] = field(default_factory=list)
     _updates: list[Span] = field(default_factory=list)
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Context for waiting for rewards."""
-        begin = now()
-        yield
-        self._waits.append((begin, now()))
+    def waited(self, begin: float, sampled_at: float) -> None:
+        """Record a wait that ends now: until `sampled_at` for samples, from then on for their rewards.
+
+        Waits from the same moment are one wait for all: until the last samples, it is sampling.
+        """
+        end = now()
+        self._sampling.append((begin, min(max(begin, sampled_at), end)))
+        self._waits.append((begin, end))
 
     @contextmanager
     def passing(self) -> Iterator[None]:
@@ -69,13 +74,15 @@ class StepTimeline:
         """Metrics of the finished step that trained on `members`.
 
         time/ideal_s is what the step would have taken had nothing been lost between generation, rewards and
-        updates as they were; time/overhead the share by which it took longer. time/reward_wait_s is the time in
+        updates as they were; time/overhead the share by which it took longer. time/generate_s is the time until
+        `sampled_at`, and the later one in which nothing but samples was waited for. time/reward_wait_s is the time in
         which nothing but rewards was waited for, time/reward_hidden_frac the share of the time with rewards pending in
         which other work ran.
         """
         step_s, pass_s = self.ended_at - self.began, _union_s(self._passes)
         busy = [*self._passes, *self._updates]
-        waited_s = _union_s([*busy, *self._waits]) - _union_s(busy)
+        busy_s, with_sampling_s = _union_s(busy), _union_s([*busy, *self._sampling])
+        waited_s = _union_s([*busy, *self._sampling, *self._waits]) - with_sampling_s
         update_s = [end - begin for begin, end in self._updates]
         times = StepTimes(
             sampled_s=self.sampled_at - self.began,
@@ -88,7 +95,7 @@ class StepTimeline:
         ideal_s = step_ideal_s(times)
         pending_s = _union_s([span for member in members for span in _pending(member)])
         return {
-            "time/generate_s": self.sampled_at - self.began,
+            "time/generate_s": self.sampled_at - self.began + with_sampling_s - busy_s,
             "time/passes_s": pass_s,
             "time/updates_s": sum(update_s),
             "time/sample_s": self.first_update_at - self.began,

@@ -1,6 +1,8 @@
 """The replay: cases by hand, and against an event simulation that moves a clock in small ticks."""
 
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,8 @@ from hypothesis import strategies as st
 
 from rlcore.plan import OldLogprobs, SchedulePlan
 from rlcore.report.advice import advice
+from rlcore.testing.runs import run_settings
+from rlcore.train import timing, train
 from rlcore.train.oracle import Draws, ReplayService, StepTimes, replay, step_ideal_s
 from rlcore.train.timing import length_correlation
 
@@ -88,6 +92,57 @@ def test_the_correlation_of_minibatch_and_length() -> None:
     assert length_correlation([0, 0], [1, 2]) == length_correlation([0, 1], [3, 3]) == 0.0
 
 
+def test_a_wait_for_samples_counts_as_sampling_and_only_what_follows_as_a_wait_for_rewards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each wait ends at the second that the clock has then; the first two are for prompts of one round."""
+    clock = iter([4.0, 9.0, 10.0, 11.0, 14.0, 16.0, 18.0])
+    monkeypatch.setattr(timing, "now", lambda: next(clock))
+    timeline = timing.StepTimeline(began=0.0)
+    timeline.sample_end()
+    timeline.waited(4.0, 7.0)  # sampled until 7, scored at 9
+    timeline.waited(4.0, 8.0)  # until 8, and at 10
+    timeline.waited(10.0, 3.0)  # sampled before, scored at 11
+    with timeline.updating():  # from 14 to 16
+        pass
+    timeline.end()
+    measured = timeline.metrics([], stream=False, minibatch_groups=0)
+    assert (measured["time/generate_s"], measured["time/reward_wait_s"]) == (4.0 + 4.0, 2.0 + 1.0)
+
+
+def test_sampling_that_runs_during_an_update_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 2.0, 5.0, 6.0, 9.0])
+    monkeypatch.setattr(timing, "now", lambda: next(clock))
+    timeline = timing.StepTimeline(began=0.0)
+    timeline.sample_end()
+    with timeline.updating():  # from 2 to 5
+        pass
+    timeline.waited(3.0, 8.0)  # ends at 6, for samples alone
+    timeline.end()
+    measured = timeline.metrics([], stream=True, minibatch_groups=1)
+    assert (measured["time/generate_s"], measured["time/reward_wait_s"]) == (1.0, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [{"algo.dynamic_sampling": True, "algo.max_resample_rounds": 1}, {"algo.advantage": "remax"}],
+    ids=["replaced prompts", "baselines"],
+)
+def test_what_a_step_samples_after_its_first_rewards_is_in_its_time_of_sampling(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Ten tokens are sampled twice, one after the other."""
+    (tmp_path / "equal.py").write_text("def score(completions, **columns):\n    return [0.5] * len(completions)\n")
+    reward = {"reward.functions.letters.fn": f"{tmp_path}/equal.py:score"}
+    slow = {"rollout.max_tokens": 10, "plugins.null.token_s": 0.02, "train.max_steps": 1}
+    result = train(run_settings(tmp_path, 8, **reward, **slow, **settings), plugins="null")
+    (step,) = result.history
+    assert step["time/generate_s"] >= 2 * 10 * 0.02
+    assert step["time/generate_s"] + step["time/reward_wait_s"] <= step["time/step_s"] + 1e-6
+    assert step["time/ideal_s"] >= step["time/generate_s"]
+
+
 def test_the_advice_names_what_bounds_the_run_and_the_setting_to_turn() -> None:
     synchronous = SchedulePlan("synchronous", 0, False, False, OldLogprobs.SAMPLED, (), True)
     fast = {"time/step_s": 1.0, "time/reward_wait_s": 0.01, "time/overhead": 0.02}
@@ -98,3 +153,21 @@ def test_the_advice_names_what_bounds_the_run_and_the_setting_to_turn() -> None:
     assert "concurrency bounds the run" in advice([slow | {"time/service_bound": 1.0}], synchronous, 4)[1]
     assert "30% longer" in advice([fast | {"time/overhead": 0.3}], synchronous, 4)[2]
     assert advice([], synchronous, 4) == []
+    replaces = advice([fast, slow], synchronous, 4, may_stream=False)[1]
+    assert "schedule.max_staleness=1" in replaces
+    assert "stream" not in replaces
+
+
+@pytest.mark.slow
+def test_the_advice_of_a_run_that_replaces_prompts_does_not_propose_to_stream(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan refuses both together."""
+    source = "import asyncio\nasync def score(trajectory):\n    await asyncio.sleep(0.3)\n    return 0.5\n"
+    (tmp_path / "late.py").write_text(source)
+    settings = run_settings(tmp_path, 8, **{"reward.functions.letters.fn": f"{tmp_path}/late.py:score"})
+    del settings["reward.functions.letters.children"]
+    train({**settings, "algo.dynamic_sampling": True}, plugins="null")
+    shown = capsys.readouterr().out
+    assert "schedule.max_staleness=1" in shown
+    assert "stream_minibatches" not in shown
