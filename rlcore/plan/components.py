@@ -124,9 +124,9 @@ def _check_source(config: RunConfig, key: str, algorithm: Algorithm, provided_by
     if node is None or node.args.kwarg is not None:
         return
     positional = len(node.args.posonlyargs)
-    named = [*node.args.args[max(0, 1 - positional) :], *node.args.kwonlyargs]
+    names = [parameter.arg for parameter in (*node.args.args[max(0, 1 - positional) :], *node.args.kwonlyargs)]
     arguments = getattr(config.algo, f"{key.removeprefix('algo.')}_kwargs")
-    check_arguments(f"{key}_kwargs", f"{key}={algorithm.name} of {provided_by}", arguments, [it.arg for it in named])
+    check_arguments(f"{key}_kwargs", f"{key}={algorithm.name} of {provided_by}", arguments, names)
 
 
 def check_arguments(key: str, who: str, arguments: Iterable[str], names: list[str]) -> None:

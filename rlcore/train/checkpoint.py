@@ -119,7 +119,7 @@ def publish(
 def settle(run_dir: Path, step: int, keep: int, files: FileOperations = FILES, best: int | None = None) -> Path:
     """Have the pointers name the published checkpoint of `step` and `best`, and prune as `publish` does.
 
-    The end of a save, and the begin of a resume, because a crash may have fallen between the two halves of a save.
+    A save ends with this, and a resume begins with it, because a crash may have cut a save short before it.
     """
     directory = run_dir / "checkpoints"
     with reported(f"checkpoint of step {step} was saved, tidying up after it failed"):

@@ -43,7 +43,7 @@ class NoAnswer(Exception):
 
 
 class WrongAddress(NoAnswer):
-    """The address gives no usable answer to any call, as far as one can say; another one may."""
+    """The address gives no call a usable answer, by the kind of its answer; another address may."""
 
 
 class Unavailable(NoAnswer):
