@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -226,15 +226,17 @@ async def sampled_with_other_weights(directory: Path) -> None:
 
         await more_than_fits_in_a_batch(sampler, prompt)
 
-        longer = [GenerateRequest("long", prompt, Sampling(temperature=0.7, max_tokens=120), 2, 5)]
-        stream = asyncio.create_task(collected(sampler.generate(longer)))
-        await asyncio.sleep(2.0)
         for parameter in model.parameters():
             parameter.data.mul_(1.02)
         model.save_pretrained(directory / "weights")
+        # With stop strings, tokens come as they are sampled.
+        sampling = Sampling(temperature=0.7, max_tokens=120, stop=("~Q~",))
+        arrived = when_tokens_arrive(engine, 2)
+        stream = asyncio.create_task(collected(sampler.generate([GenerateRequest("long", prompt, sampling, 2, 5)])))
+        await arrived.wait()
         assert await sampler.load_weights(WeightsHandle(1, "directory", str(directory / "weights"))) == 1
         for value in await stream:
-            assert value.versions[-1][1] == 1
+            assert [version for _, version in value.versions] == [0, 1], (value.versions, len(value.token_ids))
             assert difference(value, value.versions[-1][0], None) < 1e-4, "the new weights, all of them"
         await engine.update_weight_version("7")
         with pytest.raises(WorkerError, match="sampled with the weights 7 where it should with 1"):
@@ -297,6 +299,22 @@ async def refused(sampler: "VllmSampler", directory: Path) -> None:
         await sampler.load_weights(WeightsHandle(2, "directory", str(directory / "fewer")))
     with pytest.raises(WorkerError, match="no safetensors file"):
         await sampler.load_weights(WeightsHandle(2, "directory", str(directory / "nothing")))
+
+
+def when_tokens_arrive(engine: Any, num_samples: int) -> asyncio.Event:
+    """Set when tokens of so many samples have come from the engine, of those asked for from now on."""
+    arrived, generate = asyncio.Event(), engine.generate
+    begun: set[str] = set()
+
+    async def generated(*arguments: Any, **more: Any) -> AsyncIterator[Any]:
+        async for output in generate(*arguments, **more):
+            begun.add(output.request_id)
+            if len(begun) == num_samples:
+                arrived.set()
+            yield output
+
+    engine.generate = generated
+    return arrived
 
 
 async def collected(completions: AsyncIterator[Completion]) -> list[Completion]:

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,7 @@ def started(path: Path) -> Any:
         "skip_tokenizer_init": True,
         "logprobs_mode": "processed_logprobs",
         "dtype": "float32",
-        "max_num_seqs": 8,
+        "max_num_seqs": 12,
         "max_model_len": 600,
         "enable_prefix_caching": True,
         "enforce_eager": True,
@@ -198,21 +198,28 @@ async def kept(engine: Any, by_version: Sequence[Any], directory: Path) -> None:
     """Requests continue with their cache: no token is computed again, and each has its version."""
     sampler = sampler_of(engine, keeps_cache=True)
     calls: list[str] = []
-    generate = engine.generate
+    num_streamed, generate = 0, engine.generate
 
-    def counted(*arguments: Any, **more: Any) -> Any:
+    async def counted(*arguments: Any, **more: Any) -> AsyncIterator[Any]:
+        nonlocal num_streamed
         calls.append(arguments[2])
-        return generate(*arguments, **more)
+        async for output in generate(*arguments, **more):
+            num_streamed += not output.finished
+            yield output
 
     engine.generate = counted
-    samples = [asyncio.create_task(sampled(sampler, name, 500, stop)) for name, stop in NAMES.items()]
     for version in (1, 2):
         by_version[version].save_pretrained(directory / str(version))
-        await asyncio.sleep(1.0)
+    samples = [asyncio.create_task(sampled(sampler, name, 500, stop)) for name, stop in NAMES.items()]
+    for version in (1, 2):
+        enough = num_streamed + 40
+        while num_streamed < enough:
+            await asyncio.sleep(0.01)
         await sampler.load_weights(WeightsHandle(version, "directory", str(directory / str(version))))
+    engine.generate = generate
     found = [completion for task in samples for completion in await task]
-    assert len(calls) == len(found) == 8, "none was asked for twice"
-    assert any(len(completion.versions) == 3 for completion in found), [c.versions for c in found]
+    assert len(calls) == len(found) == 12, "none was asked for twice"
+    assert sum(len(completion.versions) == 3 for completion in found) >= 4, [c.versions for c in found]
     for completion in found:
         check(completion, by_version)
     for completion in await sampled(sampler, "later", 8):
@@ -220,7 +227,7 @@ async def kept(engine: Any, by_version: Sequence[Any], directory: Path) -> None:
         check(completion, by_version)
 
 
-NAMES: dict[str, tuple[str, ...]] = {"whole": (), "token by token": ("~Q", "x")}
+NAMES: dict[str, tuple[str, ...]] = {"whole": (), "token by token": ("~Q",), "until it ends": ("x",)}
 
 
 async def all_cases(directory: Path) -> dict[str, str]:
