@@ -28,9 +28,9 @@ def run(arguments: Sequence[str]) -> int:
     from rlcore.cli.plan import show
     from rlcore.config import default_run_name, run_directory
     from rlcore.runtime.machine_share import shares_of_machine
-    from rlcore.train.sweeps import Sweep, cells_of, parse_seeds, parse_values
+    from rlcore.train.sweeps import Sweep, cells_of, parse_values
 
-    cells: Sequence[Cell] = cells_of(parse_seeds(parsed.seeds), [parse_values(text) for text in parsed.set])
+    cells: Sequence[Cell] = cells_of(_seeds(parsed.seeds, settings), [parse_values(text) for text in parsed.set])
     stem = default_run_name(settings.files, datetime.now(UTC)).rsplit("-", 2)[0]
     name = parsed.name or f"{stem}-sweep"
     for text in parsed.set:
@@ -71,7 +71,9 @@ def _parser() -> Parser:
         "continues the sweep.",
     )
     parser.add_settings()
-    parser.add_argument("--seeds", default="0", metavar="0..4", help="seeds, as 0..4 or 0,3,7; default 0")
+    parser.add_argument(
+        "--seeds", default="", metavar="0..4", help="seeds, as 0..4 or 0,3,7; default: train.seed of the configuration"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=A,B", help="a key and its values; may be repeated"
     )
@@ -84,6 +86,21 @@ def _parser() -> Parser:
     )
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     return parser
+
+
+def _seeds(text: str, settings: Settings) -> tuple[int, ...]:
+    """Those of --seeds; without it, the seed that a single run with these settings has."""
+    from rlcore.config.layers import leaves, read_layers
+    from rlcore.train.sweeps import parse_seeds
+
+    if text:
+        return parse_seeds(text)
+    seed: object = 0
+    for layer in read_layers(settings.files, settings.overrides):
+        seed = dict(leaves(layer.values)).get("train.seed", seed)
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise ConfigError(f"train.seed: found {seed!r}; needs a number in a sweep, or seeds of --seeds")
+    return (seed,)
 
 
 def _jobs(text: str) -> int:

@@ -269,6 +269,25 @@ def test_a_number_of_jobs_that_is_none_is_one_line(config: Path, capfd: pytest.C
         assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("overrides", "seeds"),
+    [((), "0"), (("train.seed=42",), "42"), (("train.seed=42", "--seeds", "3,7"), "3 7")],
+)
+def test_without_seeds_a_sweep_has_the_seed_of_its_configuration(
+    config: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], seeds: str
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(Sweep, "run", lambda self, *_: ran.extend(cell.name for cell in self.cells) or 0)
+    assert main(["sweep", str(config), *overrides]) == 0
+    assert ran == [f"seed-{seed}" for seed in seeds.split()]
+
+
+def test_a_seed_that_a_sweep_cannot_read_is_one_line(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(config), "train.seed=${oc.env:SEED}"]) == 2
+    err = capfd.readouterr().err
+    assert err == "rlcore: train.seed: found '${oc.env:SEED}'; needs a number in a sweep, or seeds of --seeds\n"
+
+
 def test_jobs_that_do_not_fit_into_memory_together_are_refused(
     config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
