@@ -54,7 +54,7 @@ class RolloutConfig:
     """Timeout in seconds for a replica to load a version of the weights; it is restarted after that."""
     weights_dir: str = option("", used_when="weight_sync in ('auto', 'disk')")
     """The directory of weights for replicas that hold a copy, which all of them can read; empty: the run directory.
-    With auto it means disk."""
+    Several runs may share it. With auto it means disk."""
     on_new_weights: Literal["restart", "continue"] = option("restart", used_when="schedule.max_staleness not in (0, 1)")
     """Samples that are unfinished when the weights change continue with the new ones. restart: their keys and values
     are recomputed first; continue: those of the old weights are kept."""

@@ -1,6 +1,8 @@
 """The part of a run that samples with the actor's weights: workers, tokenizer and weight sync."""
 
 import asyncio
+import hashlib
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -156,13 +158,19 @@ def _rollout_service(plan: RunPlan, groups: Groups, vocabulary: int | None) -> R
 def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExitStack) -> WeightsSync | None:
     if plan.schedule.embedded:
         return None
-    chosen = plan.config.rollout.weights_dir
-    where = Path(chosen) / f"rlcore-{run_dir.name}" if chosen else run_dir / "weights"
-    sync = WeightsSync(
-        groups[ACTOR.name], groups[ROLLOUT.name], where.absolute(), plan.config.rollout.weights_deadline_s
-    )
+    rollout = plan.config.rollout
+    directory = _weights_directory(rollout.weights_dir, run_dir.absolute())
+    sync = WeightsSync(groups[ACTOR.name], groups[ROLLOUT.name], directory, rollout.weights_deadline_s)
     stack.push_async_callback(sync.close)
     return sync
+
+
+def _weights_directory(chosen: str, run_dir: Path) -> Path:
+    """The directory of this run's weights; the digest of the run's path separates runs of one name, as in sweeps."""
+    if not chosen:
+        return run_dir / "weights"
+    digest = hashlib.blake2b(os.fsencode(run_dir), digest_size=8).hexdigest()
+    return Path(chosen).absolute() / f"rlcore-{run_dir.name}-{digest}"
 
 
 def _weights_check(plan: RunPlan, groups: Groups, tokens: Tokens) -> WeightsCheck:

@@ -1,5 +1,6 @@
 """Rollout replicas with a copy of the weights: handed over every step, by version, and again after a restart."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rlcore
 from rlcore.errors import WorkerError
 from rlcore.report import metrics
+from rlcore.runtime.sampling_workers import launch_sampler
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.train import train
@@ -57,6 +60,24 @@ def test_replicas_with_a_copy_sample_what_the_embedded_rollout_samples(here: Pat
     assert not (copies.run_dir / "weights").exists(), "what was handed over is removed with the run"
     seconds = [row["time/weights_s"] for row in metrics.read(copies.run_dir) if "time/weights_s" in row]
     assert len(seconds) == 3
+
+
+def test_runs_of_one_name_share_a_weights_dir_but_no_weights(here: Path) -> None:
+    shared, runs = here / "memory", [here / "lr_1" / "seed_0", here / "lr_2" / "seed_0"]
+    plan = rlcore.plan(config(here, backend="null_replica", weights_dir=str(shared)), plugins=["null"])
+
+    async def story() -> None:
+        async with launch_sampler(plan, runs[0]) as first:
+            await first.publish(1)
+            async with launch_sampler(plan, runs[1]) as second:
+                await second.publish(1)
+                assert len(list(shared.glob("*/version_1"))) == 2
+            assert len(list(shared.glob("rlcore-seed_0-*/version_1"))) == 1, "a run that ends removes only its files"
+
+    for run in runs:
+        run.mkdir(parents=True)
+    asyncio.run(asyncio.wait_for(story(), 60.0))
+    assert not list(shared.iterdir())
 
 
 @pytest.mark.fault
