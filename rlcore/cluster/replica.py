@@ -162,8 +162,14 @@ class ReplicaSupervisor:
         return "; only isolated workers are restarted"
 
     def _tell(self, event: ReplicaEvent) -> None:
+        """Call back; an error of a callback is logged, so that the task that restarts the replica continues."""
         for callback in self.on_event:
-            callback(event)
+            try:
+                whose = getattr(callback, "__qualname__", type(callback).__name__)
+                with boundary(f"{self.name}: on_event called {whose}", WorkerError):
+                    callback(event)
+            except RlcoreError as error:
+                logger.error("%s", error, exc_info=error.__cause__ or error)
 
 
 class Replica(Generic[W]):

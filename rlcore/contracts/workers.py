@@ -187,7 +187,8 @@ class WorkerGroup(Protocol[W_co]):
     def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
         """Call back, on the controller's loop, when a replica is lost and when it serves again.
 
-        Only replicas whose request is `isolated` are restarted, within the limit of `cluster.max_restarts`.
+        Only replicas whose request is `isolated` are restarted, within the limit of `cluster.max_restarts`. What
+        `callback` raises is logged.
         """
         ...
 

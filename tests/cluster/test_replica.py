@@ -73,6 +73,24 @@ def test_a_replica_that_has_served_for_long_has_all_its_restarts_again(
     asyncio.run(asyncio.wait_for(story(), 20.0))
 
 
+def test_a_callback_that_raises_is_logged_and_the_replica_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    def is_wrong(event: ReplicaEvent) -> None:
+        raise KeyError(event.kind)
+
+    async def story() -> None:
+        life = Life(max_restarts=1)
+        life.seat.on_event.insert(0, is_wrong)
+        await life.seat.start()
+        assert [await life.die(), await life.die()] == [True, False]
+        await life.seat.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    kinds = [record.getMessage().partition("is_wrong: ")[2].partition(" (")[0] for record in errors]
+    assert kinds == ["KeyError: 'lost'", "KeyError: 'restored'", "KeyError: 'lost'"]
+    assert all(record.exc_info for record in errors), "with a traceback"
+
+
 def test_a_loss_without_a_restart_left_says_so_to_every_call() -> None:
     async def story() -> None:
         life = Life(max_restarts=0)
