@@ -11,6 +11,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,13 +23,16 @@ import torch
 from torch import Tensor
 
 from rlcore.contracts.weight_stream import EXCHANGE_S, read_exactly, send_message
-from rlcore.errors import WorkerError, boundary
+from rlcore.errors import WorkerError, boundary, describe
 
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
 """Seconds that `close` waits for each thread; one that is inside of a library that cannot be left ends with the
 process."""
+
+RETRY_S = 0.2
+"""Seconds after a connection that could not be accepted."""
 
 PIECE_BYTES = 16 << 20
 """Each piece of this size has to be sent within EXCHANGE_S."""
@@ -67,7 +71,7 @@ class WeightsServer(Generic[C]):
         self._listening, self._place, self._on_closed = listening, place, closed
         self._copied, self._send = copied, send
         self._offered: _Offered[C] | None = None
-        self._closed = self._stranger_is_logged = False
+        self._closed = self._stranger_is_logged = self._refusal_is_logged = False
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._accept, name="weights", daemon=True)]
@@ -95,8 +99,12 @@ class WeightsServer(Generic[C]):
         while True:
             try:
                 connection, _ = self._listening.accept()
-            except OSError:  # it was closed
-                return
+            except OSError as error:
+                if self._closed:  # which is set before the socket is shut down
+                    return
+                self._log_refusal(error)
+                time.sleep(RETRY_S)
+                continue
             with self._lock:
                 if self._closed:
                     connection.close()
@@ -122,6 +130,16 @@ class WeightsServer(Generic[C]):
         finally:
             with self._lock:
                 self._open.discard(connection)
+
+    def _log_refusal(self, error: OSError) -> None:
+        """Log the first connection that could not be accepted, such as for lack of file descriptors."""
+        if not self._refusal_is_logged:
+            self._refusal_is_logged = True
+            logger.warning(
+                "weights: a replica could not be accepted: %s; it is tried again every %g s, others are not reported",
+                describe(error),
+                RETRY_S,
+            )
 
     def _log_stranger(self, connection: socket.socket) -> None:
         """Log the first wrong secret; a stranger that tries many should not fill the log."""

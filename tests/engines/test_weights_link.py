@@ -1,7 +1,9 @@
 """Weights that go from the actor's process to a replica's: what is sent, to whom, and what is refused."""
 
+import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,6 +116,26 @@ def test_a_client_that_leaves_halfway_and_a_silent_one_harm_no_other(
     silent.settimeout(5)
     assert silent.recv(1) == b"", "it was let go"
     silent.close()
+
+
+def test_a_moment_without_free_file_descriptors_refuses_no_later_client(
+    server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = server.offer([("number", torch.tensor(1.0))])
+    port = int(address.rpartition("/")[0].rpartition(":")[2])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno(), limits[1]))  # so that accept() gets none
+        try:
+            client.connect(("127.0.0.1", port))
+            until = time.monotonic() + 10.0
+            while not caplog.messages and time.monotonic() < until:
+                time.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert equal(dict(weights.received(address)), {"number": torch.tensor(1.0)})
+    (line,) = caplog.messages
+    assert line.startswith("weights: a replica could not be accepted: OSError: [Errno 24] Too many open files; ")
 
 
 def test_a_sender_that_is_gone_is_an_error_that_names_it() -> None:
