@@ -9,9 +9,8 @@ trained on, left out, or discarded. Everything is matched by id; the order of ar
 import asyncio
 import gc
 import itertools
-import math
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,16 +100,18 @@ class RolloutBuffer:
 
         Returns the prompts that `step` must train on; none if steps take the first ready prompts.
         """
-        self._reissue(step)
         per_step, ahead = self._issuing.prompts_per_step, self._issuing.max_staleness
         if self._issuing.drop:
             wanted = per_step * min(ahead + 1, last_step - step + 1)
+            self._reissue(self._resting[: max(0, wanted - len(self._issued) + len(self._resting))])
             self.issue(max(0, wanted - len(self._issued)), step + ahead)
             return []
-        issued = {pending.due for pending in self._issued.values()}
+        # after a resume with a lower staleness bound, prompts of later steps would be too old by then
+        self._reissue([member for member in self._resting if member.due <= step + ahead])
+        issued = Counter(pending.due for pending in self._issued.values())
         for due in range(step, min(step + ahead, last_step) + 1):
-            if due not in issued:
-                self.issue(per_step, due)
+            if issued[due] < per_step:  # those of a checkpoint may not fill their last step
+                self.issue(per_step - issued[due], due)
         return [pending for pending in self._issued.values() if pending.due == step]
 
     def issue(self, num: int, due: int) -> list[PendingGroup]:
@@ -168,8 +169,8 @@ class RolloutBuffer:
         """Retire prompts that are too old to train on, if steps do not wait for them; returns their number."""
         if not self._issuing.drop:
             return 0
-        oldest = self.version - self._issuing.max_staleness
-        stale = [pending for pending in self._issued.values() if pending.version < oldest]
+        resting = set(self._resting)  # they are sampled later
+        stale = [pending for pending in self._issued.values() if self._too_old(pending) and pending not in resting]
         self.retire(stale)
         for queue, ready in list(self._ready.items()):
             self._ready[queue] = deque(pending for pending in ready if not pending.retired)
@@ -208,7 +209,10 @@ class RolloutBuffer:
         return [row for pending in self._issued.values() for row in pending.scored_whole()]
 
     def restore(self, version: int, state: Sequence[dict[str, Any]], scored: Iterable[ScoredTrajectory]) -> None:
-        """Restore what `state` and `scored` returned. Rewards of trajectories that will be too old are discarded."""
+        """Restore what `state` and `scored` returned. Rewards of trajectories that will be too old are discarded.
+
+        The prompts are dealt to steps again in their order, because the settings that dealt them may have changed.
+        """
         self.version = version
         rows: dict[Key, list[ScoredTrajectory]] = defaultdict(list)
         for row in scored:
@@ -217,9 +221,12 @@ class RolloutBuffer:
         for saved in state:
             prompt = self.order.prompt(saved["prompt"])
             (task,) = tasks_for([(prompt, saved["epoch"])], issuing.samples_per_prompt, issuing.seed)
-            pending = PendingGroup(task, next(self._numbers), saved["due"], saved["version"])
+            # with `drop`, prompts that are ready are taken first
+            place = len(self._issued) - len(self._resting) if issuing.drop else len(self._issued)
+            used_with = version + place // issuing.prompts_per_step
+            due = saved["due"] if issuing.drop else used_with + 1
+            pending = PendingGroup(task, next(self._numbers), due, saved["version"])
             self._issued[pending.key] = pending
-            used_with = version if issuing.drop else saved["due"] - 1
             if used_with - saved["version"] <= issuing.max_staleness:
                 pending.restore(rows[pending.key], issuing.keep_partial)
             if pending.ready:
@@ -230,12 +237,16 @@ class RolloutBuffer:
     def _queue(self, due: int) -> int:
         return 0 if self._issuing.drop else due
 
-    def _reissue(self, step: int) -> None:
-        """Send the prompts of a checkpoint that `step` allows: after a resume with a lower staleness bound, those of
-        later steps would be too old by then."""
-        last_due = math.inf if self._issuing.drop else step + self._issuing.max_staleness
-        allowed = [member for member in self._resting if member.due <= last_due]
-        self._resting = [member for member in self._resting if member.due > last_due]
+    def _too_old(self, pending: PendingGroup) -> bool:
+        return self.version - pending.version > self._issuing.max_staleness
+
+    def _reissue(self, allowed: Sequence[PendingGroup]) -> None:
+        """Send these prompts of a checkpoint, without rewards that have become too old while they rested."""
+        resting = set(self._resting) - set(allowed)
+        self._resting = [member for member in self._resting if member in resting]
+        for member in allowed:
+            if self._too_old(member):
+                member.forget()
         for due in sorted({member.due for member in allowed}):
             self._send([member for member in allowed if member.due == due])
 

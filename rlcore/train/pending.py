@@ -128,6 +128,12 @@ class PendingGroup:
         self.already_scored = frozenset(whole)
         self.sampled = self.ready = len(whole) == self.task.n
 
+    def forget(self) -> None:
+        """Discard what `restore` restored of an incomplete group."""
+        self.trajectories.clear()
+        self.scored.clear()
+        self.already_scored = frozenset()
+
 
 @dataclass(frozen=True)
 class PassCallbacks:

@@ -210,3 +210,58 @@ def test_a_prompt_that_became_stale_is_not_handed_out_even_if_it_was_ready() -> 
         return issued.version
 
     assert asyncio.run(handed_out()) == 2
+
+
+Trained = list[list[tuple[str, int]]]
+"""Prompts of each step, with the versions that they are from."""
+
+
+def continued(drop: bool, per_step: int, saved: Sequence[tuple[int, int]], steps: int) -> tuple[Trained, int]:
+    """The prompts of the steps from 4 on after a resume, and the number of discarded ones, at a staleness of 1.
+
+    `saved` has the due step and the number of scored samples, of version 3, of each prompt in flight.
+    """
+    prompts = [make_prompt(index) for index in range(12)]
+    in_flight = list(zip(prompts, saved, strict=False))
+
+    async def resumed() -> tuple[Trained, int]:
+        order = seeded_prompts({"test": prompts}, {}, 0, False)
+        order.next_prompts(len(saved))
+        ledger = RolloutBuffer(AtOnce(), Ones(), order, Issuing(per_step, 2, 0, Sampling(), 1, drop=drop))
+        state = [{"prompt": prompt.id, "epoch": 0, "due": due, "version": 3} for prompt, (due, _) in in_flight]
+        rows = [
+            ScoredTrajectory(make_trajectory(prompt, sample), Reward(1.0))
+            for prompt, (_, num_scored) in in_flight
+            for sample in range(num_scored)
+        ]
+        ledger.restore(3, state, rows)
+        trained: Trained = []
+        for step in range(4, 4 + steps):
+            num = len(ledger.refill(step, 99)) or per_step
+            taken = [await asyncio.wait_for(ledger.next_ready(step), DEADLINE_S) for _ in range(num)]
+            await asyncio.wait_for(ledger.sampled(), DEADLINE_S)
+            await asyncio.sleep(0.01)  # the rewards of the others arrive
+            trained.append([(member.task.prompt.id, member.version) for member in taken])
+            ledger.published(step, taken)
+        await ledger.close()
+        return trained, ledger.num_discarded
+
+    return asyncio.run(resumed())
+
+
+def test_prompts_in_flight_are_dealt_again_to_steps_that_take_fewer_or_more() -> None:
+    """None is lost, and rewards that would be too old for the step are not kept."""
+    a, b, c, d, e, f = (make_prompt(index).id for index in range(6))
+    of_drop = [(5, 2)] * 4
+    assert continued(False, 1, of_drop, 4) == ([[(a, 3)], [(b, 3)], [(c, 4)], [(d, 5)]], 0)
+    one_a_step = [(4, 2), (5, 2), (6, 2), (7, 2)]
+    assert continued(False, 3, one_a_step, 2) == ([[(a, 3), (b, 3), (c, 3)], [(d, 3), (e, 3), (f, 3)]], 0)
+
+
+@pytest.mark.parametrize("num_scored", [(2, 2, 2, 2, 2), (0, 0, 0, 0, 1), (0, 1, 2, 2, 2)])
+def test_prompts_in_flight_that_no_step_takes_in_time_rest_until_later_steps_do(num_scored: Sequence[int]) -> None:
+    """With `drop` they would be sampled only to be discarded."""
+    trained, num_discarded = continued(True, 1, [(5, num) for num in num_scored], 5)
+    assert [version for step in trained for _, version in step] == [3, 3, 4, 5, 6]
+    assert {prompt for step in trained for prompt, _ in step} == {make_prompt(index).id for index in range(5)}
+    assert num_discarded == 0
