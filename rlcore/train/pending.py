@@ -112,15 +112,20 @@ class PendingGroup:
         return _whole(self, self.judged)
 
     def restore(self, rows: Sequence[ScoredTrajectory], keep_partial: bool) -> None:
-        """Restore scored trajectories of a checkpoint: those of complete groups, or all if partial groups are kept."""
+        """Restore scored trajectories of a checkpoint: those of complete groups, or all if partial groups are kept.
+
+        A run that had larger groups had samples that this group lacks; they are left out.
+        """
         samples: dict[int, list[ScoredTrajectory]] = {}
         for row in rows:
             samples.setdefault(row.trajectory.id.sample, []).append(row)
         whole = {
             sample: parts for sample, parts in samples.items() if parts[0].trajectory.num_segments in (0, len(parts))
         }
-        if len(whole) < self.task.n and not keep_partial:
+        wanted = range(self.task.n)
+        if whole.keys() != set(wanted) and not keep_partial:
             return
+        whole = {sample: parts for sample, parts in whole.items() if sample in wanted}
         for parts in whole.values():
             for row in parts:
                 self.trajectories[row.trajectory.id.sample, row.trajectory.id.segment] = row.trajectory

@@ -13,7 +13,7 @@ from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.errors import PluginError
 from rlcore.runtime.checked_components import CheckedAgent, CheckedRewards
-from rlcore.train.pending import Group, collect
+from rlcore.train.pending import Group, PendingGroup, collect
 from rlcore.train.tasks import task_seed, tasks_for
 from rlcore.types import FinishReason, Lane, Prompt, Reward, Sampling, ScoredTrajectory, Trajectory, TrajectoryId
 
@@ -135,3 +135,19 @@ def test_the_seed_of_a_group_depends_on_its_names_alone() -> None:
     seeds = {task_seed(seed, prompt, epoch) for seed in (0, 1) for prompt in ("a", "b") for epoch in (0, 1)}
     assert len(seeds) == 8
     assert task_seed(0, "a", 0) == task_seed(0, "a", 0)
+
+
+@pytest.mark.parametrize(
+    ("scored", "keep_partial", "kept"),
+    [((0, 3), True, [0]), ((0, 1, 2, 3), True, [0, 1]), ((0, 3), False, []), ((0, 1, 2, 3), False, [])],
+)
+def test_a_group_that_became_smaller_keeps_the_rewards_of_its_first_samples_alone(
+    scored: Sequence[int], keep_partial: bool, kept: list[int]
+) -> None:
+    """None if rewards depend on the whole group, which was another."""
+    (task,) = tasks_for([(make_prompt("1"), 0)], n=2, seed=0)
+    group = PendingGroup(task, 0, 1, 0)
+    rows = [ScoredTrajectory(make_trajectory(task.prompt, sample), Reward(0.0)) for sample in scored]
+    group.restore(rows, keep_partial)
+    assert [row.trajectory.id.sample for row in group.group()] == kept
+    assert group.ready == (len(kept) == 2)
