@@ -106,10 +106,11 @@ class RolloutBuffer:
             self._reissue(self._resting[: max(0, wanted - len(self._issued) + len(self._resting))])
             self.issue(max(0, wanted - len(self._issued)), step + ahead)
             return []
+        last_due = min(step + ahead, last_step)
         # after a resume with a lower staleness bound, prompts of later steps would be too old by then
-        self._reissue([member for member in self._resting if member.due <= step + ahead])
+        self._reissue([member for member in self._resting if member.due <= last_due])
         issued = Counter(pending.due for pending in self._issued.values())
-        for due in range(step, min(step + ahead, last_step) + 1):
+        for due in range(step, last_due + 1):
             if issued[due] < per_step:  # those of a checkpoint may not fill their last step
                 self.issue(per_step - issued[due], due)
         return [pending for pending in self._issued.values() if pending.due == step]

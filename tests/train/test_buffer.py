@@ -265,3 +265,24 @@ def test_prompts_in_flight_that_no_step_takes_in_time_rest_until_later_steps_do(
     assert [version for step in trained for _, version in step] == [3, 3, 4, 5, 6]
     assert {prompt for step in trained for prompt, _ in step} == {make_prompt(index).id for index in range(5)}
     assert num_discarded == 0
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_prompts_in_flight_that_no_step_will_train_on_are_kept_and_not_sampled(drop: bool) -> None:
+    """A run of three more steps was resumed as one of a single step."""
+    prompts = [make_prompt(index) for index in range(3)]
+
+    async def resumed() -> tuple[list[str], list[str]]:
+        order, agent = seeded_prompts({"test": prompts}, {}, 0, False), AtOnce()
+        ledger = RolloutBuffer(agent, Ones(), order, Issuing(1, 2, 0, Sampling(), max_staleness=2, drop=drop))
+        saved = [{"prompt": prompt.id, "epoch": 0, "due": 4 + due, "version": 3} for due, prompt in enumerate(prompts)]
+        ledger.restore(3, saved, [])
+        ledger.refill(4, 4)
+        taken = await asyncio.wait_for(ledger.next_ready(4), DEADLINE_S)
+        await asyncio.wait_for(ledger.sampled(), DEADLINE_S)
+        ledger.published(4, [taken])
+        await ledger.close()
+        return agent.issued, [entry["prompt"] for entry in ledger.state()]
+
+    first, *others = (prompt.id for prompt in prompts)
+    assert asyncio.run(resumed()) == ([first], others)
