@@ -170,7 +170,8 @@ class MasterAdamW:
         return tensors, {"param_groups": adamw["param_groups"]}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Continue from what `state` returned, rows as plain tensors, bit for bit.
+        """Continue from what `state` returned, rows as plain tensors, bit for bit; betas and weight decay stay those
+        of this run's settings.
 
         CheckpointError if it has other masters.
         """
@@ -189,7 +190,10 @@ class MasterAdamW:
                 of_one = state.setdefault(int(index), {})
                 target = trained[int(index)]
                 of_one[rest[0]] = like(value.to(target.device), target) if value.ndim else value
+        configured = [{name: group[name] for name in ("weight_decay", "betas")} for group in self._adamw.param_groups]
         self._adamw.load_state_dict({"state": state, "param_groups": values["param_groups"]})
+        for group, settings in zip(self._adamw.param_groups, configured, strict=True):
+            group.update(settings)
         with torch.no_grad():
             for number, master in enumerate(self._values()):
                 own(master).copy_(tensors[f"master.{number}"])
