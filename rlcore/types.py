@@ -37,8 +37,9 @@ SAMPLE_NAMES = frozenset(
 is called once, and returns the reward function."""
 
 ROLLOUT_ERROR = "rollout_error"
-"""Key of `Trajectory.info` in every segment of a sample that could not be sampled: the reason (`Completion.error`). Its
-reward is FAILED, and no reward manager gets it."""
+"""Key of `Trajectory.info` by which an agent loop fails a sample, in each of its segments: the reason, such as
+`Completion.error` of a turn that could not be sampled, or the error of an agent or environment. The reward is FAILED
+with this text and counts in `reward.error_budget_frac`; no reward manager gets the sample."""
 
 K = TypeVar("K")
 V = TypeVar("V")

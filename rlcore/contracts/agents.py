@@ -35,7 +35,11 @@ class AgentLoop(ABC):
 
     @abstractmethod
     def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
-        """Yields each trajectory of each task as it finishes: all segments of a sample, in any order."""
+        """Yields each trajectory of each task as it finishes: all segments of a sample, in any order.
+
+        A sample that failed, because a turn could not be sampled or the loop's own parts raised, is yielded, too, with
+        the reason under `ROLLOUT_ERROR` in the `info` of each segment: its reward fails, and nothing scores it.
+        """
 
     def metrics(self) -> Metrics:
         return {}

@@ -162,8 +162,8 @@ async def run_pass(
 ) -> None:
     """Issue the members together, and see each become sampled and ready.
 
-    Each trajectory goes to its reward as soon as it is finished. One that could not be sampled has failed, and does not
-    go there, so that the rewards of its group are what they would be without it. Sampling starts after `begin`; `done`
+    Each trajectory goes to its reward as soon as it is finished. One whose rollout failed does not go there, so that
+    the rewards of its group are what they would be without it. Sampling starts after `begin`; `done`
     is set when it has ended. Everything is matched by id, never by position.
     """
     clock = asyncio.get_running_loop().time
@@ -179,7 +179,7 @@ async def run_pass(
                     if not member.sampled and _whole(member, member.finished):
                         callbacks.sampled(member)
                     if ROLLOUT_ERROR in row.info:
-                        if member.record_reward(not_sampled(row), clock()) and not member.ready:
+                        if member.record_reward(rollout_failed(row), clock()) and not member.ready:
                             callbacks.ready(member)
                     else:
                         yield row
@@ -209,8 +209,8 @@ async def run_pass(
             callbacks.ready(member)
 
 
-def not_sampled(row: Trajectory) -> ScoredTrajectory:
-    """The row with a failed reward: the engine cut the sample off, not the policy."""
+def rollout_failed(row: Trajectory) -> ScoredTrajectory:
+    """The row with a failed reward: the engine, an agent or an environment failed, and not the policy."""
     error = str(row.info[ROLLOUT_ERROR])
     info = FrozenDict({"error": error, "failed": FrozenDict({"rollout": error})})
     return ScoredTrajectory(row, Reward(0.0, status=RewardStatus.FAILED, info=info))

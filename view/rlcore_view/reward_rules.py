@@ -11,7 +11,9 @@ def failed(history: History) -> Finding | None:
     if not now.responses or now.failed / now.responses < HALF:
         return None
     what = f"{now.failed} of {now.responses} samples have no reward" + (f", such as: {now.error}" if now.error else "")
-    return Finding("rewards fail", what, "call the reward function on a few recorded completions")
+    return Finding(
+        "rewards fail", what, "put right what the error names; a reward function can be called on recorded texts"
+    )
 
 
 def dropped(history: History) -> Finding | None:

@@ -1,8 +1,7 @@
 """Rewards that come with the sample."""
 
 from rlcore.errors import RewardError
-from rlcore.types import Trajectory
-from rlcore_agent_loop.conversation.episode import FAILED, ROLLOUT_FAILED
+from rlcore.types import ROLLOUT_ERROR, Trajectory
 
 
 def environment(trajectory: Trajectory) -> float:
@@ -17,6 +16,6 @@ def environment(trajectory: Trajectory) -> float:
     why = trajectory.info.get("error") or f"the sample ended by {ended_by}"
     if reward is None:
         raise RewardError(f"the sample's environment gave no reward: {why}")
-    if ended_by in (FAILED, ROLLOUT_FAILED):
+    if ROLLOUT_ERROR in trajectory.info:
         raise RewardError(f"the sample's environment gave {float(reward):g} and then failed: {why}")
     return float(reward)

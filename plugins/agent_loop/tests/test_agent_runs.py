@@ -1,13 +1,15 @@
 """Settings that cannot work, and whole runs on the policy without torch."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rlcore_agent_loop import requests
 from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 
 from rlcore.config import RunConfig
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, RewardError
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.train import train
@@ -26,28 +28,84 @@ def test_tools_that_cannot_work_are_said_when_the_plan_is_made(tools: dict[str, 
         requests(RunConfig(), AgentLoopSettings(tools=tools))
 
 
+def run_of(directory: Path, code: str, reward: str, **settings: Any) -> dict[str, Any]:
+    """The configuration of a run of two steps; `code` is in mine.py, and has the reward function."""
+    (directory / "mine.py").write_text(code)
+    return {
+        "model": {"path": "", "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(write_prompts(directory / "prompts.jsonl", 8))}}},
+        "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 8},
+        "reward": {"functions": {"mine": {"fn": f"{directory / 'mine.py'}:{reward}"}}},
+        "actor": {"backend": "null"},
+        "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(directory), "name": "run"},
+        "plugins": {"agent_loop": {"children": 1, "describe_tools": "never", **settings}},
+    }
+
+
 @pytest.mark.slow
 def test_a_run_with_the_plugin_trains_and_measures_the_agent(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
+    code = (
         "def add(a, b):\n    return a + b\n\n"
         "def score(trajectory):\n    return float(trajectory.completion[0]['role'] == 'assistant')\n"
     )
-    config = {
-        "model": {"path": "", "tokenizer": "bytes"},
-        "data": {"sources": {"train": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 8))}}},
-        "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 8},
-        "reward": {"functions": {"roles": {"fn": f"{tmp_path / 'mine.py'}:score"}}},
-        "actor": {"backend": "null"},
-        "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(tmp_path), "name": "run"},
-        "plugins": {
-            "agent_loop": {
-                "tools": {"add": {"fn": f"{tmp_path / 'mine.py'}:add"}},
-                "children": 1,
-                "describe_tools": "never",
-            }
-        },
-    }
+    config = run_of(tmp_path, code, "score", tools={"add": {"fn": f"{tmp_path / 'mine.py'}:add"}})
     result = train(config, plugins=["null"])
     steps = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
     assert [row["agent/turns_mean"] for row in steps] == [1.0, 1.0]
-    assert [row["reward/roles/mean"] for row in steps] == [1.0, 1.0]
+    assert [row["reward/mine/mean"] for row in steps] == [1.0, 1.0]
+
+
+FAILING = """
+from rlcore_agent_loop import Environment, Step
+
+class Game(Environment):
+    def __init__(self, words):
+        self.words = words
+
+    async def reset(self, prompt, seed):
+        if prompt.id.endswith("/3"):
+            raise LookupError("no board for this one")
+        return prompt.messages
+
+    async def step(self, messages):
+        return Step(done=True)
+
+def solve(base_url, api_key):
+    raise RuntimeError("my bug")
+
+def polite(trajectory):
+    return 1.0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slot", "name", "why"),
+    [
+        ("environment", "Game", "environment failed: environment.reset: TypeError: Game.__init__() missing 1 required"),
+        ("agent", "solve", "agent failed: RuntimeError: my bug"),
+    ],
+)
+def test_a_run_whose_every_environment_or_agent_fails_ends_with_its_error(
+    slot: str, name: str, why: str, tmp_path: Path
+) -> None:
+    config = run_of(tmp_path, FAILING, "polite", **{slot: {"fn": f"{tmp_path / 'mine.py'}:{name}"}})
+    if slot == "agent":
+        del config["plugins"]["agent_loop"]["children"], config["plugins"]["agent_loop"]["describe_tools"]
+    with pytest.raises(RewardError, match=rf"8 of 8 samples failed.*: {re.escape(why)}"):
+        train(config, plugins=["null"])
+
+
+@pytest.mark.slow
+def test_samples_whose_environment_failed_are_dropped_and_the_others_trained_on(tmp_path: Path) -> None:
+    game = {"fn": f"{tmp_path / 'mine.py'}:Game", "kwargs": {"words": []}}
+    config = run_of(tmp_path, FAILING, "polite", environment=game)
+    config["reward"]["error_budget_frac"] = 0.5
+    config["train"]["max_steps"] = 4
+    result = train(config, plugins=["null"])
+    steps = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+    assert sum(row["reward/failed"] for row in steps) == sum(row["reward/dropped_samples"] for row in steps) == 4.0
+    assert [row["reward/mean"] for row in steps] == [1.0] * 4
+    rows = [row for step in range(1, 5) for row in metrics.read_trajectories(result.run_dir, step)]
+    failed = [row["info"]["error"] for row in rows if row["id"]["prompt"] == "train/3"]
+    assert failed == ["environment failed: environment.reset: LookupError: no board for this one"] * 4

@@ -16,7 +16,7 @@ from rlcore_agent_loop.testing import END, HELLO, Ask, ScriptedPolicy, call, con
 
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
-from rlcore.types import FinishReason
+from rlcore.types import ROLLOUT_ERROR, FinishReason
 
 
 def test_messages_that_extend_the_recorded_ones_continue_their_tokens() -> None:
@@ -157,6 +157,14 @@ def raises(base_url, api_key, messages):
     ask(base_url, api_key, messages)
     raise KeyError("agent")
 
+def raises_when_refused(base_url, api_key, messages):
+    try:
+        while True:
+            ask(base_url, api_key, messages)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise ValueError("no answer") from None
+
 def never_ends(base_url, api_key, messages):
     ask(base_url, api_key, messages)
     while True:
@@ -215,6 +223,13 @@ def test_an_agent_that_raises_leaves_what_was_recorded(file: Path) -> None:
     found = talk(ScriptedPolicy(two_turns), with_agent(file, "raises")).only
     assert (found.num_sampled, found.info["ended_by"]) == (4, "agent_failed")
     assert "KeyError: 'agent'" in str(found.info["error"])
+    assert found.info[ROLLOUT_ERROR] == f"agent failed: {found.info['error']}"
+
+
+def test_an_agent_that_raises_at_a_limit_leaves_a_sample_that_is_scored(file: Path) -> None:
+    found = talk(ScriptedPolicy(two_turns), replace(with_agent(file, "raises_when_refused"), max_turns=1)).only
+    assert (found.info["ended_by"], ROLLOUT_ERROR in found.info) == ("max_turns", False)
+    assert "ValueError: no answer" in str(found.info["error"])
 
 
 @pytest.mark.fault

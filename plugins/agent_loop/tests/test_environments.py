@@ -11,7 +11,7 @@ from rlcore_agent_loop.testing import END, ScriptedPolicy, call, contents, says,
 
 from rlcore.errors import RewardError
 from rlcore.testing.rewards import make_prompt
-from rlcore.types import FinishReason, Prompt
+from rlcore.types import ROLLOUT_ERROR, FinishReason, Prompt
 
 ENVIRONMENTS = '''
 from pathlib import Path
@@ -150,6 +150,7 @@ def test_an_environment_that_fails_ends_the_sample_without_a_reward(name: str, w
     found = talk(says("one"), settings_of(file, name), processes=name == "Hangs").only
     assert (found.info["ended_by"], found.turns, found.finish) == ("environment_failed", 1, FinishReason.STOP)
     assert why in str(found.info["error"])
+    assert found.info[ROLLOUT_ERROR] == f"environment failed: {found.info['error']}"
     with pytest.raises(RewardError, match="gave 0 and then failed"):
         environment(found)
 

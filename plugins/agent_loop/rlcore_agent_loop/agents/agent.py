@@ -102,9 +102,10 @@ class Agents:
         try:
             returned = running.result()
         except ChildError as error:
-            episode.info["error"] = str(error)
-            if episode.ended_by == AGENT:  # otherwise a limit ended it, and the agent failed on that
-                episode.ended_by = AGENT_FAILED
+            if episode.ended_by == AGENT:
+                episode.failed(AGENT_FAILED, str(error))
+            else:  # a limit ended it, and the agent failed on that
+                episode.info["error"] = str(error)
             return error if isinstance(error, CallLost) else None
         if isinstance(returned, float):
             episode.add_reward(returned)

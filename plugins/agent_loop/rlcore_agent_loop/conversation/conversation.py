@@ -202,8 +202,7 @@ class Conversation:
             activity.end(key)
 
     def _failed(self, error: RlcoreError) -> str:
-        self.episode.info["error"] = str(error)
-        return FAILED
+        return self.episode.failed(FAILED, str(error))
 
     def _begin(self, messages: Sequence[Message], tools: SampleTools) -> str | None:
         """Begin a new part, opened by the environment. Returns why the sample ends instead, or None."""

@@ -122,6 +122,13 @@ class Episode:
         self.ended_by = ROLLOUT_FAILED
         return ROLLOUT_FAILED
 
+    def failed(self, ended_by: str, error: str) -> str:
+        """Fail the sample because its environment or agent failed. Returns the end reason."""
+        self.info["error"] = error
+        self.info[ROLLOUT_ERROR] = f"{ended_by.replace('_', ' ')}: {error}"
+        self.ended_by = ended_by
+        return ended_by
+
     def add_reward(self, reward: float) -> None:
         """Add a reward of the environment."""
         self.info["environment_reward"] = self.info.get("environment_reward", 0.0) + float(reward)
