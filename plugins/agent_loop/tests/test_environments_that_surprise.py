@@ -51,6 +51,26 @@ class Number(World):
 class Roleless(World):
     answer = Step([{"content": "x"}])
 
+class Bare(World):
+    answer = Step([{"role": "user"}])
+
+class Nothing(World):
+    answer = Step([{"role": "user", "content": None}])
+
+class Image(World):
+    answer = Step([{"role": "user", "content": [{"type": "text", "text": "See:"}, {"type": "image_url"}]}])
+
+class Strings(World):
+    opening = [{"role": "user", "content": ["hello"]}]
+
+class Parts(World):
+    opening = [{"role": "user", "content": [{"type": "text", "text": "Gu"}, {"type": "text", "text": "ess."}]}]
+
+    def step(self, messages):
+        if len(messages) > 2:
+            return self.answer
+        return Step([{"role": "user", "content": ({"type": "text", "text": "again"},)}])
+
 class NoList(World):
     answer = Step("again")
 
@@ -111,6 +131,10 @@ FAILS = {
     "Texts": "environment.step returned the message 'again'; needs one with role and content",
     "Number": "environment.step returned a message whose content is int; needs text",
     "Roleless": "environment.step returned the message {'content': 'x'}; needs one with role",
+    "Bare": "environment.step returned the message {'role': 'user'}; needs one with role and content",
+    "Nothing": "environment.step returned a message whose content is NoneType; needs text",
+    "Image": "environment.step returned a message with a part of type 'image_url'; needs parts of type text",
+    "Strings": "environment.reset returned a message with a part of type 'str'; needs parts of type text",
     "NoList": "environment.step returned str as messages; needs a list",
     "NoMapping": "environment.step returned list as info; needs a mapping",
     "LongOpening": "environment.reset opened the conversation with 518 tokens, and the context has 400: nothing could",
@@ -125,6 +149,14 @@ def test_what_no_environment_may_return_fails_its_sample_and_it_is_closed(name: 
     assert found.info["ended_by"] == "environment_failed"
     assert FAILS[name] in str(found.info["error"])
     assert (tmp_path / f"closed_{kind}{name}").exists()
+
+
+@pytest.mark.parametrize("kind", ["", "Async"])
+def test_text_parts_of_an_environment_are_shown_as_their_joined_text(kind: str, tmp_path: Path) -> None:
+    policy = says("one", "two")
+    found = talk(policy, settings_of(tmp_path, f"{kind}Parts")).only
+    assert contents(found) == [("assistant", "one"), ("user", "again"), ("assistant", "two")]
+    assert bytes(policy.requests[0].token_ids).decode() == "user: Guess.\nassistant: "
 
 
 @pytest.mark.parametrize("kind", ["", "Async"])

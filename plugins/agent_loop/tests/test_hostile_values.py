@@ -212,12 +212,13 @@ def test_a_step_with_odd_values_is_taken_and_recorded_as_plain_ones(tmp_path: Pa
 
 def test_messages_of_an_environment_become_exact_texts(tmp_path: Path) -> None:
     found = stepped(
-        tmp_path, "Step(done=True)", "async def", "Step([{'role': 'user', 'content': [10**5000], 1: b'x'}])"
+        tmp_path, "Step(done=True)", "async def", "Step([{'role': 'user', 'content': 'x', 'of': [10**5000], 1: b'x'}])"
     )
     message: Any = found.completion[1]
     assert json.loads(json.dumps(dict(message))) == {
         "role": "user",
-        "content": ["an integer of 16610 bits"],
+        "content": "x",
+        "of": ["an integer of 16610 bits"],
         "1": "b'x'",
     }
 

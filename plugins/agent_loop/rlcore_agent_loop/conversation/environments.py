@@ -27,7 +27,8 @@ class Step:
     """An environment's answer to a turn."""
 
     messages: Sequence[Message] = ()
-    """Messages to the policy; may be empty only with `done`."""
+    """Messages to the policy, each with role and content: a text, or parts of the type text. May be empty only with
+    `done`."""
     done: bool = False
     """The sample ends here."""
     reward: float = 0.0
@@ -190,19 +191,33 @@ def opening(messages: Any, max_messages: int, max_chars: int) -> list[Message]:
 
 
 def readable(what: str, messages: Any) -> list[Message]:
-    """The messages of an environment as plain values; ChildError if they are not messages.
+    """The messages of an environment as plain values; ChildError if they are not messages with text.
 
-    Text that no tokenizer could encode is replaced.
+    A content that is a list of text parts becomes their joined text. Text that no tokenizer could encode is replaced.
     """
     if not isinstance(messages, (list, tuple)):
         raise ChildError(f"environment.{what} {type(messages).__name__} as messages; needs a list of them")
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ChildError(f"environment.{what} the message {shown(message)}; needs one with role and content")
-        if not isinstance(message.get("content", ""), (str, list, tuple, type(None))):
-            found = type(message["content"]).__name__
-            raise ChildError(f"environment.{what} a message whose content is {found}; needs text")
-    return [encodable(as_plain(message)) for message in messages]
+    return [_message(what, message) for message in messages]
+
+
+def _message(what: str, message: Any) -> Message:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+        raise ChildError(f"environment.{what} the message {shown(message)}; needs one with role and content")
+    content, plain = message["content"], as_plain(message)
+    if isinstance(content, (list, tuple)):  # joined, because many templates drop parts or write them as Python does
+        if wrong := [part for part in content if not _is_text(part)]:
+            kind = wrong[0].get("type") if isinstance(wrong[0], Mapping) else type(wrong[0]).__name__
+            raise ChildError(
+                f"environment.{what} a message with a part of type {shown(kind)}; needs parts of type text"
+            )
+        plain["content"] = "".join(part["text"] for part in plain["content"])
+    elif not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
+        raise ChildError(f"environment.{what} a message whose content is {type(content).__name__}; needs text")
+    return encodable(plain)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def checked(step: Any, max_messages: int, max_chars: int) -> Step:
