@@ -85,22 +85,6 @@ def test_three_updates_equal_two_a_restart_and_one_bit_for_bit(
     assert any(not torch.equal(tensor, start[name]) for name, tensor in weights_of(second).items())
 
 
-@pytest.mark.parametrize("settings", [{"weight_decay": 0.5}, {"beta1": 0.5}, {"beta2": 0.9}], ids=str)
-def test_betas_and_weight_decay_after_a_resume_are_those_of_its_settings(
-    llama: Path, tmp_path: Path, settings: dict[str, float]
-) -> None:
-    engine, same, other = engine_of(llama), engine_of(llama), engine_of(llama, **settings)
-    engine.update(random_batch(seed=0))
-    engine.save(tmp_path)
-    for resumed in (same, other):
-        resumed.restore(tmp_path)
-        resumed.update(random_batch(seed=1))
-    weights = weights_of(same)
-    moved = {name for name, tensor in weights_of(other).items() if not torch.equal(tensor, weights[name])}
-    decayed = {name for name, tensor in weights.items() if tensor.ndim > 1}
-    assert moved == (decayed if "weight_decay" in settings else weights.keys()), "weight decay spares vectors"
-
-
 def test_the_random_states_come_back(llama: Path, tmp_path: Path) -> None:
     engine = engine_of(llama)
 

@@ -228,5 +228,11 @@ def _load_adapter(adapter: Any, source: Path) -> None:
                 f"'{source}' holds an adapter of other settings: '{name}' is {found} there and {needed} in this run; "
                 "needs the actor.lora settings with which it was saved"
             )
+    alpha = json.loads((source / "adapter_config.json").read_text())["lora_alpha"]
+    if alpha != (needed := adapter.peft_config[adapter.active_adapter].lora_alpha):
+        raise CheckpointError(  # it multiplies what was learned: another one makes another policy
+            f"'{source}' holds an adapter that was trained with lora.alpha={alpha:g}, and this run's is {needed:g}; "
+            f"needs actor.lora.alpha={alpha:g}, or the critic's, or a new run that starts from the exported model"
+        )
     for name, pair in named.items():
         put(pair, saved[name])
