@@ -98,9 +98,10 @@ class EngineConfig:
     lr: float = option(1e-6, above=0)
     """Learning rate of AdamW; with `actor.lora.enabled` the default is 1e-5."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up; linear and cosine end at `min_lr_ratio` of lr with the last optimizer step."""
+    """After the warm-up; linear and cosine fall to `min_lr_ratio` of lr, which they would reach one optimizer step
+    after the last one."""
     min_lr_ratio: float = option(0.0, used_when="lr_schedule != 'constant'", at_least=0, below=1)
-    """Share of lr at the end of the schedule."""
+    """Share of lr that the schedule would reach one optimizer step after the last one."""
     warmup_steps: int = option(0, at_least=0)
     """Optimizer steps over which lr grows from 0."""
     max_grad_norm: float = option(1.0, above=0)

@@ -39,9 +39,10 @@ class CriticSettings:
     lr: float = option(1e-5, at_least=0)
     """Learning rate of AdamW; 0: the critic does not change."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of lr after the warm-up; linear and cosine end at `min_lr_ratio` of lr with the run's last update."""
+    """Course of lr after the warm-up; linear and cosine fall to `min_lr_ratio` of lr, which they would reach one update
+    after the run's last one."""
     min_lr_ratio: float = option(0.0, used_when="lr_schedule != 'constant'", at_least=0, below=1)
-    """Share of lr at the end of the schedule."""
+    """Share of lr that the schedule would reach one update after the run's last one."""
     warmup_steps: int = option(0, at_least=0)
     """Updates over which lr rises from 0."""
     max_grad_norm: float = option(1.0, above=0)
