@@ -329,6 +329,9 @@ class Batch(ReadOnlyArrays):
     """(B, T) tokens of the whole mini-batch that the policy loss's `Algorithm.selection` chose."""
     same_weights_BT: Bools | None = None
     """(B, T) loss tokens that were sampled with the weights of pi_old; None: all were."""
+    updates_left: int | None = None
+    """Updates from the one on this mini-batch to the last of the run, both included, if steps make as many as the
+    settings say; None outside a run. Learning-rate schedules follow it."""
 
     def __len__(self) -> int:
         return len(self.sample_B)

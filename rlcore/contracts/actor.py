@@ -27,7 +27,7 @@ class ActorWorker(Worker):
     def expect(self, num_updates: int) -> None:
         """Called once before the first update, with the number of optimizer steps of the whole run.
 
-        Learning-rate schedules end at that number.
+        Learning-rate schedules end at that number; `Batch.updates_left` of a mini-batch says how far from it they are.
         """
 
     def begin_updates(self) -> None:

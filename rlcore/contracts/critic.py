@@ -19,7 +19,7 @@ class CriticWorker(Worker):
     def expect(self, num_updates: int) -> None:
         """Called once before the first update, with the number of updates of the whole run.
 
-        Learning-rate schedules end at that number.
+        Learning-rate schedules end at that number; `Batch.updates_left` of a mini-batch says how far from it they are.
         """
 
     def facts(self) -> dict[str, Any]:

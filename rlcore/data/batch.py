@@ -88,7 +88,7 @@ def select(batch: Batch, rows: Sequence[int] | npt.NDArray[np.integer]) -> Batch
         value = getattr(batch, spec.name)
         if isinstance(value, TokenArrays):
             value = TokenArrays(**{inner.name: getattr(value, inner.name)[index, :length] for inner in fields(value)})
-        elif value is not None:
+        elif isinstance(value, np.ndarray):
             value = value[index, :length] if value.ndim == 2 else value[index]
         chosen[spec.name] = value
     for name in ("sample_B", "group_B"):

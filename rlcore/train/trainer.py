@@ -129,7 +129,8 @@ class Trainer:
             self._activity.enter("scoring")
             work.begin_passes(trajectories)  # log-probs and values, while rewards are pending
             groups = work.scored_groups()
-            async with aclosing(work.minibatches(groups)) as minibatches, Updates(self.run) as updates:
+            updating = Updates(self.run, self.last_step - self.progress.step)
+            async with aclosing(work.minibatches(groups)) as minibatches, updating as updates:
                 updated = average([await self.update(batch, updates, work.timeline) async for batch in minibatches])
             measured = await self.publish_weights(work)
         found = measured | updated

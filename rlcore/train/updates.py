@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
@@ -23,7 +24,9 @@ class Updates:
     to end after the step's last update or an error. A cancelled step tells neither: a signal waits for no update.
     """
 
-    def __init__(self, run: Runtime) -> None:
+    def __init__(self, run: Runtime, steps_left: int) -> None:
+        """`steps_left`: the steps of the run from this one on."""
+        self._updates_left = steps_left * run.plan.batch_sizes["updates"]
         self._critic, self._actor, self._check = run.critic, run.actor.replicas[0], run.check
         self._begun: dict[str, Notice] = {}
         """Functions that notify begun models of the end, by name."""
@@ -55,6 +58,8 @@ class Updates:
         if self._check is not None:
             await self._check.confirm()
         await self._begin("critic", self._critic.begin_updates, self._critic.end_updates)
+        minibatch = replace(minibatch, updates_left=self._updates_left)
+        self._updates_left -= 1
         metrics = await self._critic.update(minibatch)
         if self._critic.actor_may_update():
             call = self._actor.call

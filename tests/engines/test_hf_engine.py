@@ -262,7 +262,7 @@ def test_three_skipped_updates_in_a_row_stop_the_run_and_a_good_one_between_them
 def test_learning_rates_of_a_schedule_computed_by_hand() -> None:
     def rates(**settings: Any) -> list[float]:
         config = EngineConfig(lr=8.0, **settings)
-        return [learning_rate(config, update, 6) for update in range(6)]
+        return [learning_rate(config, update, update, 6) for update in range(6)]
 
     assert rates(warmup_steps=2) == [4.0, 8.0, 8.0, 8.0, 8.0, 8.0]
     assert rates(warmup_steps=2, lr_schedule="linear") == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0]
@@ -271,6 +271,21 @@ def test_learning_rates_of_a_schedule_computed_by_hand() -> None:
     assert cosine[2] == pytest.approx(6.0)
     assert rates(min_lr_ratio=0.25, warmup_steps=2, lr_schedule="linear") == [4.0, 8.0, 8.0, 6.5, 5.0, 3.5]
     assert rates(min_lr_ratio=0.5, lr_schedule="cosine")[::3] == pytest.approx([8.0, 6.0])
+
+
+def test_the_schedule_follows_the_run_and_the_warm_up_the_steps_taken() -> None:
+    config = EngineConfig(lr=8.0, warmup_steps=2, lr_schedule="linear")
+    assert [learning_rate(config, 5, position, 6) for position in (0, 2, 4, 6, 9)] == [8.0, 8.0, 4.0, 0.0, 0.0]
+    assert [learning_rate(config, update, 4, 6) for update in range(4)] == [4.0, 8.0, 4.0, 4.0]
+
+
+def test_skipped_and_missing_updates_do_not_hold_up_a_falling_schedule(llama: Path) -> None:
+    loss = broken_at({1}, lambda loss_BT: loss_BT * float("nan"))
+    engine, batch = engine_of(llama, loss=loss, lr_schedule="linear"), random_batch()
+    engine.expect(8)
+    updated = [engine.update(replace(batch, updates_left=left)) for left in (8, 7, 6, 2, 1)]
+    assert [metrics["actor/skipped"] for metrics in updated] == [0.0, 1.0, 0.0, 0.0, 0.0]
+    assert [metrics["actor/lr"] for metrics in updated] == pytest.approx([1e-3, 8.75e-4, 7.5e-4, 2.5e-4, 1.25e-4])
 
 
 def test_a_falling_schedule_needs_the_number_of_updates(llama: Path) -> None:

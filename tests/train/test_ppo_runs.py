@@ -85,6 +85,18 @@ def test_the_actor_waits_for_the_critic_and_a_restart_does_not_make_it_wait_agai
     assert differing(whole, halves(config, waits)) == []
 
 
+@pytest.mark.slow
+def test_the_critics_schedule_continues_where_the_run_is_after_a_resume_with_fewer_updates(
+    real: dict[str, Any],
+) -> None:
+    falling = ("plugins.critic_engine.lr_schedule=linear", "plugins.critic_engine.actor_waits_updates=2")
+    train(real, *falling, "actor.lr_schedule=linear", "actor.epochs=2", stop_when=lambda step, _: step == 2)
+    resumed = train(real, *falling, "actor.lr_schedule=linear", resume=True).run_dir
+    last = rows_of(resumed)[-1]  # its two updates are those at 6 and 7 of 8, and at 4 and 5 of the actor's 6
+    assert last["critic/lr"] == pytest.approx(0.003 * 1.5 / 8)
+    assert last["actor/lr"] == pytest.approx(0.01 * 1.5 / 6)
+
+
 def test_only_a_run_with_a_critic_has_metrics_of_one(config: dict[str, Any]) -> None:
     config["plugins"] = {"null": {}}
     run = train(config, "algo.preset=grpo", "train.max_steps=1").run_dir

@@ -99,6 +99,22 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
+def test_a_resume_with_other_updates_per_step_continues_the_schedule_where_the_run_is(
+    config: dict[str, Any], before: int, after: int
+) -> None:
+    falling = ("actor.lr_schedule=linear", "actor.lr=0.008", "actor.minibatch_prompts=0", "algo.entropy_coef=1e-9")
+    half = train(config, *falling, f"actor.epochs={before}", stop_when=lambda step, _: step == 2)
+    assert half.steps == 2
+    result = train(config, *falling, f"actor.epochs={after}", resume=True)
+    of_steps = [
+        [0.008 * (1 - (step + part / num) / 4) for part in range(num)]
+        for step, num in enumerate((before, before, after, after))
+    ]
+    assert [row["actor/lr"] for row in step_rows(result)] == pytest.approx([np.mean(rates) for rates in of_steps])
+
+
+@pytest.mark.slow
 def test_the_metrics_of_an_update_are_those_the_documentation_names(config: dict[str, Any]) -> None:
     rows = step_rows(train(config, "algo.kl.placement=loss", "algo.entropy_coef=0.01", "actor.lr=1e-9"))
     needed = {"policy/loss", "policy/entropy", "policy/kl", "policy/clip_frac_low", "policy/clip_frac_high"}

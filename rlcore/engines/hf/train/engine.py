@@ -124,7 +124,10 @@ class TrainEngine:
         return self.model
 
     def expect(self, num_updates: int) -> None:
-        """Set the number of optimizer steps of the whole run; a decaying schedule ends there."""
+        """Set the number of updates of the whole run; a decaying schedule ends there.
+
+        Its position is that of the mini-batch in the run (`Batch.updates_left`); without one, the steps taken.
+        """
         self.num_updates = num_updates
 
     def whole(self) -> AbstractContextManager[None]:
@@ -197,7 +200,7 @@ class TrainEngine:
         try:
             taught = self._taught(minibatch)
             found, norm = self._gradients(minibatch, taught)
-            metrics = {self._loss_name: found.loss, **found.result(), **self._step(found.loss, norm)}
+            metrics = {self._loss_name: found.loss, **found.result(), **self._step(found.loss, norm, minibatch)}
         finally:
             self._optimizer.clear_gradients()
             if alone:
@@ -393,9 +396,11 @@ class TrainEngine:
             torch.manual_seed((self._seed * 1_000_003 + self.updates_done + apart * 2**40) % 2**63)
             yield
 
-    def _step(self, loss: float, norm: float) -> Metrics:
+    def _step(self, loss: float, norm: float, minibatch: Batch) -> Metrics:
         """Step with the clipped gradients, whose norm was `norm`, or skip; returns the engine's metrics."""
-        lr = learning_rate(self.config, self.updates_done, self.num_updates)
+        left = minibatch.updates_left
+        position = self.updates_done if left is None else self.num_updates - left
+        lr = learning_rate(self.config, self.updates_done, position, self.num_updates)
         metrics = self._scale.metrics(self.name)
         finite = math.isfinite(loss) and math.isfinite(norm)
         if finite:

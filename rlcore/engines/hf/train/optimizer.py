@@ -22,18 +22,19 @@ from rlcore.engines.hf.train.sharded_tensors import Rows, held, like, own
 from rlcore.errors import CheckpointError, ConfigError
 
 
-def learning_rate(config: EngineConfig, update: int, num_updates: int) -> float:
-    """The learning rate of optimizer step `update` (from 0) of `num_updates` in the run.
+def learning_rate(config: EngineConfig, update: int, position: int, num_updates: int) -> float:
+    """The learning rate of optimizer step `update` (from 0), at `position` (from 0) of `num_updates` in the run.
 
     Warm-up is linear and reaches lr at step `warmup_steps`; linear and cosine then decay to `min_lr_ratio` of it, which
-    they would reach one step after the last.
+    they would reach one position after the last. The two numbers differ after skipped updates, and after a resume with
+    another number of updates per step: only steps that were taken warm the optimizer up.
     """
     if update < config.warmup_steps:
         return config.lr * (update + 1) / config.warmup_steps
     if config.lr_schedule == "constant":
         return config.lr
-    progress = (update - config.warmup_steps) / max(1, num_updates - config.warmup_steps)
-    remaining = max(0.0, 1.0 - progress)
+    progress = (position - config.warmup_steps) / max(1, num_updates - config.warmup_steps)
+    remaining = min(1.0, max(0.0, 1.0 - progress))
     above = remaining if config.lr_schedule == "linear" else 0.5 - 0.5 * math.cos(math.pi * remaining)
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * above)
 
