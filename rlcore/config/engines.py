@@ -40,7 +40,8 @@ class RolloutConfig:
     max_rows: int = option(64, at_least=1)
     """Rows that are decoded at the same time."""
     deadline_s: float = option(3600.0, above=0)
-    """Timeout in seconds of the generation of one step; the run stops after that."""
+    """Timeout in seconds without a finished sample while samples are generated; the run stops after that. Time in which
+    the actor works does not count."""
     weight_sync: Literal["auto", "disk", "tcp", "shm", "nccl"] = "auto"
     """Weight sync from the actor to replicas that hold a copy. disk: through a directory that all of them can read;
     tcp: from a copy in the memory of the actor's process; shm: from such a copy in memory that all of them map, on one

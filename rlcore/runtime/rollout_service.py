@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import RlcoreError, WorkerError, boundary, worker_call
 from rlcore.errors.checks.arrays import check_answer, check_completion
+from rlcore.runtime.sampling_clock import SamplingClock
 from rlcore.runtime.suspects import RequestRecord, Suspects
 from rlcore.types import Completion, FinishReason, GenerateRequest, Lane
 
@@ -33,7 +35,7 @@ class RolloutService:
     ) -> None:
         """`vocabulary`: upper bound of token ids; None: unknown."""
         self._replicas = replicas
-        self._deadline_s = deadline_s
+        self.clock = SamplingClock(deadline_s)
         self._vocabulary = vocabulary
         self.newest_version = 0
         """Of the weights that replicas have, or are being given."""
@@ -53,8 +55,8 @@ class RolloutService:
         a replica dies, its unfinished requests are retried on the others or on its replacement, once per death, while a
         replica serves or will be restarted. All samples of a retried request are generated again, and those that had
         already arrived are ignored. A request that kills replicas (`Suspects`) ends in completions with an error.
-        WorkerError if a replica fails, gives a wrong answer, or the deadline passes. However the call ends, including
-        by `aclose`, replicas are asked to abort the rest of it.
+        WorkerError if a replica fails, gives a wrong answer, or the deadline of the clock passes. However the call
+        ends, including by `aclose`, replicas are asked to abort the rest of it.
         """
         ordered = sorted(requests, key=lambda request: request.id)
         missing = _Missing(ordered)
@@ -64,24 +66,24 @@ class RolloutService:
             asyncio.create_task(self._feed(index, share, places, missing, finished))
             for index, share in _shares(ordered, places)
         ]
-        # one timer for all: completions that arrived by then are still yielded
-        timer = asyncio.get_running_loop().call_later(self._deadline_s, finished.fail, TimeoutError())
         running = len(tasks)
         try:
-            while finished or (running and (missing.left or not missing.repeated)):
-                completion = await finished.take()
-                if completion is None:
-                    running -= 1
-                else:
-                    yield completion
+            # one limit for all: completions that arrived by then are still yielded
+            with self.clock.limit(partial(finished.fail, TimeoutError())):
+                while finished or (running and (missing.left or not missing.repeated)):
+                    completion = await finished.take()
+                    if completion is None:
+                        running -= 1
+                    else:
+                        yield completion
             if missing.left:
                 raise WorkerError(f"rollout: {missing}, but every replica says it is done")
         except TimeoutError as cause:
             raise WorkerError(
-                f"rollout: {missing} after rollout.deadline_s={self._deadline_s:g} s ({lane} lane)"
+                f"rollout: {missing} after rollout.deadline_s={self.clock.deadline_s:g} s without a sample "
+                f"({lane} lane)"
             ) from cause
         finally:
-            timer.cancel()
             try:
                 if not all(task.done() for task in tasks):
                     for task in tasks:
@@ -210,6 +212,7 @@ class RolloutService:
                     is_new = missing.arrived(completion)
                     check_answer(who, completion, missing.records[completion.request_id].request, self.newest_version)
                     if is_new:
+                        self.clock.restart()
                         self._dispatcher.finish(places[completion.request_id], 1)
                         finished.put(completion)
 

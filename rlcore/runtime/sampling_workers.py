@@ -91,6 +91,7 @@ class Sampler:
             await self.weights.publish(version)
             self.sink.record("time/weights_s", time.monotonic() - began)
         await self.lease.serve()
+        self.generator.clock.restart()  # while the weights were loaded, samples may have waited
         if self.check is not None:
             await self.check.sample(version)
 
@@ -117,6 +118,7 @@ async def start_sampler(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: 
     groups = await start_workers(plan, run_dir, limits, stack, busy)
     vocabulary = await _vocabulary(plan, groups)
     generator = _rollout_service(plan, groups, vocabulary)
+    busy.on_change(ACTOR.name, generator.clock.actor_busy)
     sink = MetricsSink()
     weights = _weights_sync(plan, run_dir, groups, stack)
     return Sampler(

@@ -27,6 +27,7 @@ class BusyMeter:
         self._pools, self._clock, self._watch = pools, clock, watch
         self._num_replicas: dict[str, int] = {}
         self._num_busy: dict[str, int] = {}
+        self._callbacks: dict[str, Callable[[int], None]] = {}
         self._busy_s = dict.fromkeys(pools, 0.0)
         self._began = self._seen = clock()
         self.activity = current_activity()
@@ -51,6 +52,12 @@ class BusyMeter:
         """Change the number of the role's busy replicas."""
         self._advance()
         self._num_busy[role] += by
+        if (callback := self._callbacks.get(role)) is not None:
+            callback(by)
+
+    def on_change(self, role: str, callback: Callable[[int], None]) -> None:
+        """Call back with each change of the number of the role's busy replicas."""
+        self._callbacks[role] = callback
 
     def take(self) -> Metrics:
         """time/pool/<name>/busy_frac since the last call."""

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any, Literal
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from rlcore.contracts.workers import ReplicaEvent
 from rlcore.errors import WorkerError
 from rlcore.runtime.rollout_service import RolloutService
+from rlcore.runtime.sampling_workers import Sampler
 from rlcore.runtime.suspects import BLAMED_IN_A_ROW, TOGETHER
 from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Sampling
 
@@ -240,6 +243,30 @@ def test_a_deadline_names_what_is_missing() -> None:
     with pytest.raises(WorkerError, match=r"1 of 1 samples are missing \(a#0\) after rollout\.deadline_s=0\.05 s"):
         asyncio.run(all_of(service.generate([request("a")], Lane.TRAIN)))
     assert service.outstanding == (0,)
+
+
+def test_a_deadline_starts_again_while_samples_of_other_calls_arrive() -> None:
+    """So a call may wait for its turn behind them."""
+    service = RolloutService(Group([Replica("slow", 1.2), Replica("fast", 0.1)]), deadline_s=0.7)
+
+    async def run() -> list[list[str]]:
+        calls = service.generate([request("a")], Lane.TRAIN), service.generate([request("b", n=11)], Lane.TRAIN)
+        return await asyncio.gather(*(all_of(call) for call in calls))
+
+    assert asyncio.run(run()) == [["a"], ["b"] * 11]
+
+
+def test_a_deadline_starts_again_with_new_weights() -> None:
+    service = RolloutService(Group([Replica("only", 1.2)]), deadline_s=0.7)
+
+    async def run() -> list[str]:
+        sampler = SimpleNamespace(generator=service, lease=AsyncMock(), weights=None, check=None)
+        call = asyncio.create_task(all_of(service.generate([request("a")], Lane.TRAIN)))
+        await asyncio.sleep(0.6)
+        await Sampler.sync_weights(sampler, 1)  # type: ignore[arg-type]
+        return await call
+
+    assert asyncio.run(run()) == ["a"]
 
 
 def test_a_bug_while_a_replica_serves_is_shown_as_it_is_and_not_as_a_deadline(

@@ -136,6 +136,29 @@ def test_generation_has_a_deadline_that_names_what_is_missing(tmp_path: Path) ->
     asyncio.run(story())
 
 
+def test_the_deadline_of_generation_does_not_count_time_in_which_the_actor_works(tmp_path: Path) -> None:
+    settings = [*SETTINGS, "rollout.deadline_s=0.2", "plugins.null.token_s=10"]
+
+    async def story() -> None:
+        async with launch(plan_run([], settings, []), tmp_path) as run:
+            updated, actor = asyncio.Event(), run.actor.replicas[0]
+            actor.replica.call = lambda method: updated.wait()  # type: ignore[attr-defined]
+            updating = asyncio.create_task(actor.call(ActorWorker.facts))
+            await asyncio.sleep(0)
+            generation = run.generator.generate([GenerateRequest("slow", (1,), Sampling(), 1, 0)], Lane.TRAIN)
+            sample = asyncio.create_task(anext(generation))
+            await asyncio.sleep(0.3)
+            assert not sample.done()
+            updated.set()
+            await updating
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(WorkerError, match="1 of 1 samples are missing"):
+                await asyncio.wait_for(sample, 10)
+            assert asyncio.get_running_loop().time() - began >= 0.2
+
+    asyncio.run(story())
+
+
 def test_a_rollout_that_fails_is_named(tmp_path: Path) -> None:
     async def story() -> None:
         async with launch(plan_run([], [*SETTINGS, "plugins.null.fail_at_token=1"], []), tmp_path) as run:
