@@ -65,10 +65,7 @@ class WeightsSync:
             async with asyncio.timeout(self._deadline_s):
                 loaded = await replica.call(RolloutWorker.load_weights, handle)
         except TimeoutError:
-            replica.restart(
-                f"it took longer than rollout.weights_deadline_s={self._deadline_s:g} to load version {handle.version} "
-                "of the weights"
-            )
+            replica.restart(self._too_long(handle))
             return
         except WorkerError as error:
             if replica.alive:
@@ -78,11 +75,26 @@ class WeightsSync:
         _check_loaded(replica.name, loaded, handle.version)
 
     async def _welcome(self, replica: ReplicaHandle[Any]) -> None:
-        """Called before a restarted replica serves; without an earlier sync it has read the run's initial weights."""
+        """Called before a restarted replica serves; without an earlier sync it has read the run's initial weights.
+
+        WorkerError when it takes too long: the next version waits until this returns.
+        """
         async with self._turn:
-            if self._latest is not None:
-                loaded = await replica.call(RolloutWorker.load_weights, self._latest)
-                _check_loaded(replica.name, loaded, self._latest.version)
+            if self._latest is None:
+                return
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    loaded = await replica.call(RolloutWorker.load_weights, self._latest)
+            except TimeoutError:
+                with worker_call(ROLLOUT.name, RolloutWorker.load_weights.__name__):
+                    raise WorkerError(f"{replica.name}: {self._too_long(self._latest)}") from None
+            _check_loaded(replica.name, loaded, self._latest.version)
+
+    def _too_long(self, handle: WeightsHandle) -> str:
+        return (
+            f"it took longer than rollout.weights_deadline_s={self._deadline_s:g} to load version {handle.version} of "
+            "the weights"
+        )
 
 
 def _check_loaded(name: str, loaded: int, version: int) -> None:

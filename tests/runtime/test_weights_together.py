@@ -123,3 +123,22 @@ def test_one_that_takes_too_long_is_restarted_and_the_others_continue(tmp_path: 
         assert second.taken == [(1, 0)]
 
     asyncio.run(asyncio.wait_for(story(), 20.0))
+
+
+def test_one_that_hangs_when_it_returns_keeps_no_version_from_the_others(tmp_path: Path) -> None:
+    async def story() -> None:
+        first, second = Replica("rollout[0]"), Replica("rollout[1]")
+        group = Group(first, second)
+        sync = sync_of("tcp", group, tmp_path, deadline_s=0.05)
+        await sync.publish(1)
+        second.alive, second.hangs, second.is_welcomed = False, True, True
+        returning = asyncio.create_task(group.prepare(second))
+        await asyncio.sleep(0)
+        await sync.publish(2)
+        assert first.taken == [(1, 0), (2, 0)]
+        with pytest.raises(
+            WorkerError, match=r"^rollout\[1\]: it took longer than rollout\.weights_deadline_s=0\.05 to"
+        ):
+            await returning
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
