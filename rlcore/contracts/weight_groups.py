@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import select
 import socket
@@ -74,23 +75,28 @@ class Invitation:
     rank: int = 0
     size: int = 0
     transport: str = "gloo"
+    limit_s: float = math.inf
+    """Most seconds that members of a new group wait for each other; the sender derives it from the deadline."""
 
 
 class BroadcastGroup:
     """Processes, the first of which broadcasts. They share nothing with torch's groups of this process."""
 
-    def __init__(self, name: str, transport: str, store: Any, at: str, rank: int, size: int) -> None:
+    def __init__(
+        self, name: str, transport: str, store: Any, at: str, rank: int, size: int, *, limit_s: float = math.inf
+    ) -> None:
         """Meet the other members in a store; `at` is this process's address, `transport` is nccl or gloo.
 
-        Raises torch's errors when a member does not come.
+        `limit_s`: no wait for the others takes longer. Raises torch's errors when a member does not come.
         """
         import torch.distributed as dist
 
-        self.name, self.size = name, size
-        store.set_timeout(timedelta(seconds=MEET_S))
+        self.name, self.size, self._limit_s = name, size, limit_s
+        meet_s = timedelta(seconds=min(MEET_S, limit_s))
+        store.set_timeout(meet_s)
         classes: Any = dist  # stubs have only the classes of the installed build
         store.set(f"here/{rank}", "yes")
-        store.wait([f"here/{index}" for index in range(size)], timedelta(seconds=MEET_S))
+        store.wait([f"here/{index}" for index in range(size)], meet_s)
         if transport == "nccl":
             options = classes.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=NCCL_S)
@@ -98,7 +104,7 @@ class BroadcastGroup:
                 self._group: Any = classes.ProcessGroupNCCL(store, rank, size, options)
         else:
             options = classes.ProcessGroupGloo._Options()
-            options._timeout = timedelta(seconds=EXCHANGE_S)
+            options._timeout = timedelta(seconds=min(EXCHANGE_S, limit_s))  # to leave a broadcast takes as long, too
             options._devices = [classes.ProcessGroupGloo.create_device(hostname=at)]
             self._group = classes.ProcessGroupGloo(store, rank, size, options)
 
@@ -112,11 +118,12 @@ class BroadcastGroup:
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         work = self._group.broadcast([bytes_N], options)
-        until = time.monotonic() + EXCHANGE_S
+        limit_s = min(EXCHANGE_S, self._limit_s)
+        until = time.monotonic() + limit_s
         while not work.is_completed():
             look()
             if time.monotonic() > until:
-                raise TimeoutError(f"a bucket was not broadcast within {EXCHANGE_S:g} s")
+                raise TimeoutError(f"a bucket was not broadcast within {limit_s:g} s")
         work.wait()
         if bytes_N.is_cuda:
             import torch
@@ -232,7 +239,8 @@ class GroupReceiver:
 
             dist: Any = torch.distributed  # its stub does not export the stores
             host = connection.getpeername()[0]
-            store = dist.TCPStore(host, invitation.port, timeout=timedelta(seconds=MEET_S), wait_for_workers=False)
+            meet_s = timedelta(seconds=min(MEET_S, invitation.limit_s))
+            store = dist.TCPStore(host, invitation.port, timeout=meet_s, wait_for_workers=False)
             self._group = BroadcastGroup(
                 invitation.group,
                 invitation.transport,
@@ -240,6 +248,7 @@ class GroupReceiver:
                 connection.getsockname()[0],
                 invitation.rank,
                 invitation.size,
+                limit_s=invitation.limit_s,
             )
         if self._group is None:
             raise EOFError("the sender chose a group that this process is not in")

@@ -6,6 +6,7 @@ are closed at once, and the remaining ones fetch that version from the copy in h
 
 import json
 import logging
+import math
 import secrets
 import socket
 import threading
@@ -34,14 +35,18 @@ TURN_S = 180.0
 MIB = 2**20
 
 
-def group_server(host: str, bucket_mib: int, transport: str, device: str) -> WeightsServer[dict[str, Tensor]]:
+def group_server(
+    host: str, bucket_mib: int, transport: str, device: str, deadline_s: float = math.inf
+) -> WeightsServer[dict[str, Tensor]]:
     """Serves the processes of replicas on any machine; WorkerError when it cannot listen.
 
     `transport` carries the broadcasts: nccl between CUDA devices (`device` is this process's), or gloo between hosts.
+    A receiver has `deadline_s` for a version: no wait for one that hangs takes more than a quarter of that, so that the
+    others can still read the copy.
     """
     with boundary(f"weights: listening on {host}", WorkerError):
         listening = socket.create_server((host, 0))
-    groups = Groups(host, bucket_mib * MIB, transport, device if transport == "nccl" else "cpu")
+    groups = Groups(host, bucket_mib * MIB, transport, device if transport == "nccl" else "cpu", deadline_s / 4)
     place = f"{host}:{listening.getsockname()[1]}"
     return WeightsServer(listening, place, host_copies, groups.serve, groups.abandon)
 
@@ -63,8 +68,9 @@ class _Meeting:
 class Groups:
     """The group of the current receivers; the thread of the first one broadcasts for all."""
 
-    def __init__(self, host: str, bucket_bytes: int, transport: str, device: str) -> None:
-        self._host, self._bucket_bytes = host, bucket_bytes
+    def __init__(self, host: str, bucket_bytes: int, transport: str, device: str, limit_s: float) -> None:
+        """`limit_s`: no wait for a receiver or an earlier broadcast takes longer."""
+        self._host, self._bucket_bytes, self._limit_s = host, bucket_bytes, limit_s
         self._transport, self._device = transport, device
         self._changed = threading.Condition()
         self._meeting: _Meeting | None = None
@@ -87,7 +93,7 @@ class Groups:
             is_first = len(meeting.members) == 1
             self._changed.notify_all()
             if is_first:
-                self._changed.wait_for(lambda: meeting.is_full, weight_groups.MEET_S)
+                self._changed.wait_for(lambda: meeting.is_full, min(weight_groups.MEET_S, self._limit_s))
                 if self._meeting is meeting:
                     self._meeting = None
         if not is_first:
@@ -104,7 +110,7 @@ class Groups:
         If that does not end, this version and later ones are read from the copy: NCCL cannot be left while it connects
         to a member that has gone.
         """
-        self._is_stuck = not self._sending.acquire(timeout=0.0 if self._is_stuck else TURN_S)
+        self._is_stuck = not self._sending.acquire(timeout=0.0 if self._is_stuck else min(TURN_S, self._limit_s))
         if self._is_stuck:
             logger.warning("weights: an earlier broadcast has not ended; replicas read the copy, one by one")
             return
@@ -148,16 +154,16 @@ class Groups:
             self._host,
             port,
             is_master=True,
-            timeout=timedelta(seconds=weight_groups.MEET_S),
+            timeout=timedelta(seconds=min(weight_groups.MEET_S, self._limit_s)),
             wait_for_workers=False,
             master_listen_fd=listening.detach(),
         )
         for rank, (connection, _) in enumerate(members, 1):
-            _invite(connection, Invitation(name, self._bucket_bytes, port, rank, size, self._transport))
+            _invite(connection, Invitation(name, self._bucket_bytes, port, rank, size, self._transport, self._limit_s))
         if self._transport == "nccl":
             torch.cuda.set_device(self._device)
         inside = distributed.PrefixStore(name, store)
-        self._group = BroadcastGroup(name, self._transport, inside, self._host, 0, size)
+        self._group = BroadcastGroup(name, self._transport, inside, self._host, 0, size, limit_s=self._limit_s)
         return self._group
 
     def _broadcast(

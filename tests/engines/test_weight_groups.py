@@ -1,6 +1,7 @@
 """Weights that are broadcast to all replicas at once, by gloo: groups, losses in the middle, returns."""
 
 import fcntl
+import math
 import os
 import resource
 import socket
@@ -46,14 +47,6 @@ def equal(found: Tensors, tensors: Tensors) -> bool:
         found[name].dtype == tensor.dtype and found[name].shape == tensor.shape and torch.equal(found[name], tensor)
         for name, tensor in tensors.items()
     )
-
-
-@pytest.fixture(scope="module")
-def opened_once() -> None:
-    """libuv opens a pipe with the first store of a process, and keeps it."""
-    listening = socket.create_server((HOST, 0))
-    port = listening.getsockname()[1]
-    torch.distributed.TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 @pytest.fixture
@@ -185,7 +178,7 @@ class Endless:
 
 def endless() -> Any:
     group = object.__new__(weight_groups.BroadcastGroup)
-    group._group = Endless()
+    group._group, group._limit_s = Endless(), math.inf
     return group
 
 

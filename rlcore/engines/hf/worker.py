@@ -160,7 +160,8 @@ class HfActor(ActorWorker):
         if context.weights_kind == "nccl":
             from rlcore.engines.group_server import group_server
 
-            return group_server(context.address, rollout.weights_bucket_mib, rollout.weights_transport, context.device)
+            bucket_mib, transport = rollout.weights_bucket_mib, rollout.weights_transport
+            return group_server(context.address, bucket_mib, transport, context.device, rollout.weights_deadline_s)
         from rlcore.engines.weight_server import tcp_server
 
         return tcp_server(context.address)
