@@ -52,7 +52,7 @@ def test_the_others_have_a_version_well_before_their_deadline(
     with ExitStack() as held, ThreadPoolExecutor(2) as threads:
         began = time.monotonic()
         freezes(handle, held)
-        tasks = [threads.submit(lambda receiver: dict(receiver.weights(handle)), each) for each in receivers]
+        tasks = [threads.submit(lambda taker: dict(taker.weights(handle)), receiver) for receiver in receivers]
         for task in tasks:
             found = task.result()
             assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
