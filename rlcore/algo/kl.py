@@ -38,8 +38,11 @@ class FixedKl:
     def __init__(self, coef: float) -> None:
         self.coef = coef
 
-    def update(self, kl: float, num_samples: int) -> None:
-        """Record the mean KL per sample of a step, in nats, over `num_samples` samples."""
+    def observe(self, total: float, num_samples: int) -> None:
+        """Add a mini-batch of the current step: the KL in nats of all its samples together."""
+
+    def end_step(self) -> None:
+        """Set the coefficient of the next step."""
 
     def state(self) -> dict[str, Any]:
         """State for checkpoints, as JSON."""
@@ -56,13 +59,22 @@ class AdaptiveKl(FixedKl):
         super().__init__(coef)
         self.target = target
         self.horizon = horizon
+        self._total, self._num_samples = 0.0, 0
+        """Of the current step, which starts again after a resume: checkpoints keep neither."""
 
-    def update(self, kl: float, num_samples: int) -> None:
+    def observe(self, total: float, num_samples: int) -> None:
+        self._total += total
+        self._num_samples += num_samples
+
+    def end_step(self) -> None:
         """Multiply the coefficient by 1 + clamp(kl / target - 1, -0.2, 0.2) * num_samples / horizon.
 
-        num_samples counts as the horizon at most, so one step changes the coefficient by at most a fifth. A KL that is
-        not finite changes nothing.
+        kl is the mean per sample of what the step observed. num_samples counts as the horizon at most, so one step
+        changes the coefficient by at most a fifth, however many mini-batches it has. A KL that is not finite changes
+        nothing.
         """
+        kl, num_samples = self._total / max(1, self._num_samples), self._num_samples
+        self._total, self._num_samples = 0.0, 0
         if not math.isfinite(kl):
             return
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)

@@ -128,14 +128,14 @@ def _old_logprobs(batch: Batch) -> Float32s:
 
 
 def _kl_metrics(kl_BT: Tensor, batch: Batch, kl: FixedKl) -> Metrics:
-    """Mean KL per token and per sample, and the coefficient in use, which the controller updates afterwards."""
+    """Mean KL per token and per sample, and the coefficient in use; the controller observes the KL."""
     num_samples = len(np.unique(batch.sample_B))
-    total, coef = float(kl_BT.sum(dtype=torch.float64)), kl.coef
-    kl.update(total / max(1, num_samples), num_samples)
+    total = float(kl_BT.sum(dtype=torch.float64))
+    kl.observe(total, num_samples)
     return {
         "policy/kl": total / max(1, int(batch.num_sampled_B.sum())),
         "policy/kl_per_sample": total / max(1, num_samples),
-        "policy/kl_coef": coef,
+        "policy/kl_coef": kl.coef,
     }
 
 

@@ -157,6 +157,7 @@ class StepBatcher:
     def end(self) -> Metrics:
         """End the step; returns metrics of samples and schedule."""
         self._ended = True
+        self._kl.end_step()
         self.timeline.end()
         self._measure()
         schedule = self.timeline.metrics(self.taken, self._schedule.stream, self._config.actor.minibatch_prompts)

@@ -61,28 +61,45 @@ def test_equal_policies_have_no_divergence_at_all(kind: str) -> None:
     assert not kl_penalty(REFERENCE_V, REFERENCE_V.clone(), kind).any()  # type: ignore[arg-type]
 
 
+def step_of(controller: FixedKl, kl: float, num_samples: int) -> None:
+    """A step of one mini-batch, with that mean KL per sample."""
+    controller.observe(kl * num_samples, num_samples)
+    controller.end_step()
+
+
+def test_all_minibatches_of_a_step_move_the_adaptive_controller_once() -> None:
+    controller = AdaptiveKl(coef=0.1, target=6.0, horizon=1000)
+    for total in (600.0, 0.0, 900.0):
+        controller.observe(total, num_samples=100)
+        assert controller.coef == 0.1
+    controller.end_step()
+    assert controller.coef == pytest.approx(0.1 * (1 + (5.0 / 6.0 - 1) * 0.3))
+    controller.end_step()
+    assert controller.coef == pytest.approx(0.1 * (1 + (5.0 / 6.0 - 1) * 0.3)), "a step without samples changes nothing"
+
+
 def test_the_adaptive_controller_steers_by_a_fifth_at_most() -> None:
     controller = AdaptiveKl(coef=0.1, target=6.0, horizon=1000)
-    controller.update(kl=6.6, num_samples=100)
+    step_of(controller, kl=6.6, num_samples=100)
     assert controller.coef == pytest.approx(0.1 * (1 + 0.1 * 0.1))
     controller = AdaptiveKl(coef=0.1, target=6.0, horizon=1000)
-    controller.update(kl=600.0, num_samples=100)
+    step_of(controller, kl=600.0, num_samples=100)
     assert controller.coef == pytest.approx(0.1 * 1.02)
-    controller.update(kl=0.0, num_samples=5_000_000)
+    step_of(controller, kl=0.0, num_samples=5_000_000)
     assert controller.coef == pytest.approx(0.1 * 1.02 * 0.8)
 
 
 @pytest.mark.parametrize("kl", [math.nan, math.inf])
 def test_a_divergence_that_is_not_finite_does_not_poison_the_coefficient(kl: float) -> None:
     controller = AdaptiveKl(coef=0.1, target=6.0, horizon=1000)
-    controller.update(kl, num_samples=64)
+    step_of(controller, kl, num_samples=64)
     assert controller.coef == 0.1
 
 
 def test_a_controller_resumes_from_json_bit_for_bit() -> None:
     settings = KlConfig(placement="reward", controller="adaptive", coef=0.1, target=1.0, horizon=77)
     controller = kl_controller(settings)
-    controller.update(kl=1.13, num_samples=13)
+    step_of(controller, kl=1.13, num_samples=13)
     resumed = kl_controller(settings)
     resumed.restore(json.loads(json.dumps(controller.state())))
     assert resumed.coef == controller.coef != settings.coef
@@ -90,7 +107,7 @@ def test_a_controller_resumes_from_json_bit_for_bit() -> None:
 
 def test_a_fixed_coefficient_stays_and_is_that_of_the_configuration() -> None:
     controller = kl_controller(KlConfig(coef=0.25))
-    controller.update(kl=100.0, num_samples=1000)
+    step_of(controller, kl=100.0, num_samples=1000)
     assert type(controller) is FixedKl
     controller.restore(AdaptiveKl(9.0, 1.0, 10).state())
     assert controller.coef == 0.25

@@ -148,10 +148,12 @@ def test_the_adaptive_coefficient_of_a_step_is_what_the_step_before_left() -> No
     row = [Token(logprob=-1.0, reference=-5.0, value=0.0)]  # kl 4 per sample, twice the target: clamped to 0.2
     controller = AdaptiveKl(0.5, target=2.0, horizon=10)
     algo = AlgoConfig(gamma=1.0, lam=1.0, kl=replace(IN_REWARD, controller="adaptive"))
-    first, second = (arrays_of(batch_of([row], [0.0], [0]), algo, controller) for _ in range(2))
-    assert first[0][0, 1] == pytest.approx(-0.5 * 4.0)
-    assert second[0][0, 1] == pytest.approx(-0.5 * (1.0 + 0.2 * 1 / 10) * 4.0)
-    assert (first[2]["policy/kl_coef"], second[2]["policy/kl_coef"]) == (0.5, pytest.approx(0.51))
+    first, streamed = (arrays_of(batch_of([row], [0.0], [0]), algo, controller) for _ in range(2))
+    controller.end_step()
+    second = arrays_of(batch_of([row], [0.0], [0]), algo, controller)
+    assert first[0][0, 1] == streamed[0][0, 1] == pytest.approx(-0.5 * 4.0)
+    assert second[0][0, 1] == pytest.approx(-0.5 * (1.0 + 0.2 * 2 / 10) * 4.0)
+    assert [found[2]["policy/kl_coef"] for found in (first, streamed, second)] == [0.5, 0.5, pytest.approx(0.52)]
 
 
 def test_whitened_advantages_have_mean_0_and_deviation_1_over_sampled_tokens_and_leave_the_targets_alone() -> None:

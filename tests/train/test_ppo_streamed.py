@@ -1,6 +1,7 @@
 """PPO with streamed mini-batches: the same as unstreamed where it can be, whitened by mini-batch, and it learns."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,16 @@ def test_a_streamed_run_with_one_minibatch_a_step_equals_the_unstreamed_one(back
     whole, streamed = (trained(overrides, *mode, f"train.name={len(mode)}") for mode in ((), STREAM))
     only_streamed = [f"metrics.jsonl, line {step}: ['schedule/length_correlation']" for step in (1, 2, 3)]
     assert differing(whole, streamed) == only_streamed
+
+
+def test_the_adaptive_kl_coefficient_moves_once_a_step_with_streamed_minibatches_too(tmp_path: Path) -> None:
+    kl = ("placement=reward", "controller=adaptive", "coef=0.1", "target=1000", "horizon=3")  # so 0.8 times a step
+    overrides = settings(tmp_path, "null", **{"actor.minibatch_prompts": 1, "train.max_steps": 3})
+    run = trained(overrides, *STREAM, *(f"algo.kl.{setting}" for setting in kl), "reference.backend='null'")
+    coefs = [row["policy/kl_coef"] for row in metrics.read(run)]
+    assert coefs == pytest.approx([0.1, 0.08, 0.064])
+    (saved,) = (run / "checkpoints").glob("*/state.json")
+    assert json.loads(saved.read_text())["kl"] == {"coef": pytest.approx(0.0512)}
 
 
 def advantages(run: Path) -> dict[str, float]:
