@@ -133,7 +133,7 @@ class Trainer:
             async with aclosing(work.minibatches(groups)) as minibatches, updating as updates:
                 updated = average([await self.update(batch, updates, work.timeline) async for batch in minibatches])
             measured = await self.publish_weights(work)
-        found = measured | updated
+        found = updated | measured  # a KL penalty in the reward has its policy/kl, of all tokens under pi_old
         await self.record(work, found | self.run.take_metrics(found))
 
     async def update(self, minibatch: Batch, updates: Updates, timeline: StepTimeline) -> Metrics:

@@ -333,6 +333,15 @@ def test_every_estimator_trains_with_kl_in_any_place(config: dict[str, Any], est
     assert ("policy/kl_coef" in rows[0]) == (placement == "reward")
 
 
+def test_policy_kl_is_that_of_the_penalty_where_it_is_part_of_the_reward(config: dict[str, Any]) -> None:
+    kl = ("algo.kl.placement=reward", "algo.kl.estimator=k1", "reference.backend='null'")
+    result = run(config, *kl, "rollout.max_tokens=1", "actor.minibatch_prompts=1", "actor.lr=1")
+    rows = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+    by_token, by_sample = ([row[name] for row in rows] for name in ("policy/kl", "policy/kl_per_sample"))
+    assert by_token == by_sample, "each sample is one token"
+    assert by_token[-1] != 0.0
+
+
 @pytest.mark.fault
 def test_gradients_that_are_not_finite_are_skipped_and_three_in_a_row_stop_the_run(config: dict[str, Any]) -> None:
     result = run(config, "plugins.null.nan_updates=[2]")
