@@ -171,7 +171,8 @@ class AlgoConfig:
     overlong_penalty: float = option(1.0, used_when="overlong == 'penalty'", at_least=0)
     """The full penalty, subtracted from the reward."""
     dynamic_sampling: bool = False
-    """Replace groups whose rewards are all equal (arXiv 2503.14476)."""
+    """Replace groups whose rewards are all equal (arXiv 2503.14476); for estimators that compare the samples of a
+    group."""
     max_resample_rounds: int = option(3, used_when="dynamic_sampling == True", at_least=1)
     """The most rounds of replacement per step."""
     equal_rewards_warn_steps: int = option(3, at_least=1)

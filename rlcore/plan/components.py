@@ -194,9 +194,19 @@ def _check_other_needs(config: RunConfig, algorithm: Algorithm, who: str) -> Non
         raise PluginError(
             f"{who}: found {found}; an algorithm needs {Need.MINIBATCH_STATISTICS} if and only if it names a selection"
         )
+    _check_group(config, algorithm, who)
+
+
+def _check_group(config: RunConfig, algorithm: Algorithm, who: str) -> None:
     compares = algorithm.scope is Scope.GROUP or Need.GROUP in algorithm.needs
     if compares and config.rollout.samples_per_prompt < 2:
         raise PlanError(
             f"rollout.samples_per_prompt={config.rollout.samples_per_prompt}: {who} compares the samples of a group, "
             f"so it needs at least 2"
+        )
+    if algorithm.kind is AlgorithmKind.ADVANTAGE and config.algo.dynamic_sampling and not compares:
+        raise PlanError(
+            f"algo.dynamic_sampling=true replaces groups whose rewards are all equal, but {who} compares no samples of a "
+            "group, so these teach like others; choose algo.dynamic_sampling=false, or an estimator that compares them, "
+            "such as algo.advantage=grpo"
         )

@@ -224,6 +224,25 @@ def test_an_estimator_that_compares_samples_of_a_prompt_needs_two(estimator: str
     assert "at least 2" in message
 
 
+@pytest.mark.parametrize("preset", ["reinforce_pp", "remax", "ppo"])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_dynamic_sampling_is_refused_where_equal_rewards_teach_too(preset: str, samples: int) -> None:
+    plugins = ("critic_engine",) if preset == "ppo" else ()
+    resampled = (f"rollout.samples_per_prompt={samples}", "algo.dynamic_sampling=true")
+    message = refused(PlanError, f"algo.preset={preset}", *resampled, plugins=plugins)
+    assert message.startswith(
+        "algo.dynamic_sampling=true replaces groups whose rewards are all equal, but algo.advantage="
+    )
+    assert "choose algo.dynamic_sampling=false, or an estimator" in message
+
+
+@pytest.mark.parametrize("settings", ["algo.preset=dapo", "algo.advantage=gpg", "algo.advantage=reinforce_pp_baseline"])
+def test_dynamic_sampling_needs_two_samples_of_a_prompt(settings: str) -> None:
+    resampled = ("algo.dynamic_sampling=true", "rollout.samples_per_prompt=1")
+    assert refused(PlanError, settings, *resampled).startswith("rollout.samples_per_prompt=1: ")
+    plan_run([], [*NEEDED, settings, resampled[0], "rollout.samples_per_prompt=2"], ["null"])
+
+
 def test_ppo_can_be_streamed_whitened_or_not() -> None:
     stream = ("algo.preset=ppo", "schedule.stream_minibatches=true", "actor.minibatch_prompts=2")
     for whiten in ("true", "false"):
