@@ -206,7 +206,7 @@ def _check_group(config: RunConfig, algorithm: Algorithm, who: str) -> None:
         )
     if algorithm.kind is AlgorithmKind.ADVANTAGE and config.algo.dynamic_sampling and not compares:
         raise PlanError(
-            f"algo.dynamic_sampling=true replaces groups whose rewards are all equal, but {who} compares no samples of a "
-            "group, so these teach like others; choose algo.dynamic_sampling=false, or an estimator that compares them, "
-            "such as algo.advantage=grpo"
+            f"algo.dynamic_sampling=true replaces groups whose rewards are all equal, but {who} compares no samples of "
+            "a group, so these teach like others; choose algo.dynamic_sampling=false, or an estimator that compares "
+            "them, such as algo.advantage=grpo"
         )
