@@ -1,8 +1,13 @@
 """Parsers of tool calls."""
 
+import json
+from typing import Any
+
 import pytest
+from rlcore_agent_loop.testing import HELLO, Ask, says, served
 from rlcore_agent_loop.tools.calls import ToolCall
 from rlcore_agent_loop.tools.parsers import MAX_PARSED_CHARS, hermes, llama3_json, pythonic
+from rlcore_agent_loop.tools.schemas import typed
 
 ADD = ToolCall("add", {"a": 1, "b": 2})
 
@@ -104,3 +109,55 @@ def test_tags_that_a_policy_repeats_without_end_take_linear_time(parse: object, 
 def test_a_parameter_that_is_not_closed_leaves_the_others() -> None:
     text = "<tool_call><function=add><parameter=a>1</parameter><parameter=b>2</function></tool_call>"
     assert hermes(text) == [ToolCall("add", {"a": 1})]
+
+
+def xml(name: str, **parameters: str) -> str:
+    written = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in parameters.items())
+    return f"<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "expected"),
+    [
+        ({"type": "string"}, "2024", "2024"),
+        ({"type": "string"}, '{"a": 1}', '{"a": 1}'),
+        ({"type": "string"}, "true", "true"),
+        ({"type": "string"}, '"quoted"', '"quoted"'),
+        ({"type": "integer"}, "2024", 2024),
+        ({"type": "object"}, '{"a": 1}', {"a": 1}),
+        ({"type": "string", "nullable": True}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "2024", "2024"),
+        ({"type": ["string", "number"]}, "2024", 2024),
+        ({"$ref": "#/x"}, "2024", 2024),
+        ({"type": 3, "anyOf": {}}, "2024", 2024),
+        (None, "2024", 2024),
+    ],
+)
+def test_an_argument_of_qwens_xml_is_text_where_its_schema_has_a_string(schema: Any, text: str, expected: Any) -> None:
+    [call] = hermes(xml("write", path=text))
+    described = {"function": {"name": "write", "parameters": {"properties": {"path": schema}}}}
+    assert typed(call, [None, {"function": {"name": "other"}}, described]).arguments == {"path": expected}
+
+
+def test_arguments_in_json_stay_as_they_are() -> None:
+    [call] = hermes('<tool_call>{"name": "write", "arguments": {"path": 2024}}</tool_call>')
+    described = {"function": {"name": "write", "parameters": {"properties": {"path": {"type": "string"}}}}}
+    assert typed(call, [described]).arguments == {"path": 2024}
+
+
+def test_an_agent_gets_the_arguments_of_qwens_xml_as_its_own_schemas_have_them() -> None:
+    described = {
+        "type": "function",
+        "function": {
+            "name": "write",
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}, "size": {"type": "integer"}}},
+        },
+    }
+
+    async def work(ask: Ask) -> None:
+        _, found = await ask({**HELLO, "tools": [described]})
+        [made] = found["choices"][0]["message"]["tool_calls"]
+        assert json.loads(made["function"]["arguments"]) == {"path": "2024", "size": 7}
+
+    served(says("-", xml("write", path="2024", size="7")), work)

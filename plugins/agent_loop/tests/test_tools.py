@@ -253,3 +253,14 @@ def test_a_schema_stands_in_the_prompt_when_the_template_tells_about_tools(setti
     policy = says("Done.")
     talk(policy, described)
     assert '"name": "add"' in bytes(policy.requests[0].token_ids).decode()
+
+
+def test_a_tool_gets_the_text_that_the_policy_wrote_in_qwens_xml(tmp_path: Path) -> None:
+    file = tmp_path / "typed.py"
+    file.write_text(
+        'def write(path: str, size: int) -> str:\n    """Writes.\n\n    Args:\n        path: To where.\n'
+        '        size: How much.\n    """\n    return f"{path!r} {size!r}"\n'
+    )
+    turn = "<tool_call><function=write><parameter=path>\n2024\n</parameter><parameter=size>7</parameter></tool_call>"
+    found = talk(says(turn, "done"), AgentLoopSettings(tools={"write": ToolSettings(f"{file}:write")}, children=1)).only
+    assert contents(found)[1] == ("tool", "'2024' 7")

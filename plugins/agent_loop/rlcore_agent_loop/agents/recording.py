@@ -21,6 +21,7 @@ from rlcore_agent_loop.conversation.episode import (
     Segment,
 )
 from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
+from rlcore_agent_loop.tools.schemas import typed
 
 OURS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
 """Settings that the run decides: with others, the samples would not come from the policy's distribution."""
@@ -119,7 +120,7 @@ class Recording:
             completion = await self._sample(number, prompt_ids, budget, stop)
             text = self.kit.tokens.decode(completion.token_ids.tolist())
             calls = self.kit.calls(text) if tools and body.get("tool_choice") != "none" else []
-            message = answer(text, calls, number)
+            message = answer(text, [typed(call, tools) for call in calls], number)
             answered = True
         finally:
             thread.busy = False

@@ -4,7 +4,7 @@ import inspect
 import itertools
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,9 @@ class ToolCall:
     arguments: Mapping[str, Any]
     problem: str = ""
     """Reason why it cannot be made; empty if it can."""
+    texts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Arguments as the policy wrote them, in a format without quotes: `arguments` has what they are as JSON, and those
+    that the tool's schema calls a string become these texts."""
 
 
 def problem_of(call: Any) -> str:
@@ -36,7 +39,8 @@ def problem_of(call: Any) -> str:
     if (
         not named
         or not isinstance(call.arguments, Mapping)
-        or not all(isinstance(name, str) for name in call.arguments)
+        or not isinstance(call.texts, Mapping)
+        or not all(isinstance(text, str) for text in (*call.arguments, *call.texts.values()))
     ):
         return f"a ToolCall of {shown(call.name)} with {shown(call.arguments)}; needs a name, and arguments by name"
     spelled(call.arguments)

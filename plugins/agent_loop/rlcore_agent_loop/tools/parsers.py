@@ -90,12 +90,11 @@ def _xml(body: str) -> ToolCall:
     if match is None:
         return refused("the call has no name")
     parameters = _closed(_PARAMETER, "</parameter>", match[2])
-    return ToolCall(match[1], {opened[1]: _value(text) for opened, text in parameters})
+    texts = {opened[1]: text.removeprefix("\n").removesuffix("\n") for opened, text in parameters}
+    return ToolCall(match[1], {name: _value(text) for name, text in texts.items()}, texts=texts)
 
 
 def _value(text: str) -> Any:
-    """The value of a parameter: parsed JSON, else the text without the line breaks around it."""
-    text = text.removeprefix("\n").removesuffix("\n")
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

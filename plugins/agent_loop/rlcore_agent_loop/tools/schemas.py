@@ -1,9 +1,22 @@
-"""Python functions as tool schemas, from their type hints and docstrings."""
+"""Schemas of tools: made from the type hints and docstrings of Python functions, and applied to calls."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
 from rlcore.errors import ConfigError, boundary
+from rlcore_agent_loop.tools.calls import ToolCall
+
+_TYPES: dict[type, set[str]] = {
+    type(None): {"null"},
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    list: {"array"},
+    dict: {"object"},
+}
+"""Types of JSON schemas by the type of the parsed value."""
 
 
 def schema_of(name: str, target: Any) -> dict[str, Any]:
@@ -21,3 +34,45 @@ def schema_of(name: str, target: Any) -> dict[str, Any]:
             function = MethodType(execute.execute, object())
         schema: dict[str, Any] = get_json_schema(function)
     return {**schema, "function": {**schema["function"], "name": name}}
+
+
+def typed(call: ToolCall, schemas: Sequence[Any]) -> ToolCall:
+    """The call with the policy's text for each argument that its schema calls a string.
+
+    Where the schema also permits the type of the parsed value, as for a text or null, the parsed value stays.
+    """
+    if not call.texts:
+        return call
+    properties = _properties(call.name, schemas)
+    allowed = {name: _types_of(properties.get(name)) for name in call.texts}
+    texts = {
+        name: text
+        for name, text in call.texts.items()
+        if "string" in allowed[name] and not _TYPES.get(type(call.arguments.get(name)), set()) & allowed[name]
+    }
+    return replace(call, arguments={**call.arguments, **texts})
+
+
+def _properties(name: str, schemas: Sequence[Any]) -> Mapping[str, Any]:
+    """The schemas of a tool's arguments; empty where they are not known. Schemas of servers and agents are any JSON."""
+    for schema in schemas:
+        function = schema.get("function") if isinstance(schema, Mapping) else None
+        if isinstance(function, Mapping) and function.get("name") == name:
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            return properties if isinstance(properties, Mapping) else {}
+    return {}
+
+
+def _types_of(schema: Any) -> set[str]:
+    """The types that the schema of an argument permits; empty if it names none."""
+    if not isinstance(schema, Mapping):
+        return set()
+    named = schema.get("type")
+    found = {name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)}
+    if schema.get("nullable") is True:
+        found.add("null")
+    for key in ("anyOf", "oneOf"):
+        if isinstance(choices := schema.get(key), list):
+            found = found.union(*map(_types_of, choices))
+    return found

@@ -13,6 +13,7 @@ from rlcore_agent_loop.checks import absolute
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.calls import ToolCall
 from rlcore_agent_loop.tools.mcp_source import McpServer
+from rlcore_agent_loop.tools.schemas import typed
 from rlcore_agent_loop.tools.sources import Functions, ToolSource
 
 logger = logging.getLogger(__name__)
@@ -130,7 +131,8 @@ class SampleTools:
         activity = current_activity()
         key = activity.begin(TOOL, call.name, sample=self._row)
         try:
-            return await self._owners[call.name].call(call.name, self._sample, self._columns, call.arguments)
+            arguments = typed(call, self.schemas).arguments
+            return await self._owners[call.name].call(call.name, self._sample, self._columns, arguments)
         except ChildError as error:
             return self._failed(str(error), max_chars)
         finally:
