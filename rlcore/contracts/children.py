@@ -4,13 +4,21 @@ Code that may hang, crash or hold memory runs in a child. When a call passes its
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlcore.aio import Slot, SlotQueue, Stopwatch, all_or_none
-from rlcore.errors import RlcoreError, WorkerError
+from rlcore.errors import ConfigError, RlcoreError, WorkerError
 from rlcore.types import Lane
+
+
+def check_exported(key: str, names: Sequence[str]) -> None:
+    """ConfigError for an environment variable that the setting `key` passes to children, and that is not set here."""
+    for name in names:
+        if name not in os.environ:
+            raise ConfigError(f"{key}: the environment variable '{name}' is not set; export it, or leave it out")
 
 
 class Child(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 from rlcore.config import LoadedConfig, RewardFunctionConfig, RunConfig
 from rlcore.config.file_paths import directory_of
 from rlcore.config.providers import Offer
+from rlcore.contracts.children import check_exported
 from rlcore.contracts.components import ResolvedReward, RewardComponent
 from rlcore.contracts.offers import RewardFunction, Scope
 from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
@@ -59,6 +60,7 @@ def _check_computes(names: Sequence[str], manager: ComponentPlan) -> None:
 
 def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offers: Offers) -> ResolvedReward:
     key = f"reward.functions.{name}"
+    check_exported(f"{key}.env", config.env)
     target, provided_by, offer = _find(f"{key}.fn", config.fn, loaded, offers)
     function = offer.value if offer else None
     scope = Scope(config.scope) if config.scope != "declared" else (function.scope if function else Scope.SAMPLE)

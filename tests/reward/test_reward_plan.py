@@ -294,3 +294,14 @@ def test_a_module_or_function_that_does_not_exist_is_refused_before_any_process_
     message = refused(PluginError, f"{FN}=offered")
     assert message.startswith("entry point 'offered' (half-offered")
     assert "reward function 'offered' (half_there:lost): module 'half_there' defines no 'lost'" in message
+
+
+def test_a_variable_that_is_named_for_a_function_and_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLCORE_TEST_KEY", "")
+    settings = (f"{FN}=exact_match", "reward.functions.letters.env=[RLCORE_TEST_KEY]")
+    plan(*settings)
+    monkeypatch.delenv("RLCORE_TEST_KEY")
+    assert refused(ConfigError, *settings) == (
+        "reward.functions.letters.env: the environment variable 'RLCORE_TEST_KEY' is not set; export it, or leave it "
+        "out"
+    )

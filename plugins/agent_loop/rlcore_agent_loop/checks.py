@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlcore.config import RunConfig
+from rlcore.contracts.children import check_exported
 from rlcore.errors import ConfigError, nearest
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.parsers import PARSERS
@@ -29,6 +30,8 @@ def check_settings(config: RunConfig, settings: AgentLoopSettings) -> None:
             hint = nearest(settings.parser, list(PARSERS))
             raise ConfigError(f"{HERE}.parser: there is no parser '{settings.parser}'; {hint}; or file.py:name")
         _check_target(f"{HERE}.parser", settings.parser)
+    if not settings.workers:  # their children have the environment of another process, on Ray of another node
+        check_exported(f"{HERE}.env", settings.env)
     _check_limits(config, settings)
 
 

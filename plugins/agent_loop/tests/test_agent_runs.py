@@ -1,6 +1,7 @@
 """Settings that cannot work, and whole runs on the policy without torch."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,18 @@ from rlcore.train import train
 def test_tools_that_cannot_work_are_said_when_the_plan_is_made(tools: dict[str, ToolSettings], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         requests(RunConfig(), AgentLoopSettings(tools=tools))
+
+
+def test_a_variable_that_is_named_and_not_set_is_refused_unless_workers_may_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = AgentLoopSettings(tools={"add": ToolSettings("operator:add")}, env=("OUR_KEY",))
+    monkeypatch.setenv("OUR_KEY", "1")
+    requests(RunConfig(), settings)
+    monkeypatch.delenv("OUR_KEY")
+    with pytest.raises(ConfigError, match=r"plugins\.agent_loop\.env: the environment variable 'OUR_KEY' is not set"):
+        requests(RunConfig(), settings)
+    requests(RunConfig(), replace(settings, workers=1))
 
 
 def run_of(directory: Path, code: str, reward: str, **settings: Any) -> dict[str, Any]:

@@ -45,6 +45,12 @@ def dies_once() -> str:
     return "x" * 50
 
 @app.tool()
+def keys() -> str:
+    "Names of variables."
+    import os
+    return ",".join(sorted(name for name in os.environ if name.endswith("_KEY")))
+
+@app.tool()
 async def hangs() -> int:
     "Hangs."
     import asyncio
@@ -127,6 +133,17 @@ def test_tools_of_an_mcp_server_answer_fail_and_are_bounded(tmp_path: Path) -> N
     assert failed.startswith("error: fails: ")
     assert hung.startswith("error: hangs")
     assert '"name": "hangs"' in bytes(policy.requests[0].token_ids).decode()
+
+
+@pytest.mark.fault
+def test_an_mcp_server_gets_the_variables_that_are_named_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mcp")
+    monkeypatch.setenv("OUR_KEY", "1")
+    monkeypatch.setenv("HER_KEY", "2")
+    settings = AgentLoopSettings(mcp={"sums": server(tmp_path)}, env=("OUR_KEY", "NO_KEY"))
+    assert contents(talk(says(call("keys"), "Done."), settings).only)[1] == ("tool", "OUR_KEY")
 
 
 @pytest.mark.fault

@@ -91,9 +91,11 @@ def _causes() -> Iterator[None]:
 class McpServer(ToolSource):
     """One server, which starts and ends with the run."""
 
-    def __init__(self, name: str, settings: McpSettings, max_result_chars: int) -> None:
+    def __init__(self, name: str, settings: McpSettings, max_result_chars: int, env: Sequence[str] = ()) -> None:
+        """`env`: environment variables for a server that is started here, in addition to PATH, HOME and the like."""
         self.name = f"plugins.agent_loop.mcp.{name}"
         self._settings, self._max_chars = settings, settings.max_result_chars or max_result_chars
+        self._env = env
         self._schemas: dict[str, Mapping[str, Any]] = {}
         self._client: Any = None
         self._ready: asyncio.Future[None] | None = None
@@ -149,7 +151,8 @@ class McpServer(ToolSource):
         if shutil.which(program) is None:
             raise ConfigError(f"{self.name}: found no program '{program}' to run; correct its `command`")
         arguments = ["-I", "-S", mcp_relay.__file__, *self._settings.command]
-        command = StdioServerParameters(command=sys.executable, args=arguments, cwd=os.getcwd())
+        named = {name: os.environ[name] for name in self._env if name in os.environ}
+        command = StdioServerParameters(command=sys.executable, args=arguments, cwd=os.getcwd(), env=named)
         async with logged_output(self.name) as output, Client(stdio_client(command, output)) as client:
             yield client
 

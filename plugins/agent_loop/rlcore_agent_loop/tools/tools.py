@@ -31,7 +31,8 @@ class Tools:
         """Children for objects with the state of samples: tools' objects and environments."""
         self._functions = ChildPool(self._start_child, settings.children)
         self._sources: list[ToolSource] = [Functions(settings, self._functions, self.stateful)]
-        self._sources += [McpServer(name, server, settings.max_result_chars) for name, server in settings.mcp.items()]
+        limit, env = settings.max_result_chars, settings.env
+        self._sources += [McpServer(name, server, limit, env) for name, server in settings.mcp.items()]
         self._owners: dict[str, ToolSource] = {}
         self._schemas: dict[str, Mapping[str, Any]] = {}
         self._described: Sequence[Mapping[str, Any]] = ()
