@@ -15,6 +15,7 @@ HERE = "plugins.agent_loop"
 def check_settings(config: RunConfig, settings: AgentLoopSettings) -> None:
     """ConfigError naming the key."""
     _check_purpose(settings)
+    _check_rewards(config, settings)
     for name, tool in settings.tools.items():
         _check_target(f"{HERE}.tools.{name}.fn", tool.fn)
     for name, server in settings.mcp.items():
@@ -51,6 +52,17 @@ def _check_purpose(settings: AgentLoopSettings) -> None:
         )
     if settings.tools_column and not tools:
         raise ConfigError(f"{HERE}.tools_column: it has no effect without {HERE}.tools or {HERE}.mcp; leave it out")
+
+
+def _check_rewards(config: RunConfig, settings: AgentLoopSettings) -> None:
+    if settings.environment.fn or settings.agent.fn:
+        return
+    for name, function in config.reward.functions.items():
+        if function.fn in ("environment", "rlcore_agent_loop.rewards:environment"):
+            raise ConfigError(
+                f"reward.functions.{name}.fn: {function.fn} returns the reward of an environment or agent; there is "
+                f"neither; needs {HERE}.environment.fn or {HERE}.agent.fn, or another function"
+            )
 
 
 def _check_limits(config: RunConfig, settings: AgentLoopSettings) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from rlcore_agent_loop import requests
-from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
+from rlcore_agent_loop.settings import AgentLoopSettings, AgentSettings, EnvironmentSettings, ToolSettings
 
-from rlcore.config import RunConfig
+from rlcore.config import RewardConfig, RewardFunctionConfig, RunConfig
 from rlcore.errors import ConfigError, RewardError
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
@@ -39,6 +39,19 @@ def test_a_variable_that_is_named_and_not_set_is_refused_unless_workers_may_have
     with pytest.raises(ConfigError, match=r"plugins\.agent_loop\.env: the environment variable 'OUR_KEY' is not set"):
         requests(RunConfig(), settings)
     requests(RunConfig(), replace(settings, workers=1))
+
+
+@pytest.mark.parametrize("fn", ["environment", "rlcore_agent_loop.rewards:environment"])
+def test_the_reward_of_an_environment_is_refused_without_one_or_an_agent(fn: str) -> None:
+    config = RunConfig(reward=RewardConfig(functions={"game": RewardFunctionConfig(fn)}))
+    tools = AgentLoopSettings(tools={"add": ToolSettings("operator:add")})
+    why = (
+        rf"reward\.functions\.game\.fn: {re.escape(fn)} .* there is neither; needs plugins\.agent_loop\.environment\.fn"
+    )
+    with pytest.raises(ConfigError, match=why):
+        requests(config, tools)
+    requests(config, AgentLoopSettings(agent=AgentSettings("operator:add")))
+    requests(config, replace(tools, environment=EnvironmentSettings("operator:add")))
 
 
 def run_of(directory: Path, code: str, reward: str, **settings: Any) -> dict[str, Any]:

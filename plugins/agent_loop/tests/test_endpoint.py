@@ -248,6 +248,13 @@ def test_what_an_agent_cannot_be_given_is_an_error(file: Path) -> None:
         Program(f"{file}:unchanged", {}, alone=False)
 
 
+def test_an_agents_class_that_cannot_be_made_is_named_with_its_keys(file: Path) -> None:
+    file.write_text("class Agent:\n    def __init__(self, k): ...\n    def __call__(self, base_url, api_key): ...\n")
+    why = r"agent\.fn: .*agents\.py:Agent, made with plugins\.agent_loop\.agent\.kwargs: TypeError: .* argument: 'k'"
+    with pytest.raises(ConfigError, match=rf"^plugins\.agent_loop\.{why}$"):
+        Program(f"{file}:Agent", {}, alone=False)
+
+
 def test_tools_in_addition_to_an_agent_are_an_error(file: Path) -> None:
     settings = replace(with_agent(file, "twice"), tools={"add": ToolSettings("x:y")})
     with pytest.raises(ConfigError, match=r"has no effect with plugins\.agent_loop\.agent\.fn"):

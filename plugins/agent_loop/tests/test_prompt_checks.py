@@ -87,7 +87,7 @@ def test_a_training_whose_later_prompt_does_not_fit_asks_for_nothing(
         "data": {"sources": {"train": {"path": str(tmp_path / "rows.jsonl")}}, "shuffle": False},
         "rollout": {"backend": "null", "samples_per_prompt": 2, "max_tokens": 10},
         "actor": {"backend": "null"},
-        "reward": {"functions": {"game": {"fn": "environment"}}},
+        "reward": {"functions": {"letters": {"fn": "count_letter"}}},
         "train": {"prompts_per_step": 1, "max_steps": 1, "dir": str(tmp_path), "name": "run"},
         "plugins": {"agent_loop": {"tools": {"add": {"fn": f"{tmp_path / 'tools.py'}:add"}}, "context_tokens": 600}},
     }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlcore.contracts.scorer import as_plain, number
-from rlcore.errors import ChildError, ConfigError, shown
+from rlcore.errors import ChildError, ConfigError, boundary, shown
 from rlcore.imports import import_target
 from rlcore_agent_loop.tools.calls import as_text
 
@@ -24,7 +24,10 @@ class Program:
     def __init__(self, target: str, kwargs: Mapping[str, Any], alone: bool) -> None:
         self._function, self._kwargs, self._alone = import_target(target), dict(kwargs), alone
         if isinstance(self._function, type):
-            self._function, self._kwargs = self._function(**kwargs), {}
+            with boundary(
+                f"plugins.agent_loop.agent.fn: {target}, made with plugins.agent_loop.agent.kwargs", ConfigError
+            ):
+                self._function, self._kwargs = self._function(**kwargs), {}
         parameters = inspect.signature(self._function).parameters.values()
         self._open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         self._names = {parameter.name for parameter in parameters}
