@@ -76,7 +76,7 @@ class RolloutBuffer:
         self._numbers = itertools.count()
         self._issued: dict[Key, PendingGroup] = {}
         self._ready: dict[int, deque[PendingGroup]] = defaultdict(deque)
-        self._passes: set[asyncio.Task[None]] = set()
+        self._passes: dict[asyncio.Task[None], Sequence[PendingGroup]] = {}
         self._last_sampled: asyncio.Event | None = None
         self._resting: list[PendingGroup] = []
         """Prompts restored from a checkpoint and not ready; issued again with the first `refill` that may."""
@@ -173,9 +173,20 @@ class RolloutBuffer:
         resting = set(self._resting)  # they are sampled later
         stale = [pending for pending in self._issued.values() if self._too_old(pending) and pending not in resting]
         self.retire(stale)
+        self._end_passes_of(stale)
         for queue, ready in list(self._ready.items()):
             self._ready[queue] = deque(pending for pending in ready if not pending.retired)
         return len(stale)
+
+    def _end_passes_of(self, discarded: Iterable[PendingGroup]) -> None:
+        """End passes whose prompts are all retired: calls of rewards would take the places of those that count.
+
+        Prompts of a pass become too old together, unless a checkpoint has samples of some.
+        """
+        unwanted = set(discarded)
+        for task, members in self._passes.items():
+            if not unwanted.isdisjoint(members) and all(member.retired for member in members):
+                task.cancel()
 
     def counts(self, step: int) -> SampleCounts:
         """Counts of samples due at the step, or of all in flight if steps take the first ready prompts; thread-safe."""
@@ -268,11 +279,11 @@ class RolloutBuffer:
             self._last_sampled,
         )
         task = asyncio.create_task(work, name=f"prompts due at step {members[0].due}")
-        self._passes.add(task)
+        self._passes[task] = members
         task.add_done_callback(self._pass_ended)
 
     def _pass_ended(self, task: "asyncio.Task[None]") -> None:
-        self._passes.discard(task)
+        self._passes.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
             self._failure = error
         self._changed.set()

@@ -286,3 +286,40 @@ def test_prompts_in_flight_that_no_step_will_train_on_are_kept_and_not_sampled(d
 
     first, *others = (prompt.id for prompt in prompts)
     assert asyncio.run(resumed()) == ([first], others)
+
+
+class Stuck(RewardManager):
+    """A reward of 1 for the first prompt of each pass; the others wait until the pass ends."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
+        first = None
+        try:
+            async for row in stream:
+                first = first or row.prompt
+                if row.prompt == first:
+                    yield ScoredTrajectory(row, Reward(1.0))
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+
+
+def test_rewards_of_prompts_that_became_stale_are_no_longer_computed() -> None:
+    async def ended() -> list[bool]:
+        reward = Stuck()
+        ledger = flight(reward)
+        ledger.refill(1, 9)
+        ledger.published(1, [await asyncio.wait_for(ledger.next_ready(1), DEADLINE_S)])
+        await asyncio.sleep(0.01)
+        before = reward.ended.is_set()
+        ledger.published(2, [])
+        await asyncio.wait_for(reward.ended.wait(), DEADLINE_S)
+        ledger.refill(3, 3)
+        issued = await asyncio.wait_for(ledger.next_ready(3), DEADLINE_S)
+        await asyncio.wait_for(ledger.sampled(), DEADLINE_S)
+        await ledger.close()
+        return [before, issued.version == 2, ledger.num_discarded == 1]
+
+    assert asyncio.run(ended()) == [False, True, True]
