@@ -195,6 +195,17 @@ def test_metrics_are_averages_over_the_rows_that_are_computed(llama: Path) -> No
     assert metrics["policy/loss"] == all_rows["policy/loss"]
 
 
+def test_rows_of_weight_zero_are_neither_computed_nor_averaged_where_each_token_has_a_gradient(llama: Path) -> None:
+    batch = batch_of([])
+    masked = np.arange(len(batch)) % 3 == 0
+    assert batch.weights_B is not None
+    weightless = replace(batch, weights_B=np.where(masked, np.float32(0.0), batch.weights_B))
+    num, metrics = computed_rows(engine_of(llama, skips=False), weightless)
+    alone = engine_of(llama, skips=False).update(select(weightless, np.flatnonzero(~masked)))
+    assert num == len(batch) - masked.sum()
+    assert untimed(metrics) == untimed(alone)
+
+
 @pytest.mark.slow
 def test_operations_of_rows_that_are_not_computed_do_not_count(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []

@@ -35,10 +35,12 @@ class ExplainedVariance:
         """The lowest and highest return."""
 
     def add(self, minibatch: Batch) -> None:
-        """Add the loss tokens of a mini-batch, which may have none."""
+        """Add the loss tokens of a mini-batch, which may have none; rows of weight 0 have none."""
         if minibatch.values_BT is None or minibatch.returns_BT is None:
             raise ValueError("the mini-batch has no returns or no values from the step's start")
         mask_BT = minibatch.tokens.loss_mask_BT
+        if minibatch.weights_B is not None:
+            mask_BT = mask_BT & (minibatch.weights_B != 0)[:, None]
         if not mask_BT.any():
             return
         values_N = minibatch.values_BT[mask_BT].astype(np.float64)

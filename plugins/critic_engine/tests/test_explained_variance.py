@@ -11,6 +11,7 @@ from rlcore_critic_engine.critic import ValueCritic
 from rlcore_critic_engine.explained import ExplainedVariance
 from rlcore_critic_engine.settings import CriticSettings
 
+from rlcore.data.batch import select
 from rlcore.testing.tiny import random_batch
 from rlcore.types import Batch, Metrics
 
@@ -88,3 +89,11 @@ def test_equal_returns_and_minibatches_without_tokens_are_left_out() -> None:
 def test_a_minibatch_without_targets_is_refused() -> None:
     with pytest.raises(ValueError, match="no returns or no values"):
         ExplainedVariance().add(random_batch())
+
+
+def test_rows_without_a_weight_do_not_count() -> None:
+    batch = batch_of((0.0, 1.0), 0.1)
+    kept = np.arange(len(batch)) % 2 == 0
+    weighed = replace(batch, weights_B=kept.astype(np.float32))
+    expected = plain([select(batch, np.flatnonzero(kept))])
+    assert step_metrics([weighed]) == pytest.approx(expected, rel=1e-5)

@@ -79,8 +79,8 @@ class TrainEngine:
         the model's path. `peak_tflops`: the device's, for 'time/mfu/<name>', which is not logged when it is 0.
         `shared_prefix`: how the prompt of a group is computed once for its samples; ConfigError if the model does not
         support it. `taught_rows`: (B,) True for each row of a mini-batch whose loss may have a gradient; an update
-        skips the others. None: it computes all rows. A new adapter and its dropout depend only on `seed` and the number
-        of the update.
+        skips the others. None: it computes all rows that have a weight. A new adapter and its dropout depend only on
+        `seed` and the number of the update.
         """
         self.kind, self.config, self.name = ModelKind(kind), config, name
         self._section, self._peak_tflops, self._seed = section or name, peak_tflops, seed
@@ -184,8 +184,8 @@ class TrainEngine:
 
         The loss is the sum over rows of weights_B[b] times the sum over masked tokens of the loss, so any split into
         micro-batches gives the same gradient. Metrics are averages over the loss tokens of the computed rows
-        (`taught_rows`); '<name>/rows_skipped_frac' is the share of the other rows. '<name>/shared_tokens_frac' is the
-        share of their tokens that another row of the micro-batch had computed. Without any row to compute, the
+        (`taught_rows`); with it, '<name>/rows_skipped_frac' is the share of the others. '<name>/shared_tokens_frac' is
+        the share of their tokens that another row of the micro-batch had computed. Without any row to compute, the
         optimizer steps with gradients of 0: moments and weights decay, and momentum moves the weights. If loss or
         gradient is not finite, weights and optimizer stay unchanged and '<name>/skipped' is 1; WorkerError after
         `max_skipped_updates` times in a row. In float16 an overflowing gradient is first computed again with a lower
@@ -318,10 +318,15 @@ class TrainEngine:
         return self.ranks.micro_batches(batch, most, self.shared_prefix, self._cost, together=together)
 
     def _taught(self, minibatch: Batch) -> Batch:
-        """The rows of the mini-batch that an update computes; possibly none."""
-        if self._taught_rows is None:
-            return minibatch
-        rows = np.flatnonzero(self._taught_rows(minibatch))
+        """The rows of the mini-batch that an update computes; possibly none.
+
+        A row of weight 0 has no loss token, so it is not in any metric's average either.
+        """
+        weights_B = minibatch.weights_B
+        taught_B = np.ones(len(minibatch), dtype=np.bool_) if weights_B is None else weights_B != 0
+        if self._taught_rows is not None:
+            taught_B = taught_B & self._taught_rows(minibatch)
+        rows = np.flatnonzero(taught_B)
         return minibatch if len(rows) == len(minibatch) else select(minibatch, rows)
 
     def _gradients(self, minibatch: Batch, taught: Batch) -> tuple[ReadMetrics, float]:
