@@ -32,5 +32,6 @@ class ValueLoss:
             return LossTerms(0.5 * plain_BT, metrics)
         kept_BT = old_BT + torch.clamp(values_BT - old_BT, -self._clip, self._clip)
         clipped_BT = (kept_BT - returns_BT) ** 2
-        metrics["critic/clip_frac"] = (clipped_BT > plain_BT).to(plain_BT.dtype)
+        is_far_BT = (values_BT - old_BT).abs() > self._clip  # kept_BT of the others differs from the value by rounding
+        metrics["critic/clip_frac"] = (is_far_BT & (clipped_BT > plain_BT)).to(plain_BT.dtype)
         return LossTerms(0.5 * torch.maximum(plain_BT, clipped_BT), metrics)

@@ -83,6 +83,14 @@ def test_the_loss_by_hand(
         assert terms.metrics["critic/clip_frac"].numpy() == pytest.approx(clipped)
 
 
+def test_values_within_the_clip_are_not_counted_as_clipped_by_rounding() -> None:
+    batch = with_targets(random_batch(num_groups=6))
+    assert batch.values_BT is not None
+    moves_BT = np.random.default_rng(1).uniform(-0.15, 0.15, batch.values_BT.shape)
+    terms = loss_of(batch, (0.01 * batch.values_BT + moves_BT).astype(np.float32), clip=1000.0)
+    assert not terms.metrics["critic/clip_frac"].any()
+
+
 def test_a_batch_without_returns_is_refused() -> None:
     batch = random_batch()
     with pytest.raises(ValueError, match="no returns"):
