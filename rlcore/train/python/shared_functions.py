@@ -198,21 +198,37 @@ def _content(code: CodeType) -> tuple[object, ...]:
 
 
 def _class_source(found: type) -> str:
-    """The source of a class, found through its first method: `inspect` would look for a notebook's class in a file.
+    """The source of a class, found through its methods: `inspect` would look for a notebook's class in a file.
 
-    OSError if it cannot be found.
+    Methods that the standard library wrote or lent to the class (of dataclasses, named tuples and enums) lie in no lines
+    that define it. OSError if the source cannot be found.
     """
     methods = [value for value in vars(found).values() if isinstance(value, FunctionType)]
-    if not methods:
+    for code in (method.__code__ for method in methods if method.__module__ == found.__module__):
+        sources = _class_sources(linecache.getlines(code.co_filename), found.__name__, code.co_firstlineno)
+        if sources:
+            return sources[0]
+    if found.__module__ != "__main__" or hasattr(sys.modules["__main__"], "__file__"):
         return inspect.getsource(found)
-    code = methods[0].__code__
-    lines = linecache.getlines(code.co_filename)
-    for node in ast.walk(ast.parse("".join(lines))):
-        holds = isinstance(node, ast.ClassDef) and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0)
-        if holds and isinstance(node, ast.ClassDef) and node.name == found.__name__:
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            return "".join(lines[first - 1 : node.end_lineno])
-    raise OSError(f"'{code.co_filename}' defines no class '{found.__name__}'")
+    cells = [entry[2] for entry in linecache.cache.values() if len(entry) == 4 and entry[1] is None]
+    sources = [source for lines in cells for source in _class_sources(lines, found.__name__)]
+    if not sources:
+        raise OSError(f"no cell defines a class '{found.__name__}'")
+    return sources[-1]  # a cell that ran again is a further cell
+
+
+def _class_sources(lines: list[str], name: str, inner: int = 0) -> list[str]:
+    """The sources of classes of this name in the lines of a module; with `inner`, of those that hold that line."""
+    found = []
+    try:
+        nodes = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.ClassDef)]
+    except SyntaxError:  # a cell that was never run
+        return []
+    for node in nodes:
+        first, last = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]), node.end_lineno
+        if node.name == name and (not inner or node.lineno <= inner <= (last or 0)):
+            found.append("".join(lines[first - 1 : last]))
+    return found
 
 
 WAY_OUT = "put it into a file and name it, such as rewards='rewards.py:score'"

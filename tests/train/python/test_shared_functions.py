@@ -4,9 +4,11 @@ import functools
 import linecache
 import math
 import re
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -67,6 +69,54 @@ def test_a_cells_function_goes_by_source_with_all_that_it_refers_to(tmp_path: Pa
     there = written(tmp_path, score)
     assert there(["Aaax", "", "xx"]) == score(["Aaax", "", "xx"])
     assert shared(score).reason == "it is defined in __main__"
+
+
+CLASSES = (
+    "import dataclasses, enum, functools, typing\n"
+    "@dataclasses.dataclass\n"
+    "class Weights:\n    right: float = 1.5\n    words: list[str] = dataclasses.field(default_factory=list)\n"
+    "@dataclasses.dataclass\n"
+    "class Scale(Weights):\n    shared: typing.ClassVar[int] = 2\n\n    def by(self):\n        return self.right * 2\n"
+    "class Verdict(enum.Enum):\n    RIGHT = 0.25\n"
+    "class Flag(enum.Flag):\n    ON = 2\n"
+    "class Parsed(typing.NamedTuple):\n    value: float\n"
+    "class Plain:\n    half = 0.5\n"
+    "@functools.total_ordering\n"
+    "class Ordered:\n    def __lt__(self, other):\n        return True\n"
+    "    def __eq__(self, other):\n        return False\n"
+)
+USES = (
+    "def score(completions, **columns):\n"
+    "    kept = Flag.ON.value + Verdict.RIGHT.value + Parsed(8.0).value + Plain.half + (Ordered() > Ordered())\n"
+    "    return [Weights().right * 100 + Scale().by() + kept + len(dataclasses.fields(Scale)) for _ in completions]\n"
+)
+
+
+def test_dataclasses_enums_and_named_tuples_of_a_script_go_along(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(CLASSES + USES)
+    score = import_target(f"{tmp_path / 'script.py'}:score")
+    assert written(tmp_path, score)(["a"]) == score(["a"]) == [165.75]
+
+
+def test_those_of_a_notebook_go_along_as_its_newest_cell_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for number, code in enumerate((CLASSES.replace("1.5", "7.0"), CLASSES, "class Weights:\n  1 +\n", USES)):
+        file = f"<ipython-input-{number}-of-classes>"
+        monkeypatch.setitem(linecache.cache, file, (len(code), None, code.splitlines(keepends=True), file))
+        if "1 +" not in code:
+            exec(compile(code, file, "exec"), vars(main))
+    assert written(tmp_path, main.score)(["a"]) == main.score(["a"]) == [165.75]
+
+
+def test_a_class_that_no_cell_defines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec("class Typed:\n    half = 0.5\n", vars(main))
+    space = cell("def score(completions, **columns):\n    return [Typed.half]\n", Typed=main.Typed)
+    assert "the source of 'Typed' cannot be found" in refusal(space["score"])
 
 
 def test_decorators_go_along(tmp_path: Path) -> None:
