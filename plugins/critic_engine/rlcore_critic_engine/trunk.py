@@ -57,7 +57,7 @@ class TrunkValueModel(ValueModel):
         del self._modules["transformer"]
         self.__dict__["transformer"] = policy.transformer
         self._policy = (policy,)
-        self._active = False
+        self._active, self._alpha = False, lora.alpha
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._layers = linear_layers(policy.transformer, lora.target_modules) if lora.enabled else {}
@@ -91,6 +91,10 @@ class TrunkValueModel(ValueModel):
             stack.callback(setattr, self, "_active", False)
             self._active = True
             yield
+
+    def head_settings(self) -> dict[str, str]:
+        """Alpha, which multiplies what the adapters have learned."""
+        return {"plugins.critic_engine.lora.alpha": f"{self._alpha:g}"} if self.adapters else {}
 
     def head_tensors(self) -> dict[str, Tensor]:
         """The head's tensors and the adapters'."""

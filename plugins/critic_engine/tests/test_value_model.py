@@ -20,6 +20,7 @@ from rlcore.config import ClusterConfig, EngineConfig, LoraConfig, ModelConfig, 
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.data.batch import micro_batches
 from rlcore.engines.hf.worker import HfActor
+from rlcore.errors import CheckpointError
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Batch, SharedPrefix
 
@@ -356,6 +357,17 @@ def test_a_restored_critic_continues_bit_for_bit(model_directory: Path, tmp_path
         assert value.update(batch)["critic/lr"] == pytest.approx(1e-2)
     assert np.array_equal(worker.values(batch), other.values(batch))
     assert (tmp_path / "saved" / "model" / "config.json").exists() is (kind == "whole")
+
+
+def test_another_alpha_of_adapters_on_the_actor_is_refused(model_directory: Path, tmp_path: Path) -> None:
+    critic(model_directory, trunk="actor", lora=replace(LORA, alpha=8.0)).save(tmp_path)
+    other = critic(model_directory, trunk="actor", lora=replace(LORA, alpha=64.0))
+    before = [parameter.clone() for parameter in trained(other)]
+    message = r"trained with plugins\.critic_engine\.lora\.alpha=8, and this critic's is 64; needs .*alpha=8, or"
+    with pytest.raises(CheckpointError, match=message) as caught:
+        other.restore(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(*pair) for pair in zip(before, trained(other), strict=True))
 
 
 def _maker(model_directory: Path, settings: dict[str, Any]) -> Callable[[], HfCritic]:

@@ -111,6 +111,10 @@ class ValueModel(Model):
         put(self.value_head.weight, weight)
         put(self.value_head.bias, torch.zeros(1) if bias is None else bias)
 
+    def head_settings(self) -> dict[str, str]:
+        """Settings, by key, without which the head's tensors mean something else; saved with them."""
+        return {}
+
     def head_tensors(self) -> dict[str, Tensor]:
         """The tensors outside of the backbone, by name: the contents of a value head file."""
         return {
@@ -294,8 +298,8 @@ def _naming_attention(attention: str) -> Iterator[None]:
 
 
 def value_head_file(model: ValueModel) -> StateFile:
-    """The value head file: tensors, and the type of model whose hidden states it reads."""
-    metadata = {"model_type": model.transformer.config.model_type}
+    """The value head file: tensors, the type of model whose hidden states it reads, and the settings of adapters."""
+    metadata = {"model_type": model.transformer.config.model_type, **model.head_settings()}
     return StateFile(VALUE_HEAD_FILE, model.head_tensors(), metadata)
 
 
@@ -307,7 +311,8 @@ def load_value_head(model: ValueModel, directory: Path) -> None:
     file, own = directory / VALUE_HEAD_FILE, model.head_tensors()
     with boundary(f"value head '{file}'", CheckpointError), safe_open(file, framework="pt") as opened:
         saved = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        of_type = _type_of_head(opened.metadata() or {}, directory)
+        metadata = opened.metadata() or {}
+        of_type = _type_of_head(metadata, directory)
     own_type = model.transformer.config.model_type
     if of_type not in ("", own_type):
         raise CheckpointError(
@@ -320,6 +325,12 @@ def load_value_head(model: ValueModel, directory: Path) -> None:
             raise CheckpointError(
                 f"value head '{file}': of '{name}' it holds {found}, this critic needs {needed}; it is the head of "
                 "another model: start from the one that it was saved with"
+            )
+    for key, setting in model.head_settings().items():
+        if metadata.get(key, setting) != setting:  # of an earlier release it has none
+            raise CheckpointError(
+                f"value head '{file}': it was trained with {key}={metadata[key]}, and this critic's is {setting}; "
+                f"needs {key}={metadata[key]}, or a new run"
             )
     for name, tensor in own.items():
         put(tensor, saved[name])
