@@ -89,10 +89,16 @@ def test_a_slurm_job_starts_one_head_a_worker_on_each_other_node_and_ends_as_the
     assert "token of 64 characters, mode token" in lines
 
 
-def test_a_slurm_job_continues_a_run_that_is_there(batch: Any, tmp_path: Path) -> None:
-    (tmp_path / "runs" / "sums").mkdir(parents=True)
+STARTS = {"": "", "runs/sums": " --resume --from-start", "runs/sums/checkpoints/step_20": " --resume"}
+"""The options with which a job continues a run, by what is there; a run may have ended before its first checkpoint."""
+
+
+@pytest.mark.parametrize("found", list(STARTS)[1:])
+def test_a_slurm_job_continues_a_run_that_is_there(batch: Any, tmp_path: Path, found: str) -> None:
+    (tmp_path / found).mkdir(parents=True)
     assert batch().wait(30) == 7
-    assert next(line for line in calls(tmp_path) if line.startswith("rlcore")).endswith(" train.max_steps=3 --resume")
+    (trained,) = [line for line in calls(tmp_path) if line.startswith("rlcore")]
+    assert trained.endswith(f" train.max_steps=3{STARTS[found]}")
 
 
 @pytest.mark.slow
@@ -134,17 +140,16 @@ def test_the_rayjob_asks_for_the_nodes_and_devices_of_the_plan() -> None:
     assert cluster["authOptions"] == {"mode": "token"}
 
 
-@pytest.mark.parametrize(("exists", "more"), [(False, ""), (True, " --resume")])
-def test_the_entry_point_of_the_rayjob_begins_or_continues_the_run(exists: bool, more: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("found", STARTS)
+def test_the_entry_point_of_the_rayjob_begins_or_continues_the_run(found: str, tmp_path: Path) -> None:
     entry = yaml.safe_load((CLUSTER / "rayjob.yaml").read_text())["spec"]["entrypoint"]
     (tmp_path / "rlcore").write_text(FAKE)
     (tmp_path / "rlcore").chmod(0o755)
-    if exists:
-        (tmp_path / "runs" / "sums").mkdir(parents=True)
+    (tmp_path / found).mkdir(parents=True, exist_ok=True)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "CALLS": str(tmp_path / "calls")}
     subprocess.run(shlex.split(entry), cwd=tmp_path, env=environment, check=True, timeout=30)
-    expected = f"rlcore train config.yaml train.name=sums plugins.ray.address=auto{more}"
+    expected = f"rlcore train config.yaml train.name=sums plugins.ray.address=auto{STARTS[found]}"
     assert calls(tmp_path) == [expected]
 
 
