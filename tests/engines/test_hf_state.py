@@ -17,7 +17,6 @@ from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
 from rlcore.engines.hf import LossTerms, MicroBatch, Predictions, TrainEngine
 from rlcore.engines.hf.train import state
-from rlcore.engines.hf.train.model_export import export_model
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.errors import CheckpointError, ConfigError
 from rlcore.testing.runs import untimed
@@ -293,44 +292,6 @@ def test_a_target_that_the_model_does_not_have_is_refused_also_where_another_one
         engine_of(llama, lora=replace(LORA, target_modules=("q_proj", "v_prj")))
 
 
-def logits_of(directory: Path, peft: bool = False) -> torch.Tensor:
-    from peft import AutoPeftModelForCausalLM
-    from transformers import AutoModelForCausalLM
-
-    opener: Any = AutoPeftModelForCausalLM if peft else AutoModelForCausalLM
-    with torch.no_grad():
-        logits: torch.Tensor = opener.from_pretrained(directory).eval()(input_ids=torch.tensor([[1, 2, 3, 4]])).logits
-    return logits
-
-
-@pytest.mark.slow
-def test_a_lora_checkpoint_is_exported_as_adapter_and_merged(llama: Path, tmp_path: Path) -> None:
-    engine = engine_of(llama, lora=LORA, warmup_steps=0, lr=1e-2)
-    engine.update(random_batch())
-    engine.save(tmp_path / "checkpoint")
-    with torch.no_grad():
-        expected = engine.model.transformer(torch.tensor([[1, 2, 3, 4]])).logits
-    adapter = export_model(tmp_path / "checkpoint", tmp_path / "adapter", "adapter")
-    torch.testing.assert_close(logits_of(adapter, peft=True), expected)
-    assert (logits_of(llama) - expected).abs().max() > 1e-3
-    for form in ("merged", "hf"):
-        merged = export_model(tmp_path / "checkpoint", tmp_path / form, form)  # type: ignore[arg-type]
-        assert not (merged / "adapter_config.json").exists()
-        torch.testing.assert_close(logits_of(merged), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_full_checkpoint_is_exported_as_a_model_directory_only(llama: Path, tmp_path: Path) -> None:
-    engine_of(llama).save(tmp_path / "checkpoint")
-    exported = export_model(tmp_path / "checkpoint", tmp_path / "out", "hf")
-    torch.testing.assert_close(logits_of(exported), logits_of(llama))
-    with pytest.raises(ConfigError, match="form 'adapter' needs a LoRA checkpoint"):
-        export_model(tmp_path / "checkpoint", tmp_path / "other", "adapter")
-    with pytest.raises(ConfigError, match="is not empty"):
-        export_model(tmp_path / "checkpoint", tmp_path / "out", "hf")
-    with pytest.raises(CheckpointError, match="holds neither 'model/' nor 'adapter/'"):
-        export_model(tmp_path / "nothing", tmp_path / "other", "hf")
-
-
 @pytest.mark.real
 def test_lora_without_peft_says_what_to_install(llama: Path) -> None:
     script = f"""
@@ -346,13 +307,3 @@ except ConfigError as error:
 sys.exit(2)
 """
     assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("out", ["file", "file/below", "link"])
-def test_an_export_to_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, out: str) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(ConfigError, match=r"^export: '.*' cannot be written; choose a new directory: \w+Error.*$"):
-        export_model(tmp_path, tmp_path / out, "hf")

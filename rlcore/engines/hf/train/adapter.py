@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from rlcore.config import LoraConfig
+from rlcore.config import LoraConfig, ModelConfig
 from rlcore.engines.hf.train.trial_noise import has_routers
 from rlcore.errors import ConfigError, boundary, nearest
 
@@ -24,7 +24,7 @@ def checkpoint_gradients(transformer: Any) -> None:
         transformer.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
 
 
-def add_adapter(transformer: Any, lora: LoraConfig, path: str, section: str, *, causal: bool) -> Any:
+def add_adapter(transformer: Any, lora: LoraConfig, model: ModelConfig, section: str, *, causal: bool) -> Any:
     """The peft model around `transformer`, whose linear layers now carry trainable adapters; the rest is frozen.
 
     ConfigError for an output layer, and for experts, whose weights are not linear layers.
@@ -50,15 +50,21 @@ def add_adapter(transformer: Any, lora: LoraConfig, path: str, section: str, *, 
         lora_dropout=lora.dropout,
         target_modules=targets,
         task_type="CAUSAL_LM" if causal else "FEATURE_EXTRACTION",
-        # Absolute, so that the saved adapter finds its base from any working directory.
-        base_model_name_or_path=str(Path(path).resolve()) if Path(path).is_dir() else path,
     )
-    # Warnings that users cannot act on: peft uses an old name of transformers, and renames a path that we made
-    # absolute.
+    # A warning that users cannot act on: peft uses an old name of transformers.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-    warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed", UserWarning)
     with boundary(f"{section}.lora.target_modules={list(lora.target_modules)}", ConfigError):
-        return peft.get_peft_model(transformer, config, autocast_adapter_dtype=False)
+        adapted = peft.get_peft_model(transformer, config, autocast_adapter_dtype=False)
+    _name_base(config, model)
+    return adapted
+
+
+def _name_base(config: Any, model: ModelConfig) -> None:
+    """The saved adapter finds its base from any working directory, and at the revision that was trained."""
+    local = Path(model.path).is_dir()
+    # Not among the arguments of peft's configuration: `get_peft_model` replaces it with the transformer's name.
+    config.base_model_name_or_path = str(Path(model.path).resolve()) if local else model.path
+    config.revision = None if local else model.revision
 
 
 def _check_targets(transformer: Any, targets: Sequence[str], section: str) -> None:

@@ -186,7 +186,7 @@ def load_rows(
         checkpoint_gradients(transformer)
     adapter = None
     if lora is not None and lora.enabled:
-        adapter = add_adapter(transformer, lora, model.path, section, causal=kind == ModelKind.CAUSAL_LM)
+        adapter = add_adapter(transformer, lora, model, section, causal=kind == ModelKind.CAUSAL_LM)
     transformer.eval()
     names = {name.replace(".base_layer.", "."): f"transformer.{name}" for name, _ in transformer.named_parameters()}
     named = {names[name]: tensor for name, tensor in rows.items()}
