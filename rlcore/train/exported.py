@@ -1,5 +1,6 @@
 """Exports the model of a run or checkpoint to a directory, and to a repository on the Hub."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +27,27 @@ class Exported:
 def export_checkpoint(source: Path, out: Path, form: Form, push: str | None = None) -> Exported:
     """Verify the checkpoint and write its model; with `push`, upload it to that name.
 
-    ConfigError before anything is written when the Hub cannot be reached with a token; CheckpointError when there is
+    ConfigError before anything is written when the Hub cannot be reached with a token, or `out` is among a run's
+    checkpoints; CheckpointError when there is
     no checkpoint, or it is damaged.
     """
     if push is not None:
         check_hub(push)
+    _check_out(out)
     loaded = checkpoint.load(find_checkpoint(source))
     written = export_model(loaded.path, out, form)
     return Exported(written, loaded.step, "" if push is None else upload(written, push, loaded.step))
+
+
+def _check_out(out: Path) -> None:
+    """ConfigError for a directory in a checkpoint, which would then hold files that its manifest lacks, or next to
+    one."""
+    with boundary(f"export: '{out}' cannot be written; choose a new directory", ConfigError, OSError):
+        for place in Path(os.path.realpath(out)).parents:
+            if (place / checkpoint.MANIFEST).is_file():
+                raise ConfigError(f"export: '{out}' is in the checkpoint '{place}'; choose another directory")
+            if place.name == "checkpoints" and (place / checkpoint.POINTER).is_file():
+                raise ConfigError(f"export: '{out}' is among the checkpoints of a run; choose another directory")
 
 
 def check_hub(name: str) -> None:

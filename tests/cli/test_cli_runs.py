@@ -15,7 +15,7 @@ from rlcore.cli import main
 from rlcore.config.layers import from_mapping
 from rlcore.testing.leaks import descendants
 from rlcore.testing.runs import run_settings
-from rlcore.train import exported
+from rlcore.train import exported, find_checkpoint
 from rlcore.train.run_dir import locked
 
 
@@ -196,6 +196,20 @@ def test_samples_that_cannot_be_kept_are_refused_before_the_evaluation(
     assert "in a directory that can be written to; choose another" in failing(
         capsys, "eval", "--checkpoint", str(run_dir)
     )
+
+
+def test_an_export_among_the_checkpoints_of_a_run_is_refused(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exported, "export_model", lambda _, out, form: out.mkdir())
+    step = find_checkpoint(run_dir)
+    for out, found in (
+        (step / "exported", f"is in the checkpoint '{step}'; choose another directory"),
+        (step / "model" / "exported", f"is in the checkpoint '{step}'; choose another directory"),
+        (step.parent / "exported", "is among the checkpoints of a run; choose another directory"),
+    ):
+        assert f"export: '{out}' {found}" in failing(capsys, "export", str(run_dir), str(out))
+        assert not out.exists()
 
 
 def test_a_push_without_a_token_or_with_a_wrong_name_writes_nothing(
