@@ -1,13 +1,17 @@
 """Exports the model of a run or checkpoint to a directory, and to a repository on the Hub."""
 
+import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlcore.config import ModelConfig
+from rlcore.engines.hf.load_saved import ADAPTER_DIR
 from rlcore.engines.hf.train.model_export import Form, export_model
-from rlcore.errors import ConfigError, boundary
+from rlcore.errors import CheckpointError, ConfigError, boundary
 from rlcore.train import checkpoint, find_checkpoint
+from rlcore.train.same_model import check_same_base
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 
@@ -29,12 +33,14 @@ def export_checkpoint(source: Path, out: Path, form: Form, push: str | None = No
 
     ConfigError before anything is written when the Hub cannot be reached with a token, or `out` is among a run's
     checkpoints; CheckpointError when there is
-    no checkpoint, or it is damaged.
+    no checkpoint, or it is damaged, or the base of its adapter has other weights now.
     """
     if push is not None:
         check_hub(push)
     _check_out(out)
     loaded = checkpoint.load(find_checkpoint(source))
+    if form != "adapter":
+        _check_base(loaded)
     written = export_model(loaded.path, out, form)
     return Exported(written, loaded.step, "" if push is None else upload(written, push, loaded.step))
 
@@ -48,6 +54,17 @@ def _check_out(out: Path) -> None:
                 raise ConfigError(f"export: '{out}' is in the checkpoint '{place}'; choose another directory")
             if place.name == "checkpoints" and (place / checkpoint.POINTER).is_file():
                 raise ConfigError(f"export: '{out}' is among the checkpoints of a run; choose another directory")
+
+
+def _check_base(loaded: checkpoint.LoadedCheckpoint) -> None:
+    """CheckpointError if the model that the adapter names as its base is not the one it was trained on."""
+    file = loaded.path / ADAPTER_DIR / "adapter_config.json"
+    if not file.is_file():
+        return
+    with boundary(f"export: '{file}' is damaged", CheckpointError):
+        settings = json.loads(file.read_text("utf-8"))
+        base = ModelConfig(settings["base_model_name_or_path"] or "", settings.get("revision") or "main")
+    check_same_base(base, loaded.path, loaded.state)
 
 
 def check_hub(name: str) -> None:

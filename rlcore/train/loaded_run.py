@@ -17,6 +17,7 @@ from rlcore.runtime.sampling_workers import Sampler, launch_sampler
 from rlcore.train import checkpoint
 from rlcore.train.evaluate import EvalResult, evaluate
 from rlcore.train.run_prompts import fitting, window_of
+from rlcore.train.same_model import check_same_base
 
 
 @asynccontextmanager
@@ -24,7 +25,7 @@ async def loaded_sampler(plan: RunPlan, weights: Path) -> AsyncIterator[Sampler]
     """The plan's actor and rollout alone, started, with the weights of a checkpoint."""
     with tempfile.TemporaryDirectory(prefix="rlcore-chat-") as scratch:
         async with launch_sampler(plan, Path(scratch)) as sampler:
-            await _load(sampler, weights)
+            await _load(plan, sampler, weights)
             yield sampler
 
 
@@ -34,12 +35,14 @@ async def loaded_run(plan: RunPlan, weights: Path | None) -> AsyncIterator[Runti
     with tempfile.TemporaryDirectory(prefix="rlcore-eval-") as scratch:
         async with launch(plan, Path(scratch)) as run:
             if weights is not None:
-                await _load(run, weights)
+                await _load(plan, run, weights)
             yield run
 
 
-async def _load(sampler: Sampler, weights: Path) -> None:
+async def _load(plan: RunPlan, sampler: Sampler, weights: Path) -> None:
     loaded = await asyncio.to_thread(checkpoint.load, weights)
+    if plan.config.actor.lora.enabled:
+        await asyncio.to_thread(check_same_base, plan.config.model, weights, loaded.state)
     await sampler.lease.train()  # until its weights are with the servers
     await sampler.actor.replicas[0].call(ActorWorker.restore, loaded.path)
     await sampler.sync_weights(loaded.step)

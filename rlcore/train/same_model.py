@@ -1,8 +1,11 @@
 """Recognises the model that a run began with. Its reference and the base of its adapters are read again on a resume."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from rlcore.config import ModelConfig
 from rlcore.contracts.model_files import model_directory
 from rlcore.contracts.reference import REFERENCE
 from rlcore.errors import CheckpointError
@@ -12,12 +15,15 @@ NUM_PIECES, PIECE_BYTES = 16, 4096
 """Read from each file: training changes nearly every weight, so a few of them show another model."""
 
 
-def model_digest(plan: RunPlan) -> str:
-    """A digest of the names, sizes and some pieces of the weights at `model.path`; '' if there are no safetensors.
+MODEL = "model"
+"""The digest's key in the state of a checkpoint."""
+
+
+def model_digest(model: ModelConfig) -> str:
+    """A digest of the names, sizes and some pieces of the weights of the model; '' if there are no safetensors.
 
     It takes milliseconds, whatever the size. A directory that was moved has the same digest.
     """
-    model = plan.config.model
     directory = model_directory(model.path, model.revision)
     digest, files = hashlib.blake2b(digest_size=16), sorted(directory.glob("*.safetensors")) if model.path else []
     for file in files:
@@ -44,4 +50,14 @@ def check_same_model(plan: RunPlan, checkpoint: Path, saved: str, found: str) ->
         raise CheckpointError(
             f"checkpoint '{checkpoint}': model.path={plan.config.model.path} has other weights than when it was saved, "
             f"and {whose} another model; set model.path to the former one, or begin another run with these"
+        )
+
+
+def check_same_base(model: ModelConfig, checkpoint: Path, state: Mapping[str, Any]) -> None:
+    """CheckpointError if the checkpoint's adapter would be added to a model with another digest than the saved one."""
+    saved, found = state.get(MODEL, ""), model_digest(model)
+    if saved and found and saved != found:
+        raise CheckpointError(
+            f"checkpoint '{checkpoint}': '{model.path}' has other weights than when it was saved, and the adapter's "
+            "base would be another model; put the former one back there"
         )

@@ -20,7 +20,7 @@ from rlcore.runtime.launch import owner_of
 from rlcore.train import checkpoint
 from rlcore.train.best import best_step
 from rlcore.train.run_dir import plan_files
-from rlcore.train.same_model import check_same_model, model_digest
+from rlcore.train.same_model import MODEL, check_same_model, model_digest
 from rlcore.train.saved_samples import read_scored, write_scored
 from rlcore.train.trainer import Trainer
 
@@ -30,7 +30,6 @@ UNFINISHED_CRITIC = ".critic"
 """Its name while it is written, so that an actor's directory of that name is noticed."""
 IN_FLIGHT = "in_flight"
 """Directory of the scored trajectories that no step was trained on yet."""
-MODEL = "model"
 """Key of the state: the digest of the model at `model.path`."""
 OURS = (checkpoint.STATE, checkpoint.MANIFEST, "config.yaml", "plan.json", CRITIC, IN_FLIGHT)
 """Files in addition to the actor's."""
@@ -232,7 +231,7 @@ class Saver:
         return "saved"
 
     async def _model_digest(self) -> str:
-        self._model = self._model or await asyncio.to_thread(model_digest, self._trainer.run.plan)
+        self._model = self._model or await asyncio.to_thread(model_digest, self._trainer.run.plan.config.model)
         return self._model
 
     async def _expected_s(self) -> float:
