@@ -32,8 +32,8 @@ def export_checkpoint(source: Path, out: Path, form: Form, push: str | None = No
     """Verify the checkpoint and write its model; with `push`, upload it to that name.
 
     ConfigError before anything is written when the Hub cannot be reached with a token, or `out` is among a run's
-    checkpoints; CheckpointError when there is
-    no checkpoint, or it is damaged, or the base of its adapter has other weights now.
+    checkpoints; CheckpointError when there is no checkpoint, or it is damaged, or the base of its adapter has other
+    weights now.
     """
     if push is not None:
         check_hub(push)

@@ -30,7 +30,6 @@ UNFINISHED_CRITIC = ".critic"
 """Its name while it is written, so that an actor's directory of that name is noticed."""
 IN_FLIGHT = "in_flight"
 """Directory of the scored trajectories that no step was trained on yet."""
-"""Key of the state: the digest of the model at `model.path`."""
 OURS = (checkpoint.STATE, checkpoint.MANIFEST, "config.yaml", "plan.json", CRITIC, IN_FLIGHT)
 """Files in addition to the actor's."""
 BYTES_PER_PARAMETER = 16
