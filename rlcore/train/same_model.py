@@ -14,7 +14,6 @@ from rlcore.plan import RunPlan
 NUM_PIECES, PIECE_BYTES = 16, 4096
 """Read from each file: training changes nearly every weight, so a few of them show another model."""
 
-
 MODEL = "model"
 """The digest's key in the state of a checkpoint."""
 

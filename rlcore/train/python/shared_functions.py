@@ -200,7 +200,7 @@ def _content(code: CodeType) -> tuple[object, ...]:
 def _class_source(found: type) -> str:
     """The source of a class, found through its methods: `inspect` would look for a notebook's class in a file.
 
-    Methods that the standard library wrote or lent to the class (of dataclasses, named tuples and enums) lie in no lines
+    Methods that the standard library wrote for or lent to the class (a dataclass, named tuple or enum) lie in no lines
     that define it. OSError if the source cannot be found.
     """
     methods = [value for value in vars(found).values() if isinstance(value, FunctionType)]
