@@ -34,7 +34,7 @@ def grade(request: ScoreRequest) -> int:
     text, wanted = response.group(2).strip(), answer.group(1).strip()
     if text == wanted:
         return 10
-    return 7 if re.search(rf"(?<!\d){re.escape(wanted)}\W*$", text) else 0
+    return 7 if re.search(rf"(?<![\d.,/-]){re.escape(wanted)}\W*$", text) else 0
 
 
 @hookimpl

@@ -31,5 +31,5 @@ def is_right(trajectory: Trajectory) -> float:
         return 0.0
     last = trajectory.completion[-1]
     text = str(last.get("content", ""))
-    numbers = re.findall(r"\d+", text.replace(",", ""))
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
     return float(last.get("role") == "assistant" and not calls(text) and numbers[-1:] == [trajectory.prompt.answer])

@@ -166,10 +166,16 @@ class Sweep:
         self._others = [saved for name, saved in known.items() if name not in names]
         self.cells = [
             replace(cell, state=known[cell.name]["state"], error=known[cell.name]["error"])
-            if cell.name in known and tuple(known[cell.name]["overrides"]) == cell.overrides
+            if self._has_result(cell, known)
             else cell
             for cell in cells
         ]
+
+    def _has_result(self, cell: Cell, known: Mapping[str, Mapping[str, Any]]) -> bool:
+        """True if the cell has ended with these overrides, and its results are still there."""
+        was = known.get(cell.name, {})
+        is_there = was.get("state") != "done" or has_results(self.directory / cell.name)
+        return is_there and was.get("overrides") == list(cell.overrides)
 
     def _check_results(
         self, cells: Sequence[Cell], known: Mapping[str, Mapping[str, Any]], files: Mapping[str, str]

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from rlcore import ScoreRequest
 from rlcore.data import load_prompts, refuse_overlap
+from rlcore.imports import import_target
 from rlcore.plugins.planning import plan_run
 from rlcore.reward.scorers import gsm8k
 from rlcore.testing.rewards import make_trajectory
@@ -206,3 +208,12 @@ def test_the_gsm8k_example_trains_the_real_model_for_two_steps(tmp_path: Path) -
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [step["reward/failed"] for step in steps if "reward/failed" in step] == [0.0, 0.0]
     assert (tmp_path / "run" / "checkpoints" / "step_2").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("response", "grade"), [("5", 10), ("It is 5.", 7), ("It is -5", 0), ("It is 3.5", 0), ("2/5", 0), ("It is 15", 0)]
+)
+def test_the_rules_of_the_judge_read_whole_numbers(response: str, grade: int) -> None:
+    question = f"The known answer: 5\n\n<response-0a>\n{response}\n</response-0a>"
+    request = ScoreRequest("0", ({"role": "user", "content": question},))
+    assert import_target(f"{ROOT / 'examples' / 'judge' / 'rules.py'}:grade")(request) == grade

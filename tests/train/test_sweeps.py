@@ -4,10 +4,12 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -227,6 +229,18 @@ def test_results_of_a_file_before_it_was_changed_are_not_continued(tmp_path: Pat
     saved = json.loads((tmp_path / "s" / "sweep.json").read_text())
     (tmp_path / "s" / "sweep.json").write_text(json.dumps({key: saved[key] for key in ("arguments", "cells")}))
     Sweep(tmp_path / "s", settings, cells)
+
+
+def test_a_run_that_is_done_is_trained_again_if_its_results_are_gone(tmp_path: Path) -> None:
+    cells = cells_of((0, 1), ())
+    sweep = Sweep(tmp_path, ["a.yaml"], cells)
+    for cell in cells:
+        (tmp_path / cell.name / "checkpoints" / "step_1").mkdir(parents=True)
+    sweep.cells = [replace(cell, state="done") for cell in sweep.cells]
+    sweep._write()
+    assert [cell.state for cell in Sweep(tmp_path, ["a.yaml"], cells).cells] == ["done", "done"]
+    shutil.rmtree(tmp_path / "seed-0")
+    assert [cell.state for cell in Sweep(tmp_path, ["a.yaml"], cells).cells] == ["waiting", "done"]
 
 
 def test_the_settings_of_a_sweep_are_on_disk_before_its_first_run(

@@ -40,6 +40,8 @@ def test_a_call_of_the_calculator_is_a_separate_turn(text: str, expected: list[T
         ([("assistant", "add(1, 6)"), ("tool", "7"), ("assistant", "add(1, 7)")], 0.0),
         ([("assistant", "add(1, 6)"), ("tool", "7")], 0.0),
         ([("assistant", "17")], 0.0),
+        ([("assistant", "-7")], 0.0),
+        ([("assistant", "3.7")], 0.0),
         ([("assistant", "seven")], 0.0),
         ([], 0.0),
     ],

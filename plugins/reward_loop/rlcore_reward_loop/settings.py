@@ -133,7 +133,8 @@ class JudgeSettings:
     model: str = ""
     """The model's name in the API."""
     template: str = JUDGE_TEMPLATE
-    """A text with {response} in it, optionally {prompt} and {answer}; or the path of a .txt or .md file."""
+    """A text with {response} in it, optionally {prompt}, {answer} and columns of the row by name; or the path of a .txt
+    or .md file."""
     system: str = JUDGE_SYSTEM
     """The system message; empty: none."""
     structured: Literal["json_schema", "json_object", "none"] = "json_schema"

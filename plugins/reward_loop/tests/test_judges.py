@@ -104,6 +104,16 @@ def test_an_agents_messages_and_a_missing_answer_are_written_out() -> None:
     assert "tool: 4\nassistant: four" in turn["content"]
 
 
+def test_columns_of_the_row_are_filled_into_the_template() -> None:
+    trajectory = make_trajectory(1, text="{rubric}")
+    columns = FrozenDict({"rubric": "Be {answer}.", "points": 3, "answer": "another"})
+    trajectory = replace(trajectory, prompt=replace(trajectory.prompt, answer="kind", columns=columns))
+    template = '{rubric} {answer} {points} {other} {"score": N} {response}'
+    [turn] = messages(trajectory, template, JudgeSettings(system=""))
+    assert turn["content"].startswith('Be {answer}. kind 3 {other} {"score": N} <response-')
+    assert "\n{rubric}\n" in turn["content"]
+
+
 def test_a_judge_sees_the_calls_of_an_agent() -> None:
     call = {"type": "function", "function": {"name": "remove", "arguments": '{"path": "/"}'}}
     conversation = (FrozenDict({"role": "assistant", "content": None, "tool_calls": (FrozenDict(call),)}),)

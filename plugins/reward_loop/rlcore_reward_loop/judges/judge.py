@@ -13,7 +13,7 @@ from rlcore.errors.redaction import clipped
 from rlcore_reward_loop.client.http import ENCODER, NoAnswer
 from rlcore_reward_loop.settings import JudgeSettings
 
-PLACES = re.compile(r"\{(prompt|response|answer)\}")
+PLACES = re.compile(r"\{(\w+)\}")
 FENCE = re.compile(r"```(?:json)?\s*\n?(.*?)```", re.DOTALL)
 THOUGHT_END = "</think>"
 
@@ -51,15 +51,17 @@ def engine_options(judge: JudgeSettings) -> dict[str, Any]:
 def messages(trajectory: Trajectory, template: str, judge: JudgeSettings) -> list[dict[str, str]]:
     """The conversation that the judge continues.
 
-    The template is filled in one pass, so a literal '{answer}' in the response is left alone.
+    The template is filled in one pass, so a literal '{answer}' in the response is left alone. So is a name in the
+    template that is not a column of the row.
     """
     answer, opening = trajectory.prompt.answer, trajectory.prompt_messages
     parts = {
+        **trajectory.prompt.columns,
         "prompt": "\n".join(map(_spoken, opening)),
         "answer": "(none)" if answer is None else str(answer),
         "response": quoted(response_text(trajectory)),
     }
-    question = PLACES.sub(lambda place: parts[place.group(1)], template)
+    question = PLACES.sub(lambda place: str(parts.get(place.group(1), place.group())), template)
     system = [{"role": "system", "content": judge.system}] if judge.system else []
     return [*system, {"role": "user", "content": question}]
 
