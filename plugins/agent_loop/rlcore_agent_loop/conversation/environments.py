@@ -213,7 +213,8 @@ def _message(what: str, message: Any) -> Message:
         plain["content"] = "".join(part["text"] for part in plain["content"])
     elif not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
         raise ChildError(f"environment.{what} a message whose content is {type(content).__name__}; needs text")
-    return encodable(plain)
+    found: Message = encodable(plain)
+    return found
 
 
 def _is_text(part: Any) -> bool:
