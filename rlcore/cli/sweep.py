@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
         num_done = sum(cell.state == "done" for cell in sweep.cells)
         complain(f"rlcore: sweep: interrupted with {num_done} of {len(cells)} runs done; the same command continues it")
         return code
-    _show(sweep, parsed.metric or sweep.metric(), parsed.json)
+    _show(sweep, sweep.metric(parsed.metric), parsed.json)
     failed = [cell for cell in sweep.cells if cell.state == "failed"]
     if failed:
         complain(

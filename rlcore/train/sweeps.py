@@ -19,7 +19,7 @@ from typing import Any
 from rlcore.cluster.own_command import OwnCommands
 from rlcore.config.layers import read_file
 from rlcore.config.names import check_name
-from rlcore.errors import ConfigError, describe
+from rlcore.errors import ConfigError, describe, nearest
 from rlcore.report.files import write_atomically
 from rlcore.report.metrics import has_results, read
 from rlcore.runtime.machine_share import MachineShare
@@ -244,10 +244,16 @@ class Sweep:
             for name, cells in found.items()
         ]
 
-    def metric(self) -> str:
-        """The mean of the first held-out source that a run has, else reward/mean."""
-        names = [name for cell in self.cells for record in read(self.directory / cell.name) for name in record]
-        return next((name for name in names if re.fullmatch(r"eval/[^/]+/mean", name)), "reward/mean")
+    def metric(self, chosen: str = "") -> str:
+        """`chosen`; without it the mean of the first held-out source that a run has, else reward/mean.
+
+        ConfigError if there are metrics, and none is `chosen`.
+        """
+        records = [record for cell in self.cells for record in read(self.directory / cell.name)]
+        names = list(dict.fromkeys(name for record in records for name in record))
+        if chosen and names and chosen not in names:
+            raise ConfigError(f"--metric: no run has '{chosen}'; {nearest(chosen, names)}")
+        return chosen or next((name for name in names if re.fullmatch(r"eval/[^/]+/mean", name)), "reward/mean")
 
     def _value(self, cell: Cell, metric: str) -> float:
         """The last value of an evaluation, the mean of the last steps of training; NaN where there is none."""

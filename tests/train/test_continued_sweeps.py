@@ -48,6 +48,18 @@ def test_results_of_a_file_before_it_was_changed_are_not_continued(tmp_path: Pat
     Sweep(tmp_path / "s", settings, cells)
 
 
+def test_a_metric_that_no_run_has_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, ["a.yaml"], cells_of((0,), ()))
+    assert sweep.metric("eval/held/mean") == "eval/held/mean", "no run has begun"
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "metrics.jsonl").write_text(
+        '{"step": 1, "reward/mean": 0.5}\n{"step": 1, "eval/a/mean": 1}\n'
+    )
+    assert sweep.metric() == sweep.metric("eval/a/mean") == "eval/a/mean"
+    with pytest.raises(ConfigError, match=r"--metric: no run has 'reward/meen'; did you mean 'reward/mean'"):
+        sweep.metric("reward/meen")
+
+
 def test_a_run_that_is_done_is_trained_again_if_its_results_are_gone(tmp_path: Path) -> None:
     cells = cells_of((0, 1), ())
     sweep = Sweep(tmp_path, ["a.yaml"], cells)
