@@ -203,7 +203,7 @@ class RolloutService:
         missing: "_Missing",
         finished: "_Finished",
     ) -> None:
-        replica = self._replicas.replicas[index]
+        replica, loop = self._replicas.replicas[index], asyncio.get_running_loop()
         who = f"{replica.name}.generate()"
         with worker_call(ROLLOUT.name, RolloutWorker.generate.__name__):
             async with contextlib.aclosing(replica.stream(RolloutWorker.generate, requests)) as completions:
@@ -212,7 +212,7 @@ class RolloutService:
                     is_new = missing.arrived(completion)
                     check_answer(who, completion, missing.records[completion.request_id].request, self.newest_version)
                     if is_new:
-                        self.clock.restart()
+                        self.clock.since = loop.time()
                         self._dispatcher.finish(places[completion.request_id], 1)
                         finished.put(completion)
 

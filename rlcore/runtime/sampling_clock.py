@@ -14,14 +14,14 @@ class SamplingClock:
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
-        self._since = 0.0
-        """Time when it last started, on the loop's clock."""
+        self.since = 0.0
+        """Time when it last started, on the event loop's clock. Set at each sample, without a call for each."""
         self._num_busy = 0
         """Replicas of the actor that work."""
 
     def restart(self) -> None:
         """Something has happened that samples may have waited for."""
-        self._since = asyncio.get_running_loop().time()
+        self.since = asyncio.get_running_loop().time()
 
     def actor_busy(self, by: int) -> None:
         """The number of the actor's replicas that work has changed."""
@@ -38,7 +38,7 @@ class SamplingClock:
         def look() -> None:
             nonlocal timer
             now = loop.time()
-            due = (now if self._num_busy else max(self._since, began)) + self.deadline_s
+            due = (now if self._num_busy else max(self.since, began)) + self.deadline_s
             if due > now:
                 timer = loop.call_at(due, look)
             else:
