@@ -31,9 +31,9 @@ class Exported:
 def export_checkpoint(source: Path, out: Path, form: Form, push: str | None = None) -> Exported:
     """Verify the checkpoint and write its model; with `push`, upload it to that name.
 
-    ConfigError before anything is written when the Hub cannot be reached with a token, or `out` is among a run's
-    checkpoints; CheckpointError when there is no checkpoint, or it is damaged, or the base of its adapter has other
-    weights now.
+    Both errors come before anything is written. ConfigError: the Hub cannot be reached with a token, or `out` lies
+    among the checkpoints of a run. CheckpointError: there is no checkpoint, it is damaged, or the weights of its
+    adapter's base have changed.
     """
     if push is not None:
         check_hub(push)
@@ -46,8 +46,8 @@ def export_checkpoint(source: Path, out: Path, form: Form, push: str | None = No
 
 
 def _check_out(out: Path) -> None:
-    """ConfigError for a directory in a checkpoint, which would then hold files that its manifest lacks, or next to
-    one."""
+    """ConfigError for a directory in a checkpoint or next to one; a checkpoint with files that its manifest lacks
+    cannot be loaded."""
     with boundary(f"export: '{out}' cannot be written; choose a new directory", ConfigError, OSError):
         for place in Path(os.path.realpath(out)).parents:
             if (place / checkpoint.MANIFEST).is_file():

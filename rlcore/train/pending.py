@@ -163,8 +163,8 @@ async def run_pass(
     """Issue the members together, and see each become sampled and ready.
 
     Each trajectory goes to its reward as soon as it is finished. One whose rollout failed does not go there, so that
-    the rewards of its group are what they would be without it. Sampling starts after `begin`; `done`
-    is set when it has ended. Everything is matched by id, never by position.
+    the rewards of its group are what they would be without it. Sampling starts after `begin`; `done` is set when it has
+    ended. Everything is matched by id, never by position.
     """
     clock = asyncio.get_running_loop().time
     by_key = {member.key: member for member in members}

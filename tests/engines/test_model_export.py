@@ -31,10 +31,7 @@ def llama(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def engine_of(path: Path, **settings: Any) -> TrainEngine:
-    seed = settings.pop("seed", 0)
-    config = EngineConfig(**{"lr": 1e-3, "warmup_steps": 2, "micro_batch_tokens": 100, **settings})
-    model = ModelConfig(path=str(path))
-    return TrainEngine("causal_lm", model, config, PolicyLoss(clip, AlgoConfig()), num_updates=8, seed=seed)
+    return TrainEngine("causal_lm", ModelConfig(str(path)), EngineConfig(**settings), PolicyLoss(clip, AlgoConfig()))
 
 
 def logits_of(directory: Path, peft: bool = False) -> torch.Tensor:

@@ -12,7 +12,9 @@ def failed(history: History) -> Finding | None:
         return None
     what = f"{now.failed} of {now.responses} samples have no reward" + (f", such as: {now.error}" if now.error else "")
     return Finding(
-        "rewards fail", what, "put right what the error names; a reward function can be called on recorded texts"
+        "rewards fail",
+        what,
+        "fix the cause that the error names; to try a reward function, call it on a few recorded completions",
     )
 
 

@@ -107,7 +107,8 @@ class AgentLoopSettings:
     """Child processes of each worker for sync functions, one call at a time each, and as many again for classes and
     environments that keep the state of samples."""
     env: tuple[str, ...] = ()
-    """Environment variables for tools, environment, agent and the programs of `mcp`, added to those that any needs."""
+    """Environment variables for tools, environment, agent and the programs of `mcp`, added to `PATH`, `HOME` and the
+    like."""
     workers: int = option(0, at_least=0)
     """Separate processes for conversations (the role `agent`); 0: on the run's event loop."""
     result_role: str = option("tool", used_when=_OWN_TURNS)
