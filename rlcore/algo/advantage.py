@@ -120,6 +120,38 @@ def pass_at_k(inputs: AdvantageInputs) -> Tensor:
     return groups.spread(advantages_S)
 
 
+def turn_rloo(inputs: AdvantageInputs) -> Tensor:
+    """(B, T) reward from a turn on, less its mean over the *other* samples of the group at that turn.
+
+    RLOO (arXiv 2402.14740) for each turn. A turn is a run of tokens that the policy sampled; all its tokens have its
+    advantage, and 0 is where the policy did not sample. `gamma` discounts once per turn. The mean is over the samples
+    that reached the turn; where no other did, it is that of the last turn that another reached. It does not depend on
+    the sample itself, so the gradient has no bias when the policy decides how many turns it takes. To subtract the mean
+    of each turn's *own* reward would add one up for each turn taken: a preference for short or long samples
+    (verl#7244). With one turn per sample it is `rloo`. Exactly 0 in a group with fewer than two samples,
+    and at a turn from which all rewards of the group are equal. ValueError without a loss mask.
+    """
+    if inputs.loss_mask_BT is None:
+        raise ValueError("turn_rloo: needs loss_mask_BT")
+    groups = _Groups(inputs)
+    tokens = episodes(inputs.loss_mask_BT.cpu().numpy(), inputs.sample_B.cpu().numpy())
+    turn_N, sample_N = tokens.turn_N(), groups.sample_B.cpu().numpy()[tokens.rows_N]
+    rewards_N = _token_rewards(inputs, inputs.loss_mask_BT).double().cpu().numpy()[tokens.rows_N, tokens.columns_N]
+    returns_SK = np.zeros((len(groups.group_S), int(turn_N.max(initial=0)) + 1))
+    np.add.at(returns_SK, (sample_N, turn_N), rewards_N)
+    reached_SK = np.zeros(returns_SK.shape, dtype=np.bool_)
+    reached_SK[sample_N, turn_N] = True
+    silent_S = ~reached_SK[:, 0]  # no sampled token: compared as a single turn
+    reached_SK[silent_S, 0], returns_SK[silent_S, 0] = True, groups.rewards_S.cpu().numpy()[silent_S]
+    for turn in reversed(range(returns_SK.shape[1] - 1)):
+        returns_SK[:, turn] += inputs.gamma * returns_SK[:, turn + 1]
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        advantages_SK = returns_SK - _others_mean(returns_SK, reached_SK, groups.group_S.cpu().numpy())
+    advantages_BT = np.zeros(tokens.shape)
+    advantages_BT[tokens.rows_N, tokens.columns_N] = advantages_SK[sample_N, turn_N]
+    return torch.from_numpy(advantages_BT).to(inputs.rewards_B)
+
+
 def remax(inputs: AdvantageInputs) -> Tensor:
     """(B,) reward less the reward of a greedy sample of the same prompt (ReMax, arXiv 2310.10505).
 
@@ -269,11 +301,39 @@ def _best_of_k(rewards_N: Tensor, k: int) -> Tensor:
     return advantages_N
 
 
+def _others_mean(
+    returns_SK: npt.NDArray[np.float64], reached_SK: npt.NDArray[np.bool_], group_S: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """(S, K) mean return at turn k of the group's other samples that reached it, else that of an earlier turn.
+
+    The sample's return itself in a group of one sample.
+    """
+    means_SK = np.empty_like(returns_SK)
+    for group in np.unique(group_S):
+        members_N = (group_S == group).nonzero()[0]
+        returns_NK, reached_NK = returns_SK[members_N], reached_SK[members_N]
+        others_NK = reached_NK.sum(0) - reached_NK
+        total_K = np.where(reached_NK, returns_NK, 0.0).sum(0)
+        mean_NK = (total_K - np.where(reached_NK, returns_NK, 0.0)) / np.maximum(others_NK, 1)
+        lowest_K = np.where(reached_NK, returns_NK, np.inf).min(0)
+        equal_K = lowest_K == np.where(reached_NK, returns_NK, -np.inf).max(0)
+        mean_NK = np.where(equal_K, lowest_K, mean_NK)  # of equal numbers a mean may differ in the last bit
+        for turn in range(1, mean_NK.shape[1]):
+            mean_NK[:, turn] = np.where(others_NK[:, turn] > 0, mean_NK[:, turn], mean_NK[:, turn - 1])
+        means_SK[members_N] = mean_NK if len(members_N) > 1 else returns_NK
+    return means_SK
+
+
+def _token_rewards(inputs: AdvantageInputs, mask_BT: Tensor) -> Tensor:
+    """(B, T) the whole reward, per token."""
+    if inputs.token_rewards_BT is not None:
+        return inputs.token_rewards_BT
+    return token_rewards(inputs.rewards_B, inputs.sample_B, mask_BT)
+
+
 def _discounted(inputs: AdvantageInputs, mask_BT: Tensor, values_BT: Tensor, lam: float) -> Tensor:
     """(B, T) float64: GAE of the token rewards; with values 0 and lam 1, the discounted reward to go."""
-    rewards_BT = inputs.token_rewards_BT
-    if rewards_BT is None:
-        rewards_BT = token_rewards(inputs.rewards_B, inputs.sample_B, mask_BT)
+    rewards_BT = _token_rewards(inputs, mask_BT)
     tokens = episodes(mask_BT.cpu().numpy(), inputs.sample_B.cpu().numpy())
     advantages_LS, values_LS = tokens.dense(rewards_BT.cpu().numpy()), tokens.dense(values_BT.cpu().numpy())
     # Rewards and values after a sample's last token are 0, so only zeros are carried into that token.

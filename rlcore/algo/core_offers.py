@@ -6,6 +6,7 @@ OFFERS: tuple[Algorithm, ...] = (
     Algorithm("grpo", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:grpo", Scope.GROUP),
     Algorithm("dr_grpo", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:dr_grpo", Scope.GROUP),
     Algorithm("rloo", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:rloo", Scope.GROUP),
+    Algorithm("turn_rloo", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:turn_rloo", Scope.GROUP, per_token=True),
     Algorithm(
         "reinforce_pp",
         AlgorithmKind.ADVANTAGE,

@@ -44,6 +44,15 @@ class Episodes:
         values_BT[self.rows_N, self.columns_N] = dense_LS[self.step_N, self.sample_N]
         return values_BT
 
+    def turn_N(self) -> Int64s:
+        """(N,) the number of the token's turn in its sample, from 0: a turn is a run of sampled tokens in one row."""
+        begins_N = np.ones(len(self.rows_N), dtype=np.int64)
+        begins_N[1:] = (self.rows_N[1:] != self.rows_N[:-1]) | (self.columns_N[1:] != self.columns_N[:-1] + 1)
+        number_N = begins_N.cumsum()
+        first_S = self.num_tokens_S.cumsum() - self.num_tokens_S
+        turn_N: Int64s = number_N - number_N[first_S[self.sample_N]]
+        return turn_N
+
     def last_tokens(self) -> tuple[Int64s, Int64s]:
         """(S,) rows and (S,) columns of the last sampled token of each sample, in the order of sample numbers."""
         last_S = self.num_tokens_S.cumsum() - 1

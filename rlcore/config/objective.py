@@ -7,6 +7,7 @@ from rlcore.config.options import option
 
 UNDISCOUNTED = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "pass_at_k", "remax", "reinforce_pp_baseline")
 """The core's estimators that give one advantage per sample, without a discount per token."""
+WITHOUT_VALUES = (*UNDISCOUNTED, "reinforce_pp", "turn_rloo")
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,8 @@ class AlgoConfig:
     entropy_coef: float = 0.0
     """Factor of the entropy bonus in the loss; 0: off."""
     gamma: float = option(1.0, used_when=f"advantage not in {UNDISCOUNTED}", at_least=0, at_most=1)
-    """Discount per token."""
-    lam: float = option(1.0, used_when=f"advantage not in {(*UNDISCOUNTED, 'reinforce_pp')}", at_least=0, at_most=1)
+    """Discount per token; with turn_rloo, per turn."""
+    lam: float = option(1.0, used_when=f"advantage not in {WITHOUT_VALUES}", at_least=0, at_most=1)
     """GAE's lambda, for estimators that use values."""
     whiten_advantages: bool = option(False, used_when="critic.engine != 'none'")
     """Shift and scale a step's (streamed: a mini-batch's) token advantages to mean 0, deviation 1; not the targets."""

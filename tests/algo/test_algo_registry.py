@@ -31,7 +31,7 @@ def test_offers_state_scope_and_needs() -> None:
     scopes = {scope: {name for name, offer in estimators.items() if offer.scope is scope} for scope in Scope}
     assert scopes == {
         Scope.SAMPLE: {"gae", "remax"},
-        Scope.GROUP: {"grpo", "dr_grpo", "rloo", "opo", "pass_at_k"},
+        Scope.GROUP: {"grpo", "dr_grpo", "rloo", "opo", "pass_at_k", "turn_rloo"},
         Scope.BATCH: {"gpg", "reinforce_pp", "reinforce_pp_baseline"},
     }
     assert {name: set(offer.needs) for name, offer in estimators.items() if offer.needs} == {
@@ -40,7 +40,7 @@ def test_offers_state_scope_and_needs() -> None:
         "gpg": {Need.GROUP},
         "reinforce_pp_baseline": {Need.GROUP},
     }
-    assert {name for name, offer in estimators.items() if offer.per_token} == {"gae", "reinforce_pp"}
+    assert {name for name, offer in estimators.items() if offer.per_token} == {"gae", "reinforce_pp", "turn_rloo"}
     assert set(losses) == {"clip", "gspo", "cispo", "sapo", "gpg", "gmpo", "clip_cov", "kl_cov"}
     picky = {name for name, offer in losses.items() if Need.MINIBATCH_STATISTICS in offer.needs}
     assert picky == {name for name, offer in losses.items() if offer.selection} == {"clip_cov", "kl_cov"}

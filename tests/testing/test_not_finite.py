@@ -17,6 +17,7 @@ from rlcore.algo.advantage import (
     reinforce_pp,
     reinforce_pp_baseline,
     rloo,
+    turn_rloo,
     whitened,
 )
 from rlcore.algo.kl import FixedKl
@@ -59,7 +60,9 @@ def _inputs(*rewards: float) -> AdvantageInputs:
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-@pytest.mark.parametrize("estimator", [grpo, dr_grpo, rloo, opo, gpg, pass_at_k, reinforce_pp, reinforce_pp_baseline])
+@pytest.mark.parametrize(
+    "estimator", [grpo, dr_grpo, rloo, turn_rloo, opo, gpg, pass_at_k, reinforce_pp, reinforce_pp_baseline]
+)
 def test_rewards_that_are_not_finite_are_never_equal_ones(estimator: Callable[..., Any], bad: float) -> None:
     for rewards in ((bad, bad, bad), (0.0, bad, bad)):
         assert not estimator(_inputs(*rewards)).isfinite().all()

@@ -15,6 +15,7 @@ LAWS: dict[str, dict[str, Any]] = {
     "grpo": {**COMPARES, "ignores_scale": True},
     "dr_grpo": {**COMPARES, "scales": True},
     "rloo": {**COMPARES, "scales": True},
+    "turn_rloo": {**COMPARES, "scales": True},
     "opo": {**COMPARES, "scales": True},
     "gpg": {**COMPARES, "scales": True},
     "pass_at_k": {**COMPARES, "ignores_scale": True},

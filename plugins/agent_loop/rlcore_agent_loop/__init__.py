@@ -10,7 +10,7 @@ from rlcore.contracts.hooks import hookimpl
 from rlcore.contracts.offers import RewardFunction, WorkerClass
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.errors import PluginError
-from rlcore_agent_loop.checks import check_settings
+from rlcore_agent_loop.checks import ENVIRONMENT_REWARDS, check_settings
 from rlcore_agent_loop.conversation.environments import Environment, Step
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.calls import ToolCall
@@ -60,4 +60,4 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
 
 @hookimpl
 def rlcore_reward_functions() -> Sequence[RewardFunction]:
-    return [RewardFunction("environment", "rlcore_agent_loop.rewards:environment")]
+    return [RewardFunction(name, f"rlcore_agent_loop.rewards:{name}") for name in ENVIRONMENT_REWARDS]

@@ -10,6 +10,8 @@ from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.parsers import PARSERS
 
 HERE = "plugins.agent_loop"
+ENVIRONMENT_REWARDS = ("environment", "environment_by_turn")
+"""The reward functions of this plugin."""
 
 
 def check_settings(config: RunConfig, settings: AgentLoopSettings) -> None:
@@ -58,7 +60,7 @@ def _check_rewards(config: RunConfig, settings: AgentLoopSettings) -> None:
     if settings.environment.fn or settings.agent.fn:
         return
     for name, function in config.reward.functions.items():
-        if function.fn in ("environment", "rlcore_agent_loop.rewards:environment"):
+        if function.fn.removeprefix("rlcore_agent_loop.rewards:") in ENVIRONMENT_REWARDS:
             raise ConfigError(
                 f"reward.functions.{name}.fn: {function.fn} returns the reward of an environment or agent; there is "
                 f"neither; needs {HERE}.environment.fn or {HERE}.agent.fn, or another function"

@@ -1,6 +1,7 @@
 """Settings that cannot work, and whole runs on the policy without torch."""
 
 import re
+import string
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def test_a_variable_that_is_named_and_not_set_is_refused_unless_workers_may_have
     requests(RunConfig(), replace(settings, workers=1))
 
 
-@pytest.mark.parametrize("fn", ["environment", "rlcore_agent_loop.rewards:environment"])
+@pytest.mark.parametrize("fn", ["environment", "environment_by_turn", "rlcore_agent_loop.rewards:environment"])
 def test_the_reward_of_an_environment_is_refused_without_one_or_an_agent(fn: str) -> None:
     config = RunConfig(reward=RewardConfig(functions={"game": RewardFunctionConfig(fn)}))
     tools = AgentLoopSettings(tools={"add": ToolSettings("operator:add")})
@@ -79,6 +80,24 @@ def test_a_run_with_the_plugin_trains_and_measures_the_agent(tmp_path: Path) -> 
     steps = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
     assert [row["agent/turns_mean"] for row in steps] == [1.0, 1.0]
     assert [row["reward/mine/mean"] for row in steps] == [1.0, 1.0]
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_the_rewards_of_turns(tmp_path: Path) -> None:
+    code = (
+        "from rlcore_agent_loop import Environment, Step\n\n"
+        "class Game(Environment):\n"
+        "    def step(self, messages):\n"
+        "        over = len(messages) > 2\n"
+        "        return Step([{'role': 'user', 'content': 'more'}], done=over, reward=2.0 if over else 1.0)\n"
+    )
+    config = run_of(tmp_path, code, "", environment={"fn": f"{tmp_path / 'mine.py'}:Game"})
+    config["reward"]["functions"] = {"game": {"fn": "environment_by_turn"}}
+    config["rollout"] |= {"max_tokens": 1000, "stop": list(string.printable)}
+    config |= {"algo": {"advantage": "turn_rloo"}}
+    result = train(config, plugins=["null"])
+    steps = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+    assert [(row["reward/mean"], row["agent/turns_mean"]) for row in steps] == [(3.0, 2.0)] * 2
 
 
 FAILING = """

@@ -277,7 +277,7 @@ class Conversation:
                 step = await self._environment.step([*self._opening, *self.episode.segments[-1].messages])
         except ChildError as error:
             return self._failed(error), (), False
-        self.episode.add_reward(step.reward)
+        self.episode.add_turn_reward(step.reward)
         if step.info:
             self.episode.info["environment"] = dict(step.info)
         if step.done:

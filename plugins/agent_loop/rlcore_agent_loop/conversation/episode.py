@@ -44,7 +44,7 @@ class Segment:
     """Messages after the prompt."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     turns: list[FrozenDict[str, Any]] = field(default_factory=list)
-    """Per turn: start, num_tokens, versions, finish."""
+    """Per turn: start, num_tokens, versions, finish; after a step of the environment also reward."""
     generate_s: list[float] = field(default_factory=list)
     """Seconds of each turn's generation."""
     tools_s: list[float] = field(default_factory=list)
@@ -129,8 +129,14 @@ class Episode:
         self.ended_by = ended_by
         return ended_by
 
+    def add_turn_reward(self, reward: float) -> None:
+        """Add the reward of the environment's step, which answered the last turn."""
+        turns = self.segments[-1].turns
+        turns[-1] = FrozenDict({**turns[-1], "reward": float(reward)})
+        self.add_reward(reward)
+
     def add_reward(self, reward: float) -> None:
-        """Add a reward of the environment."""
+        """Add a reward of the environment, or of the agent."""
         self.info["environment_reward"] = self.info.get("environment_reward", 0.0) + float(reward)
 
     def trajectories(self) -> list[Trajectory]:
