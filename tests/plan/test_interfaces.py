@@ -224,3 +224,36 @@ def test_what_a_component_builds_is_known_where_it_is_said() -> None:
 def test_a_function_without_a_signature_is_not_judged() -> None:
     assert refuses(dict, ["a"]) == ""
     assert "needs (a, b)" in refuses(lambda a: None, ["a", "b"])
+
+
+SLIPS = ("sav_e", "Save", "svae", "sae", "savve", "asave")
+OTHER_WORDS = ("wave", "saves", "sav", "keep", "resaved", "_svae")
+
+
+class Critic(CriticWorker):
+    """A critic without `save`, to which tests add methods."""
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_a_method_that_is_one_slip_away_from_an_optional_one_is_refused(name: str) -> None:
+    mine = type("Mine", (Critic,), {name: asynchronous})
+    clause = (
+        f"it defines {name}(), which nothing calls, and not save(); rename it, or begin its name with an underscore"
+    )
+    assert clause in breaches(mine, CriticWorker)
+    below = type("Below", (mine,), {})
+    assert clause in breaches(below, CriticWorker)
+
+
+@pytest.mark.parametrize("name", OTHER_WORDS)
+def test_methods_with_other_names_are_not_taken_for_slips(name: str) -> None:
+    mine = type("Mine", (Critic,), {name: asynchronous})
+    assert breaches(mine, CriticWorker) == breaches(Critic, CriticWorker)
+
+
+def test_a_nearby_name_is_allowed_where_the_method_itself_is_defined_or_comes_from_elsewhere() -> None:
+    save = CriticWorker.save
+    both = type("Both", (Critic,), {"asave": asynchronous, "save": lambda self, *args: save(self, *args)})
+    assert "asave" not in "".join(breaches(both, CriticWorker))
+    mixin = type("Mixin", (), {"asave": asynchronous})
+    assert "asave" not in "".join(breaches(type("Mixed", (mixin, Critic), {}), CriticWorker))

@@ -30,15 +30,18 @@ def breaches(cls: type[Any], interface: type[Any]) -> tuple[str, ...]:
 
     A class conforms if it inherits from the interface and has no abstract method left. Every public method of the
     interface is there, callable, of the declared kind (plain, async, async generator), and takes the interface's
-    arguments by position. Every property is a property or a value. The check instantiates and calls nothing.
+    arguments by position. Every property is a property or a value. No method has nearly the name of one that the class
+    leaves to the interface: it would never be called. The check instantiates and calls nothing.
     """
     if interface not in cls.__mro__:
         return (f"it does not inherit from {interface.__name__}; needs a subclass (`register` alone adds no methods)",)
+    members = _members(interface)
     found = [
         f"{name}{problem}"
-        for name, declared in sorted(_members(interface).items())
+        for name, declared in sorted(members.items())
         if (problem := _departs(inspect.getattr_static(cls, name, None), declared))
     ]
+    found += _misspelled(cls, interface, members)
     missing = sorted(name for name in getattr(cls, "__abstractmethods__", ()))
     if missing:
         found.append(f"it is abstract: it does not define {', '.join(missing)}")
@@ -112,12 +115,40 @@ def _members(interface: type[Any]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for base in reversed(interface.__mro__):
         if base is not object:
-            members |= {
-                name: value
-                for name, value in vars(base).items()
-                if not name.startswith("_") and isinstance(value, (property, staticmethod, classmethod, *_FUNCTIONS))
-            }
+            members |= _members_of(base)
     return members
+
+
+def _members_of(cls: type[Any]) -> dict[str, Any]:
+    """The public methods and properties that the class itself defines."""
+    kinds = (property, staticmethod, classmethod, *_FUNCTIONS)
+    return {name: value for name, value in vars(cls).items() if not name.startswith("_") and isinstance(value, kinds)}
+
+
+def _misspelled(cls: type[Any], interface: type[Any], members: dict[str, Any]) -> list[str]:
+    """A clause for each method that is one slip away from a method of the interface that the class does not define."""
+    left = [name for name, declared in members.items() if inspect.getattr_static(cls, name, None) is declared]
+    written = [base for base in cls.__mro__ if issubclass(base, interface) and base not in interface.__mro__]
+    names = sorted({name for base in written for name in _members_of(base) if name not in members})
+    return [
+        f"it defines {name}(), which nothing calls, and not {near}(); rename it, or begin its name with an underscore"
+        for name in names
+        for near in left
+        if _one_slip(name, near)
+    ]
+
+
+def _one_slip(name: str, due: str) -> bool:
+    """True if case, underscores, one letter or the order of two letters are all that differs.
+
+    Another letter in place of one (clone, close) or at the end (states, state) is more often another word.
+    """
+    if name.replace("_", "").lower() == due.replace("_", "").lower():
+        return True
+    same = next((at for at, (a, b) in enumerate(zip(name, due, strict=False)) if a != b), min(len(name), len(due)))
+    ours, theirs = name[same:], due[same:]
+    one_more = (ours[1:] == theirs or ours == theirs[1:]) and name[-1] == due[-1]
+    return one_more or (ours[:2] == theirs[1::-1] and ours[2:] == theirs[2:])
 
 
 def _departs(found: Any, declared: Any) -> str:
