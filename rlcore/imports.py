@@ -14,6 +14,8 @@ from typing import Any
 
 from rlcore.errors import PluginError, boundary, nearest
 
+FILE_PLUGIN = "rlcore_file_"
+"""Prefix of the names that modules of plugins in plain files have in the process that loaded them."""
 FILE_DIRECTORIES: set[str] = set()
 """Entries of `sys.path` that are there only for imports of a file that this process, or its parent, imported."""
 
@@ -38,6 +40,13 @@ def import_function(target: str) -> Callable[..., Any]:
         raise PluginError(f"target '{target}': '{name}' is {type(found).__name__}; needs a function")
     choices = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
     raise PluginError(f"target '{target}': '{where}' has no '{name}'; {nearest(name, choices)}")
+
+
+def anywhere(target: str) -> str:
+    """The target as other processes can import it: by its file, if its module is a plugin in a plain file."""
+    where, _, attribute = target.rpartition(":")
+    module = sys.modules.get(where) if where.startswith(FILE_PLUGIN) else None
+    return target if module is None else f"{module.__file__}:{attribute}"
 
 
 @functools.cache

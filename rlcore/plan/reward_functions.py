@@ -15,7 +15,7 @@ from rlcore.contracts.offers import RewardFunction, Scope
 from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
 from rlcore.errors.checks.data import listed
 from rlcore.errors.checks.targets import static_problem
-from rlcore.imports import no_relative_imports
+from rlcore.imports import anywhere, no_relative_imports
 from rlcore.plan.catalog import remedy
 from rlcore.plan.components import section_of
 from rlcore.plan.planner_input import Offers, join_names
@@ -128,9 +128,10 @@ def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str,
     where, colon, attribute = fn.rpartition(":")
     if not colon:
         offer = _offered(key, fn, offers)
-        if (problem := static_problem(offer.value.target)) is not None:
-            raise PluginError(f"{offer.provider}: reward function '{fn}' ({offer.value.target}): {problem}")
-        return offer.value.target, str(offer.provider), offer
+        target = anywhere(offer.value.target)
+        if (problem := static_problem(target)) is not None:
+            raise PluginError(f"{offer.provider}: reward function '{fn}' ({target}): {problem}")
+        return target, str(offer.provider), offer
     if not attribute.isidentifier():
         raise ConfigError(f"{key}={fn}: '{attribute}' is not a name; needs file.py:name or module:name")
     if where.endswith(".py"):

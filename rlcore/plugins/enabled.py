@@ -11,6 +11,7 @@ from types import ModuleType
 
 from rlcore.config.providers import Provider
 from rlcore.errors import CALLED, PluginError, boundary
+from rlcore.imports import FILE_PLUGIN
 from rlcore.plan.time_limit import limited
 from rlcore.plugins.discover import canonical, check_not_core, find
 
@@ -58,7 +59,7 @@ def _load_file(path: Path) -> LoadedPlugin:
         raise PluginError(f"plugin '{name}': no file {path}")
     if not name.isidentifier():
         raise PluginError(f"plugin '{name}' ({path}): the file's stem is the plugin's name; needs a Python identifier")
-    module_name = f"rlcore_file_{name}"
+    module_name = f"{FILE_PLUGIN}{name}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise PluginError(f"plugin '{name}' ({path}): not a Python file")

@@ -5,10 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from rlcore.imports import import_target
-
-FILE_PLUGIN = "rlcore_file_"
-"""Prefix of the names of modules that are plugins in plain files."""
+from rlcore.imports import FILE_PLUGIN, import_target
 
 
 @dataclass(frozen=True)

@@ -190,9 +190,10 @@ def test_components_of_the_reward_that_are_not_such_are_refused(site: Path, part
 
 
 @pytest.mark.slow
-def test_the_settings_of_a_plugin_in_a_plain_file_reach_its_reward_functions(here: Path) -> None:
+@pytest.mark.parametrize("where", ["__file__", "__name__"])
+def test_the_settings_of_a_plugin_in_a_plain_file_reach_its_reward_functions(here: Path, where: str) -> None:
     path = here / "settled_file.py"
-    path.write_text(SECTION.replace("NAME", "settled_file").replace("REFERENCE", '__file__ + ":scaled"'))
+    path.write_text(SECTION.replace("NAME", "settled_file").replace("REFERENCE", f'{where} + ":scaled"'))
     made = plan(f"{FN}=scaled", HALF.format("settled_file"), plugins=(str(path),))
     assert judged(made, here).score == 0.5 * 3**2
 
