@@ -266,7 +266,7 @@ def _has_devices_for_replicas(found: Situation) -> bool:
 def _why_embedded(found: Situation) -> str:
     """Reason why the sampler is nevertheless embedded in the actor."""
     if not found.backend:
-        return f"no engine for GPUs is installed: {remedy('rollout.backend')}"
+        return f"no engine for GPUs is enabled: {remedy('rollout.backend')}"
     if not _takes_replicas(found):
         actor = found.config.actor
         return f"'{found.backend}' does not sample for actor.backend={actor.backend}, actor.dtype={actor.dtype}"

@@ -221,7 +221,7 @@ def test_without_a_backend_for_gpus_the_plan_says_what_to_install(monkeypatch: p
     choice = next(choice for choice in loaded(facts=machine(8)).choices if choice.key == "rollout.backend")
     assert choice.value == "hf"
     assert choice.reason.startswith(
-        "no engine for GPUs is installed: 'vllm' comes with `pip install './plugins/vllm[engine]'`"
+        "no engine for GPUs is enabled: 'vllm' comes with `pip install './plugins/vllm[engine]'`"
     )
 
 
