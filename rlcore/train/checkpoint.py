@@ -45,6 +45,9 @@ PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", 
 _NAME = re.compile(r"step_(\d+)")
 
 
+_ASIDE = re.compile(r"step_(\d+)\.passed_over")
+
+
 _LEFTOVER = re.compile(r"\.step_(\d+)\.(staging|replaced|pruned)")
 
 
@@ -131,6 +134,19 @@ def settle(run_dir: Path, step: int, keep: int, files: FileOperations = FILES, b
     return directory / f"step_{step}"
 
 
+def set_aside(run_dir: Path, step: int, files: FileOperations = FILES) -> None:
+    """Rename checkpoints later than `step`, which a resume passed over, to `step_N.passed_over`.
+
+    They count for nothing then, not even for `checkpoint.keep`, and go when the run has saved a step as late as theirs.
+    """
+    with reported("checkpoints that were passed over cannot be set aside"):
+        for path, later in list(_published(run_dir)):
+            if later > step:
+                aside = path.with_name(f"{path.name}.passed_over")
+                _remove_tree(aside, files)
+                files.rename(path, aside)
+
+
 def latest(run_dir: Path) -> Path | None:
     """The newest checkpoint of the run that verifies, or None."""
     return survey(run_dir).newest
@@ -196,10 +212,10 @@ def reported(what: str, staging: Path | None = None, files: FileOperations = FIL
         raise CheckpointError(f"{what}: {describe(error)}") from error
 
 
-def _published(run_dir: Path) -> Iterator[tuple[Path, int]]:
+def _published(run_dir: Path, pattern: re.Pattern[str] = _NAME) -> Iterator[tuple[Path, int]]:
     """(path, step) of everything with a checkpoint's name, complete or not."""
     for path in _entries(run_dir):
-        match = _NAME.fullmatch(path.name)
+        match = pattern.fullmatch(path.name)
         if match is not None and path.is_dir() and not path.is_symlink():
             yield path, int(match.group(1))
 
@@ -236,7 +252,13 @@ def _remove_tree(path: Path, files: FileOperations) -> None:
 
 
 def _prune(run_dir: Path, step: int, keep: int, files: FileOperations, best: int | None) -> None:
-    """Remove all but `best` and the newest `keep` checkpoints up to `step`, which is complete and always stays."""
+    """Remove all but `best` and the newest `keep` checkpoints up to `step`, which is complete and always stays.
+
+    Those set aside go, too.
+    """
+    for path, passed_over in list(_published(run_dir, _ASIDE)):
+        if passed_over <= step:
+            _remove_tree(path, files)
     older = sorted((published, path) for path, published in _published(run_dir) if published < step)
     for version, path in older[: max(0, len(older) - keep + 1)] if keep > 0 else []:
         if version == best:

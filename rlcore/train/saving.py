@@ -268,6 +268,7 @@ class Saver:
         self._num_evaluations = len(self._trainer.evaluations)
         self._trainer.sinks.cut_back(loaded.step, self._trainer.evaluated(loaded.step))
         if path.is_relative_to(self._run_dir):
+            await asyncio.to_thread(checkpoint.set_aside, self._run_dir, loaded.step)
             settle = partial(checkpoint.settle, self._run_dir, loaded.step, self._config.keep, best=self.best_step)
             self.last = await asyncio.to_thread(settle)
 

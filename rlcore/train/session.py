@@ -27,6 +27,7 @@ from rlcore.runtime.data_check import check_data
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.train.best import StopRule, check_named
 from rlcore.train.callbacks import Callbacks, StepCallbacks
+from rlcore.train.checkpoint import set_aside
 from rlcore.train.last_words import how_to_load, summary, way_on
 from rlcore.train.observed import observed
 from rlcore.train.origin import Origin, Start, changes_since, check_remains, differences_from, find_origin
@@ -283,6 +284,7 @@ class Session:
             self._terminal.say(f"continuing after step {progress.step} from {path}")
         elif origin.resumed:
             self._sinks.cut_back(-1)
+            await asyncio.to_thread(set_aside, self._run_dir, 0)
             self._terminal.say("no checkpoint to continue from: beginning with step 1")
         if origin.resumed or path is not None:
             write_plan(self._run_dir, plan)

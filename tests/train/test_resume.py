@@ -59,6 +59,24 @@ def test_resume_names_a_damaged_checkpoint_and_takes_the_one_before(
 
 
 @pytest.mark.fault
+@pytest.mark.parametrize("from_start", [False, True])
+def test_a_damaged_checkpoint_takes_no_place_of_those_that_are_kept(config: dict[str, Any], from_start: bool) -> None:
+    settings = ("checkpoint.every_steps=1", "checkpoint.keep=2")
+    directory = run(config, *settings, "train.max_steps=3").run_dir / "checkpoints"
+    damaged(directory / "step_3")
+    (directory / "step_3").rename(directory / "step_5")
+    if from_start:
+        damaged(directory / "step_2")
+    more = ("checkpoint.every_steps=2", "train.max_steps=4") if from_start else ("train.max_steps=4",)
+    run(config, *settings, *more, resume=True, from_start=from_start)
+    names = sorted(path.name for path in directory.iterdir() if path.name.startswith("step"))
+    aside = ["step_5.passed_over"]
+    assert names == [*(("step_2", "step_4") if from_start else ("step_3", "step_4")), *aside]
+    run(config, *settings, "train.max_steps=5", resume=True)
+    assert sorted(path.name for path in directory.iterdir() if path.name.startswith("step")) == ["step_4", "step_5"]
+
+
+@pytest.mark.fault
 def test_a_resume_after_the_last_step_ends_a_save_that_was_cut_short(config: dict[str, Any]) -> None:
     settings = ("checkpoint.every_steps=1", "checkpoint.keep=2")
     directory = run(config, *settings).run_dir / "checkpoints"
