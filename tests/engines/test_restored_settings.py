@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
 from rlcore.engines.hf import TrainEngine
+from rlcore.engines.hf.train.model import value_head_file
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.errors import CheckpointError
 from rlcore.testing.tiny import random_batch, write_tiny_model
@@ -61,3 +63,14 @@ def test_an_adapter_that_was_trained_with_another_alpha_is_refused(llama: Path, 
         engine.restore(tmp_path)
     assert "\n" not in str(caught.value)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(engine).items())
+
+
+def test_a_value_head_with_several_settings_is_always_written_in_the_same_bytes(tmp_path: Path) -> None:
+    model: Any = SimpleNamespace(
+        transformer=SimpleNamespace(config=SimpleNamespace(model_type="llama")),
+        head_tensors=lambda: {"weight": torch.ones(2)},
+        head_settings=lambda: {"alpha": "8", "rank": "2"},
+    )
+    for number in range(12):
+        value_head_file(model).write(tmp_path / str(number))
+    assert len({path.read_bytes() for path in tmp_path.glob("*/*.safetensors")}) == 1

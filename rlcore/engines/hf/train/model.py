@@ -45,6 +45,8 @@ DTYPES = {
     "float64": torch.float64,
 }
 VALUE_HEAD_FILE = "value_head.safetensors"
+HEAD_SETTINGS = "rlcore.value_head"
+"""Entry of the metadata of that file, as JSON."""
 
 
 class ModelKind(StrEnum):
@@ -298,9 +300,12 @@ def _naming_attention(attention: str) -> Iterator[None]:
 
 
 def value_head_file(model: ValueModel) -> StateFile:
-    """The value head file: tensors, the type of model whose hidden states it reads, and the settings of adapters."""
-    metadata = {"model_type": model.transformer.config.model_type, **model.head_settings()}
-    return StateFile(VALUE_HEAD_FILE, model.head_tensors(), metadata)
+    """The value head file: tensors, the type of model whose hidden states it reads, and the settings of adapters.
+
+    One entry of metadata has them all: safetensors writes several in a random order, and equal runs write equal files.
+    """
+    settings = {"model_type": model.transformer.config.model_type, **model.head_settings()}
+    return StateFile(VALUE_HEAD_FILE, model.head_tensors(), {HEAD_SETTINGS: json.dumps(settings, sort_keys=True)})
 
 
 @torch.no_grad()
@@ -311,8 +316,8 @@ def load_value_head(model: ValueModel, directory: Path) -> None:
     file, own = directory / VALUE_HEAD_FILE, model.head_tensors()
     with boundary(f"value head '{file}'", CheckpointError), safe_open(file, framework="pt") as opened:
         saved = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        metadata = opened.metadata() or {}
-        of_type = _type_of_head(metadata, directory)
+        settings = json.loads((opened.metadata() or {}).get(HEAD_SETTINGS, "{}"))
+        of_type = _type_of_head(settings, directory)
     own_type = model.transformer.config.model_type
     if of_type not in ("", own_type):
         raise CheckpointError(
@@ -327,19 +332,19 @@ def load_value_head(model: ValueModel, directory: Path) -> None:
                 "another model: start from the one that it was saved with"
             )
     for key, setting in model.head_settings().items():
-        if metadata.get(key, setting) != setting:  # of an earlier release it has none
+        if settings.get(key, setting) != setting:  # of another trainer it has none
             raise CheckpointError(
-                f"value head '{file}': it was trained with {key}={metadata[key]}, and this critic's is {setting}; "
-                f"needs {key}={metadata[key]}, or a new run"
+                f"value head '{file}': it was trained with {key}={settings[key]}, and this critic's is {setting}; "
+                f"needs {key}={settings[key]}, or a new run"
             )
     for name, tensor in own.items():
         put(tensor, saved[name])
 
 
-def _type_of_head(metadata: dict[str, str], directory: Path) -> str:
+def _type_of_head(settings: dict[str, str], directory: Path) -> str:
     """The model type of a saved head: from its file, else from the model in the same directory; empty if neither
     says."""
     config_file = directory / "config.json"
-    if "model_type" in metadata or not config_file.is_file():
-        return metadata.get("model_type", "")
+    if "model_type" in settings or not config_file.is_file():
+        return settings.get("model_type", "")
     return str(json.loads(config_file.read_text("utf-8")).get("model_type", ""))
