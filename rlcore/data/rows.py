@@ -34,6 +34,8 @@ MAX_LIST = 1 << 30
 GZIP = b"\x1f\x8b"
 """The first bytes of a file that is compressed by gzip."""
 TABLES = frozenset({".csv", ".parquet"})
+UNNAMED = "__index_level_"
+"""Beginning of the name that pyarrow gives to a column of an index without a name."""
 NO_ROWS = "corresponds to no data"
 """In the library's error for a table of which only the header is there."""
 MAX_NAMED = 12
@@ -241,7 +243,30 @@ def _table_rows(source: SourceConfig, path: Path, who: str) -> Iterator[Row]:
         if not is_csv and not _num_parquet_rows(path):
             return  # the library divides by the number of rows
         read = datasets.Dataset.from_csv if is_csv else datasets.Dataset.from_parquet
-        yield from _numbered(read(str(path), **in_memory, **source.options))
+        rows = read(str(path), **in_memory, **source.options)
+        if is_csv:
+            _refuse_surplus(rows, [path], source, f"{who}: '{path}'")
+        yield from _numbered(rows)
+
+
+def _refuse_surplus(rows: Any, files: Iterable[Path], source: SourceConfig, whose: str) -> None:
+    """ConfigError if the first columns of CSV files became an index, because rows have more fields than the header.
+
+    The other columns would have the names, and so the values, of their neighbours.
+    """
+    surplus = sum(name.startswith(UNNAMED) for name in rows.column_names)
+    if not surplus or "index_col" in source.options or any(UNNAMED.encode() in _first_line(file) for file in files):
+        return
+    named = len(rows.column_names) - surplus
+    raise ConfigError(
+        f"{whose} has {named + surplus} fields in its first row and {named} in its header; needs a name for each, so "
+        "quote fields with a separator in them, or drop what is after the last name by options.index_col=false"
+    )
+
+
+def _first_line(file: Path) -> bytes:
+    with file.open("rb") as lines:
+        return lines.readline(MAX_LINE)
 
 
 def _num_parquet_rows(path: Path) -> int:
@@ -262,7 +287,10 @@ def _dataset_rows(source: SourceConfig, path: Path, who: str) -> Iterator[Row]:
             yield from _numbered(datasets.load_from_disk(str(path), keep_in_memory=True))
         else:
             arguments = {"split": source.split, **in_memory, **source.options}
-            yield from _numbered(datasets.load_dataset(str(path), source.subset or None, **arguments))
+            rows = datasets.load_dataset(str(path), source.subset or None, **arguments)
+            if rows.info.builder_name == "csv":
+                _refuse_surplus(rows, path.rglob("*.csv"), source, f"{who}: '{path}'")
+            yield from _numbered(rows)
 
 
 @contextmanager

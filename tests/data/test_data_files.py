@@ -99,6 +99,30 @@ def test_a_damaged_or_ambiguous_file_is_one_line_that_says_what_is_wrong(
     assert len(one_line) < 500
 
 
+@pytest.mark.parametrize("name", ["rows.csv", "."])
+def test_a_csv_file_whose_rows_have_more_fields_than_the_header_is_refused(tmp_path: Path, name: str) -> None:
+    source = SourceConfig(path=str(tmp_path / name))
+    for text, found in (
+        ("prompt,answer\nCapital of France?,Paris,\nCapital of Italy?,Rome,\n", "3 fields in its first row and 2"),
+        ("prompt\nAdd 1, then 2, then 3\n", "3 fields in its first row and 1"),
+    ):
+        (tmp_path / "rows.csv").write_text(text)
+        with pytest.raises(
+            ConfigError, match=rf"^x: '.*' has {found} in its header; needs .* options.index_col=false$"
+        ):
+            read_rows(source, "x")
+    (tmp_path / "rows.csv").write_text('prompt,answer\na,1,\n"b, c",2,\n')
+    rows = read_rows(replace(source, options={"index_col": False}), "x")
+    assert [row.values for row in rows] == [{"prompt": "a", "answer": 1}, {"prompt": "b, c", "answer": 2}]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "."])
+def test_a_csv_file_may_have_a_column_with_the_name_of_an_index(tmp_path: Path, name: str) -> None:
+    (tmp_path / "rows.csv").write_text("prompt,__index_level_0__\na,1\n")
+    [row] = read_rows(SourceConfig(path=str(tmp_path / name)), "x")
+    assert row.values == {"prompt": "a", "__index_level_0__": 1}
+
+
 def test_a_parquet_file_without_rows_is_refused(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match=r"a\.parquet' has no rows"):
