@@ -9,6 +9,7 @@ import numpy as np
 from rlcore.config import RewardConfig
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.errors import ConfigError, RewardError
+from rlcore.reward.scorers import answer_text
 from rlcore.types import FinishReason, Lane, Prompt, RewardStatus, ScoredTrajectory, Trajectory, TrajectoryId
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def canary(prompt: Prompt, template: str, tokens: "Tokens") -> Trajectory:
         token_ids=np.array(ids, dtype=np.int32),
         loss_mask=mask,
         logprobs=np.zeros(len(ids), dtype=np.float32),
-        completion=template.replace("{answer}", str(prompt.answer)),
+        completion=template.replace("{answer}", answer_text(prompt.answer)),
         finish=FinishReason.STOP,
         versions=((len(ids) - 1, 0),),
     )

@@ -4,6 +4,7 @@ The first five extract an answer from the response and compare it with the promp
 `info['answer']`, from which the evaluation takes majority votes. The others look at the response alone.
 """
 
+import math
 import re
 import threading
 from collections.abc import Mapping
@@ -171,10 +172,17 @@ def length_penalty(trajectory: Trajectory, free: int = 256, limit: int = 512) ->
     return -min(1.0, max(0, trajectory.num_sampled - free) / (limit - free))
 
 
+def answer_text(answer: Any) -> str:
+    """The answer of the data as a response writes it: a float without an exponent, 0.00002 where Python has 2e-05."""
+    if isinstance(answer, float) and math.isfinite(answer):
+        return f"{Decimal(str(answer)):f}"
+    return str(answer)
+
+
 def _wanted(trajectory: Trajectory) -> str:
     if trajectory.prompt.answer is None:
         raise RewardError(f"prompt '{trajectory.prompt.id}' has no answer to compare with")
-    return str(trajectory.prompt.answer)
+    return answer_text(trajectory.prompt.answer)
 
 
 def _judged(found: str, trajectory: Trajectory) -> Reward:

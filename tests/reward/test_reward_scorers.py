@@ -11,10 +11,13 @@ import pytest
 
 from rlcore.contracts.components import ResolvedReward
 from rlcore.contracts.offers import Scope
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import RewardError
 from rlcore.plan.sources import source_file
+from rlcore.reward.canary import canary
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.reward.scorers import (
+    answer_text,
     boxed,
     exact_match,
     extract,
@@ -196,6 +199,28 @@ def test_gsm8k_reads_the_answer_as_the_data_has_it(answer: Any) -> None:
     assert gsm8k(sample_of("The answer is 72.", answer)).score == 1.0
     assert gsm8k(sample_of("The answer is 7.", answer)).score == 0.0
     assert gsm8k(sample_of("I cannot say.", answer)).score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "exponent"),
+    [
+        (2e-05, "0.00002", "5"),
+        (-1.5e-07, "-0.00000015", "7"),
+        (1.2e16, "12000000000000000", "16"),
+        (1e22, "1" + "0" * 22, "22"),
+        (0.5, "0.5", "0"),
+    ],
+)
+def test_a_float_of_the_data_is_compared_as_people_write_it(answer: float, text: str, exponent: str) -> None:
+    right, wrong = sample_of(rf"\boxed{{{text}}}", answer), sample_of(rf"\boxed{{{exponent}}}", answer)
+    for scorer in (exact_match, boxed, gsm8k):
+        assert (scorer(right).score, scorer(wrong).score) == (1.0, 0.0), scorer.__name__
+    assert canary(right.prompt, "It is {answer}.", ByteTokens()).text() == f"It is {text}."
+
+
+@pytest.mark.parametrize("answer", [float("nan"), float("inf"), True, None, 7, [1e-05]])
+def test_an_answer_that_is_not_a_finite_float_stays_as_python_writes_it(answer: Any) -> None:
+    assert answer_text(answer) == str(answer)
 
 
 def test_gsm8k_fails_by_name_where_the_data_has_no_number() -> None:
