@@ -6,7 +6,8 @@ from typing import Any
 
 from rlcore.config import DataConfig, SourceConfig
 from rlcore.data.conversation import text_of
-from rlcore.data.rows import Row, read_rows
+from rlcore.data.json_rows import Row
+from rlcore.data.rows import read_rows
 from rlcore.errors import ConfigError, nearest
 from rlcore.types import FrozenDict, Message, Prompt, frozen_messages
 

@@ -1,7 +1,6 @@
 """The raw rows of a source: local files, directories, hub datasets, generated tasks."""
 
 import hashlib
-import json
 import logging
 import os
 import tempfile
@@ -9,30 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 from rlcore.config import SourceConfig
 from rlcore.data.conversation import normalised
+from rlcore.data.directories import NEEDED_INSIDE, has_rows, json_files, mixture_of, refuse_unsaved, split_rows
+from rlcore.data.json_rows import JSON, JSON_LINES, MAX_LINE, Row, json_rows
 from rlcore.errors import ConfigError, boundary, nearest
 
-JSON_LINES = frozenset({".jsonl", ".ndjson"})
-JSON = ".json"
-"""Suffix of a file that is one list of objects, or one object per line."""
 OTHER_FILES = frozenset({".txt", ".tsv", ".xlsx", ".gz", ".zst", ".zip", ".arrow", ".yaml", ".yml", ".pkl", ".md"})
 """Suffixes of files only, not of names on the Hub."""
-IN_DIRECTORIES = JSON_LINES | {JSON, ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".zip", ".bz2", ".xz"}
-"""Suffixes of files in a directory from which `datasets` may read rows."""
-NEEDED_INSIDE = "needs .jsonl, .json, .csv or .parquet in it, what `save_to_disk` wrote"
-MAX_LOOKED = 10_000
-"""Files of a directory whose names are looked at."""
 MAX_DEPTH = 64
 """Most levels of lists and objects in a row."""
-MAX_LINE = 1 << 28
-"""Most bytes of one line of JSON; a file without line breaks would take all memory."""
-MAX_LIST = 1 << 30
-"""Most bytes of a file that is one list of JSON, which is read at once."""
-GZIP = b"\x1f\x8b"
-"""The first bytes of a file that is compressed by gzip."""
 TABLES = frozenset({".csv", ".parquet"})
 UNNAMED = "__index_level_"
 """Beginning of the name that pyarrow gives to a column of an index without a name."""
@@ -40,14 +27,6 @@ NO_ROWS = "corresponds to no data"
 """In the library's error for a table of which only the header is there."""
 MAX_NAMED = 12
 """Most files that an error lists."""
-
-
-class Row(NamedTuple):
-    """One row of a source, and its name in errors."""
-
-    where: str
-    """'line 3' of a file of lines, else 'row 2'."""
-    values: Mapping[str, Any]
 
 
 def read_rows(source: SourceConfig, who: str) -> list[Row]:
@@ -91,9 +70,7 @@ def _rows(source: SourceConfig, who: str) -> Iterator[Row]:
     suffix = path.suffix.lower()
     if suffix in TABLES:
         return _table_rows(source, path, who)
-    if suffix == JSON:
-        return _json_rows(path, who)
-    return _line_rows(path, who) if suffix in JSON_LINES else _dataset_rows(source, path, who)
+    return json_rows(path, who) if suffix in JSON_LINES | {JSON} else _dataset_rows(source, path, who)
 
 
 def check_path(source: SourceConfig, who: str) -> Path:
@@ -101,7 +78,9 @@ def check_path(source: SourceConfig, who: str) -> Path:
     path = Path(source.path).expanduser()
     suffix = path.suffix.lower()
     with boundary(f"{who}.path", ConfigError):  # for a name that is too long, or in a directory that cannot be read
-        problem, is_file, exists = _problem_of(path), path.is_file(), path.exists()
+        problem = _problem_of(path) or mixture_of(source, path)
+        is_file, exists = path.is_file(), path.exists()
+        refuse_unsaved(source, path, who)
     if problem:
         raise ConfigError(f"{who}.path: '{source.path}' {problem}")
     if suffix in JSON_LINES | TABLES | {JSON}:
@@ -141,17 +120,10 @@ def _problem_of(path: Path) -> str:
             return "is a directory, though its name is that of a file; needs a file, such as one of those in it"
         if not any(path.iterdir()):
             return "is an empty directory; needs one with data files, or a file"
-        return "" if _has_rows(path) else f"is a directory without files of rows; {NEEDED_INSIDE}, or a file"
+        return "" if has_rows(path) else f"is a directory without files of rows; {NEEDED_INSIDE}, or a file"
     if path.exists() and not path.is_file():
         return "is a device or a socket; needs a file"
     return "" if not path.exists() or os.access(path, os.R_OK) else "cannot be read (permission); needs a readable file"
-
-
-def _has_rows(directory: Path) -> bool:
-    """True if a file in the directory, or below it, may hold rows, and for a directory with too many files to look."""
-    names = (name for _, _, names in os.walk(directory) for name in names)
-    looked = list(islice(names, MAX_LOOKED))
-    return len(looked) == MAX_LOOKED or any(Path(name).suffix.lower() in IN_DIRECTORIES for name in looked)
 
 
 def _refuse_without_effect(source: SourceConfig, path: Path, who: str) -> None:
@@ -162,79 +134,6 @@ def _refuse_without_effect(source: SourceConfig, path: Path, who: str) -> None:
         raise ConfigError(f"{who}.subset: it is '{source.subset}', a file has no subsets; leave it out")
     if source.options and path.suffix.lower() not in TABLES:
         raise ConfigError(f"{who}.options: {', '.join(source.options)}: no effect on a file of JSON; leave it out")
-
-
-def _line_rows(path: Path, who: str) -> Iterator[Row]:
-    """One JSON object per line, without blank lines. Not read by `datasets`, which cannot name a bad line."""
-    with _reading(path, who) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
-            if len(line) > MAX_LINE:
-                raise ConfigError(f"{who}: '{path}' line {number} has more than {MAX_LINE >> 20} MiB; divide it")
-            if not line.strip():
-                continue
-            try:
-                values = json.loads(line, object_pairs_hook=_unambiguous)
-            except (ValueError, RecursionError) as cause:
-                raise ConfigError(f"{who}: '{path}' line {number} is not JSON: {cause}") from cause
-            if not isinstance(values, dict):
-                found = type(values).__name__
-                raise ConfigError(f"{who}: '{path}' line {number} is a {found}; needs an object with a prompt")
-            yield Row(f"line {number}", values)
-
-
-def _json_rows(path: Path, who: str) -> Iterator[Row]:
-    """The objects of one list, or of the lines of a file that is not one JSON value or too large to be one."""
-    with _reading(path, who) as file:
-        is_list = file.read(1024).lstrip().startswith(b"[")
-        is_small = os.fstat(file.fileno()).st_size <= MAX_LIST
-        file.seek(0)
-        content = file.read() if is_small else b""
-    if not is_small and is_list:
-        raise ConfigError(
-            f"{who}: '{path}' is a list of more than {MAX_LIST >> 20} MiB, which is read at once; write one object per "
-            "line into a .jsonl file"
-        )
-    try:
-        values = json.loads(content, object_pairs_hook=_unambiguous)
-    except _Ambiguous as cause:
-        raise ConfigError(f"{who}: '{path}': {cause}") from cause
-    except (ValueError, RecursionError) as cause:
-        if is_list and is_small:
-            raise ConfigError(f"{who}: '{path}' is not JSON: {cause}") from cause
-        yield from _line_rows(path, who)
-        return
-    if not isinstance(values, list):
-        raise ConfigError(f"{who}: '{path}' is {_kind(values)}; needs a list of objects, or one object per line")
-    for index, value in enumerate(values):
-        if not isinstance(value, dict):
-            raise ConfigError(f"{who}: '{path}' row {index} is {_kind(value)}; needs an object with a prompt")
-        yield Row(f"row {index}", value)
-
-
-@contextmanager
-def _reading(path: Path, who: str) -> Iterator[BinaryIO]:
-    """The file; ConfigError if it cannot be read or is compressed."""
-    with boundary(f"{who}: '{path}'", ConfigError, OSError), path.open("rb") as file:
-        if file.read(len(GZIP)) == GZIP:
-            raise ConfigError(f"{who}: '{path}' is compressed by gzip; unpack it: gunzip -c FILE > ROWS.jsonl")
-        file.seek(0)
-        yield file
-
-
-class _Ambiguous(ValueError):
-    """An object has a key twice: Python takes the last value, other readers take the first."""
-
-
-def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _Ambiguous(f"the key '{next(key for key in keys if keys.count(key) > 1)}' occurs twice in one object")
-    return values
-
-
-def _kind(value: object) -> str:
-    return "an object" if isinstance(value, dict) else f"of type {type(value).__name__}"
 
 
 def _table_rows(source: SourceConfig, path: Path, who: str) -> Iterator[Row]:
@@ -286,8 +185,11 @@ def _dataset_rows(source: SourceConfig, path: Path, who: str) -> Iterator[Row]:
         elif (path / "state.json").exists():
             yield from _numbered(datasets.load_from_disk(str(path), keep_in_memory=True))
         else:
-            arguments = {"split": source.split, **in_memory, **source.options}
-            rows = datasets.load_dataset(str(path), source.subset or None, **arguments)
+            if files := json_files(datasets, source, path, in_memory["cache_dir"]):
+                yield from split_rows(datasets, source, path, files, who)
+                return
+            arguments = {**in_memory, **source.options}
+            rows = datasets.load_dataset(str(path), source.subset or None, split=source.split, **arguments)
             if rows.info.builder_name == "csv":
                 _refuse_surplus(rows, path.rglob("*.csv"), source, f"{who}: '{path}'")
             yield from _numbered(rows)

@@ -10,7 +10,8 @@ from rlcore.contracts.model_files import decoder_settings, model_directory
 from rlcore.data import load_prompts, refuse_overlap
 from rlcore.data.chat_template import read_chat_template
 from rlcore.data.conversation import text_of
-from rlcore.data.rows import JSON, JSON_LINES, check_path
+from rlcore.data.json_rows import JSON, JSON_LINES
+from rlcore.data.rows import check_path
 from rlcore.data.tokenizer import BYTES, require_directory
 from rlcore.data.window import fits, fits_evaluation
 from rlcore.errors import ConfigError

@@ -137,8 +137,8 @@ def test_a_mark_of_byte_order_and_line_breaks_of_other_systems_are_read(tmp_path
 
 
 def test_a_large_file_of_json_is_not_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.data.rows.MAX_LIST", 1 << 10)
-    monkeypatch.setattr("rlcore.data.rows.MAX_LINE", 1 << 9)
+    monkeypatch.setattr("rlcore.data.json_rows.MAX_LIST", 1 << 10)
+    monkeypatch.setattr("rlcore.data.json_rows.MAX_LINE", 1 << 9)
     source = SourceConfig(path=str(tmp_path / "rows.json"))
     (tmp_path / "rows.json").write_text('{"prompt": "a"}\n' * 100)
     assert len(read_rows(source, "x")) == 100
@@ -154,7 +154,7 @@ def test_a_line_without_an_end_is_not_read_into_memory(tmp_path: Path, monkeypat
     with (tmp_path / "holes.jsonl").open("wb") as file:
         file.write(ROWS)
         file.truncate(1 << 40)
-    monkeypatch.setattr("rlcore.data.rows.MAX_LINE", 1 << 20)
+    monkeypatch.setattr("rlcore.data.json_rows.MAX_LINE", 1 << 20)
     with pytest.raises(ConfigError, match="line 3 has more than 1 MiB; divide it"):
         read_rows(SourceConfig(path=str(tmp_path / "holes.jsonl")), "data.sources.x")
 
@@ -233,3 +233,83 @@ def test_rows_without_a_prompt_are_counted_and_the_first_is_named(tmp_path: Path
         ConfigError, match=r"line 2, as 2 of 3 rows, has nothing in column 'prompt'.*; remove such rows"
     ):
         load_prompts(sources, DataConfig(sources=sources))
+
+
+def test_a_directory_of_json_files_keeps_what_is_in_them(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    first = {"prompt": "a", "answer": "2020-01-01", "n": 1, "large": 10**29}
+    (tmp_path / "below" / "train-1.jsonl").write_text("\n" + json.dumps(first) + "\n")
+    (tmp_path / "train-2.json").write_text(json.dumps([{"prompt": "b", "answer": "02101", "n": 0.5}]))
+    (tmp_path / "test.ndjson").write_text('{"prompt": "c"}\n{"prompt": "d"}\n')
+    (tmp_path / "README.md").touch()
+    source = SourceConfig(path=str(tmp_path))
+    found = sorted(read_rows(source, "x"))
+    assert [row.where for row in found] == ["below/train-1.jsonl line 2", "train-2.json row 0"]
+    assert [row.values for row in found] == [first, {"prompt": "b", "answer": "02101", "n": 0.5}]
+    assert type(found[0].values["n"]) is int
+    for split, prompts in (("test", "cd"), ("test[1:]", "d"), ("test[:50%]+test[-1:]", "cd")):
+        rows = read_rows(replace(source, split=split), "x")
+        assert "".join(row.values["prompt"] for row in rows) == prompts
+    [chosen] = read_rows(replace(source, options={"data_files": "below/*.jsonl"}), "x")
+    assert chosen.values == first
+    with pytest.raises(ConfigError, match=r"^x: dataset '.*': ValueError: Unknown split \"tset\".*'train', 'test'"):
+        read_rows(replace(source, split="tset"), "x")
+    (tmp_path / "test.ndjson").write_text("broken\n")
+    with pytest.raises(ConfigError, match=r"^x: '.*/test\.ndjson' line 1 is not JSON"):
+        read_rows(replace(source, split="test"), "x")
+
+
+def test_options_of_the_library_let_it_read_a_directory_of_json_files(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text('{"data": [{"prompt": "a"}]}')
+    [row] = read_rows(SourceConfig(path=str(tmp_path), options={"field": "data"}), "x")
+    assert row.values == {"prompt": "a"}
+
+
+def test_a_directory_with_files_of_several_kinds_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "a.jsonl").write_text('{"prompt": "a"}\n')
+    for ignored in ("config.json", ".hidden.parquet", "LICENSE.txt", "a.ndjson"):
+        (tmp_path / ignored).write_text("")
+    source = SourceConfig(path=str(tmp_path))
+    assert len(read_rows(source, "x")) == 1
+    (tmp_path / "b.csv").write_text("prompt\nb\n")
+    with pytest.raises(
+        ConfigError, match=r"^x\.path: '.*' has files of more than one kind, such as 'a\.ndjson' and 'b\.csv'; needs"
+    ):
+        check_path(source, "x")
+    [row] = read_rows(replace(source, options={"data_files": "*.csv"}), "x")
+    assert row.values == {"prompt": "b"}
+    (tmp_path / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: b.csv\n---\n")
+    [row] = read_rows(source, "x")
+    assert row.values == {"prompt": "b"}
+    for file in ("README.md", "a.ndjson", "below/a.jsonl"):
+        (tmp_path / file).unlink()
+    assert read_rows(source, "x") == [row]
+
+
+def test_a_saved_dataset_refuses_a_split_that_it_does_not_have_and_settings_without_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # writing, tqdm starts a thread that stays
+    rows = datasets.Dataset.from_dict({"prompt": ["a"]}, split="test")
+    datasets.DatasetDict({"test": rows}).save_to_disk(tmp_path / "splits")
+    rows.save_to_disk(tmp_path / "named")
+    datasets.Dataset.from_dict({"prompt": ["a"]}).save_to_disk(tmp_path / "plain")
+    monkeypatch.undo()
+    for name, split in (("splits", "test"), ("named", "test"), ("named", "train"), ("plain", "train")):
+        source = SourceConfig(path=str(tmp_path / name), split=split)
+        assert len(read_rows(source, "x")) == 1
+        for settings in ({"subset": "main"}, {"options": {"main": 1}}):
+            with pytest.raises(
+                ConfigError, match=r"^x\.(subset|options): main: no effect .* save_to_disk wrote; leave"
+            ):
+                check_path(replace(source, **settings), "x")  # type: ignore[arg-type]
+    for name, message in {
+        "splits": r"'.*' has no split 'tset'; did you mean 'test'\? choose from: test",
+        "named": "it is 'tset', and '.*' is one dataset, saved as split 'test'; leave it out",
+        "plain": "it is 'tset', and '.*' is one dataset, saved without a split; leave it out",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"^x\.split: {message}$"):
+            check_path(SourceConfig(path=str(tmp_path / name), split="tset"), "x")
