@@ -201,6 +201,12 @@ def _check_sources(config: RunConfig) -> None:
             if bool(source.path) == bool(source.task):
                 found = f"path={source.path!r} and task={source.task!r}" if source.path else "neither path nor task"
                 raise ConfigError(f"{key}.{name}: found {found}; needs exactly one: path (a file or dataset) or task")
+    for name, source in config.eval.sources.items():
+        if source.weight != 1.0:
+            raise ConfigError(
+                f"eval.sources.{name}.weight: found {source.weight:g}, which has no effect: a held-out source is not "
+                "mixed; leave it out"
+            )
     if all(source.weight == 0 for source in config.data.sources.values()):
         raise ConfigError("data.sources: every weight is 0; needs one above 0")
 

@@ -45,7 +45,7 @@ class SourceConfig:
     subset: str = option("", used_when="path != ''")
     """The dataset's configuration name."""
     weight: float = option(1.0, at_least=0)
-    """Share of this source in the mixture, relative to the others."""
+    """Share of this source in the mixture of training, relative to the others; 0: it is left out."""
     size: int = option(1000, used_when="task != ''", at_least=1)
     """Items of the reasoning_gym task that are generated before the split."""
     seed: int = option(0, used_when="task != ''")

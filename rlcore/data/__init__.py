@@ -10,6 +10,7 @@ from rlcore.imports import lazy_names
 if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `lazy_names` does
     from rlcore.data.issued import IssuedPrompts as IssuedPrompts
     from rlcore.data.read_prompts import load_prompts as load_prompts
+    from rlcore.data.read_prompts import training_sources as training_sources
     from rlcore.data.select import filter_long as filter_long
     from rlcore.data.select import refuse_overlap as refuse_overlap
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -48,7 +49,8 @@ class IssuedPrompts:
         """The results as JSON. Neither mapping is changed in place, because a published state or the order may hold it.
         """
         self._counts = not defines(plan.offer.cls, PromptOrder, "times_issued")
-        context = OrderContext(plan.offer.name, prompts, data, seed, plan.section)
+        mixed = {name: source for name, source in data.sources.items() if name in prompts}  # without those of weight 0
+        context = OrderContext(plan.offer.name, prompts, replace(data, sources=mixed), seed, plan.section)
         self._order = self._called("making it", lambda: plan.offer.cls(context))
 
     @property

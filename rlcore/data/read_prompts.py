@@ -15,6 +15,11 @@ PROMPT_COLUMNS = ("prompt", "messages", "question")
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth")
 
 
+def training_sources(data: DataConfig) -> dict[str, SourceConfig]:
+    """The sources that training mixes; it leaves those of weight 0 out, and reads none of their rows."""
+    return {name: source for name, source in data.sources.items() if source.weight > 0}
+
+
 def load_prompts(sources: Mapping[str, SourceConfig], data: DataConfig, section: str = "") -> dict[str, list[Prompt]]:
     """The prompts of every source, in the order of its rows.
 

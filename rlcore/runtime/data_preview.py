@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from rlcore.config import RunConfig, SourceConfig
 from rlcore.contracts.model_files import decoder_settings, model_directory
-from rlcore.data import load_prompts, refuse_overlap
+from rlcore.data import load_prompts, refuse_overlap, training_sources
 from rlcore.data.chat_template import read_chat_template
 from rlcore.data.conversation import text_of
 from rlcore.data.json_rows import JSON, JSON_LINES
@@ -79,7 +79,10 @@ def preview_data(plan: RunPlan) -> DataPreview:
             read_chat_template(config.model.chat_template)
     quick: dict[str, dict[str, SourceConfig]] = {}
     unread: list[str] = []
-    for section, sources in (("data.sources", config.data.sources), ("eval.sources", config.eval.sources)):
+    for section, sources in (
+        ("data.sources", training_sources(config.data)),
+        ("eval.sources", config.eval.sources),
+    ):
         quick[section] = {name: source for name, source in sources.items() if _is_quick(source, f"{section}.{name}")}
         unread += [f"{section}.{name}" for name in sources if name not in quick[section]]
     prompts = load_prompts(quick["data.sources"], config.data, "data.sources")

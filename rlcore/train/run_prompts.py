@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rlcore.agents.single_turn import SingleTurn
 from rlcore.config import RunConfig
 from rlcore.contracts.tokens import Tokens
-from rlcore.data import filter_long, load_prompts, refuse_overlap
+from rlcore.data import filter_long, load_prompts, refuse_overlap, training_sources
 from rlcore.data.window import CheckPrompt
 from rlcore.errors import ConfigError
 from rlcore.report.terminal import Terminal
@@ -17,7 +17,7 @@ Prompts = Mapping[str, Sequence[Prompt]]
 
 def load_data(config: RunConfig) -> tuple[dict[str, list[Prompt]], dict[str, list[Prompt]]]:
     """Training and held-out prompts by source; ConfigError when a held-out question occurs in training."""
-    prompts = load_prompts(config.data.sources, config.data)
+    prompts = load_prompts(training_sources(config.data), config.data, "data.sources")
     heldout = load_prompts(config.eval.sources, config.data)
     refuse_overlap(prompts, heldout)
     return prompts, heldout

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from rlcore.data import training_sources
 from rlcore.data.issued import check_same_order
 from rlcore.errors import CheckpointError, boundary
 from rlcore.plan import RunPlan
@@ -28,4 +29,6 @@ def check_start(plan: RunPlan, start: Start) -> None:
     if found is not None:
         state, config = checkpoint.load(found).state, plan.config
         with boundary(f"checkpoint '{found}': its state cannot be restored", CheckpointError):
-            check_same_order(state["order"], config.data.sources, plan.prompt_order.offer.name, config.train.seed)
+            check_same_order(
+                state["order"], training_sources(config.data), plan.prompt_order.offer.name, config.train.seed
+            )

@@ -157,6 +157,7 @@ def test_an_entry_of_a_named_section_is_completed_and_overridden(tmp_path: Path)
         ("data.sources.b.limit=3", ("data.sources.b: found neither path nor task",)),
         ("data.sources.all.task=chain_sum", ("data.sources.all", "needs exactly one")),
         ("data.sources.all.weight=0", ("every weight is 0",)),
+        ("eval.sources={h: {path: p, weight: 2}}", ("eval.sources.h.weight: found 2, which has no effect", "leave it")),
         ("reward.canary=42", ("needs {answer}",)),
         ("model.attention=flash_attention_2", ("needs cluster.device=cuda and actor.dtype=bfloat16", "sdpa, eager")),
     ],

@@ -305,7 +305,7 @@ def test_a_saved_dataset_refuses_a_split_that_it_does_not_have_and_settings_with
             with pytest.raises(
                 ConfigError, match=r"^x\.(subset|options): main: no effect .* save_to_disk wrote; leave"
             ):
-                check_path(replace(source, **settings), "x")  # type: ignore[arg-type]
+                check_path(replace(source, **settings), "x")
     for name, message in {
         "splits": r"'.*' has no split 'tset'; did you mean 'test'\? choose from: test",
         "named": "it is 'tset', and '.*' is one dataset, saved as split 'test'; leave it out",

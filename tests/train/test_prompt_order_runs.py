@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from rlcore.config import DataConfig
+from rlcore.contracts.prompt_orders import OrderContext
+from rlcore.plugins.planning import plan_run
 from rlcore.report.metrics import read_trajectories
+from rlcore.runtime.data_preview import preview_data
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
-from rlcore.train import train
+from rlcore.train import Start, train
+from rlcore.train.start_check import check_start
 
 pytestmark = pytest.mark.usefixtures("rewards_in_process")
 
@@ -132,3 +137,26 @@ def test_wrong_rows_end_the_run_in_one_line(plugin: Path, tmp_path: Path, capsys
         Exception, match=r"plugin 'mine' .*: prompt order 'best_first': next\(4\) returned 3 rows; needs 4"
     ):
         train(settings(tmp_path, "synchronous"), plugins=["null", str(plugin)])
+
+
+def test_a_source_of_weight_0_is_left_out_of_the_plan_the_run_and_its_resumption(
+    tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tmp_path, "synchronous")
+    config["data"]["sources"]["off"] = {"path": str(tmp_path / "gone.jsonl"), "weight": 0}
+    seen: list[list[str]] = []
+
+    def context(name: str, prompts: Any, data: DataConfig, *more: Any) -> OrderContext:
+        seen.append(list(data.sources))
+        return OrderContext(name, prompts, data, *more)
+
+    monkeypatch.setattr("rlcore.data.issued.OrderContext", context)
+    for order in ("seeded", "best_first"):
+        words = [f"data.order={order}", f"train.name={order}"]
+        plan = plan_run([config], words, ["null", str(plugin)])
+        assert [source.key for source in preview_data(plan).sources] == ["data.sources.train"]
+        run_dir = train(config, *words, "train.max_steps=1", plugins=["null", str(plugin)]).run_dir
+        check_start(plan, Start(resume=True))
+        train(config, *words, "train.max_steps=2", plugins=["null", str(plugin)], resume=True)
+        assert len(read_trajectories(run_dir, 2)) == 16
+    assert seen == [["train"]] * 4, "an order may look up the rows of each source"
