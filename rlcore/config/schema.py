@@ -11,7 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from rlcore.config.layers import Layer, leaves
+from rlcore.config.layers import NULLS, Layer, leaves
 from rlcore.config.names import check_name
 from rlcore.config.peer_names import renamed_key
 from rlcore.errors import ConfigError
@@ -102,8 +102,8 @@ def fit(value: Any, hint: Any, key: str, layer: Layer) -> Any:
         return _fit_section(value, section, key, layer)
     if entries is not None:
         return _fit_entries(value, entries, key, layer)
-    if value is None and str in _members(hint) and type(None) not in _members(hint) and layer.text == "null":
-        return "null"  # typed for a text: the backend of that name
+    if layer.key == key and layer.text in NULLS and str in _members(hint) and type(None) not in _members(hint):
+        return _null_as_text(key, layer)
     if hint is str and layer.key == key:
         return _as_typed(value, layer)
     if str in _members(hint) and (int not in _members(hint)) and not isinstance(value, (str, type(None))):
@@ -162,6 +162,14 @@ def _mapping(value: Any, key: str, layer: Layer) -> Mapping[str, Any]:
 def _as_typed(value: Any, layer: Layer) -> Any:
     """The text of an override, which YAML would cut at ' #' and fold at line breaks; the value of a quoted one."""
     return value if layer.text[:1] in ("'", '"') else layer.text
+
+
+def _null_as_text(key: str, layer: Layer) -> str:
+    """A null typed for a text, if it is the backend of that name; ConfigError for any other text, as in a file."""
+    if key.rpartition(".")[2] == "backend":
+        return layer.text
+    quoted = f"""{key}='"{layer.text}"'"""
+    raise ConfigError(f"{key}: found null ({layer.origin}); needs text: {key}= for an empty one, {quoted} for the word")
 
 
 def _text(value: Any, key: str, layer: Layer, *, within: bool = False) -> str:

@@ -84,3 +84,20 @@ def test_a_variable_where_a_list_is_due_names_its_key(monkeypatch: pytest.Monkey
 def test_a_label_of_an_override_is_the_text_that_was_typed() -> None:
     overrides = ("cluster.backend=ray", "cluster.pools.a.labels.zone=012", "cluster.pools.a.labels.disk=a #1")
     assert load(*overrides).config.cluster.pools["a"].labels == {"zone": "012", "disk": "a #1"}
+
+
+@pytest.mark.parametrize("typed", ["null", "~"])
+def test_a_null_typed_for_a_text_is_refused_with_the_way_to_empty_it(tmp_path: Path, typed: str) -> None:
+    """It switches nothing off, and is not a system prompt; in a file it is refused, too."""
+    file = tmp_path / "c.yaml"
+    file.write_text("data: {system_prompt: Be brief.}")
+    message = error_of(f"data.system_prompt={typed}", files=(file,))
+    assert message.startswith("data.system_prompt: found null (override ")
+    assert "needs text: data.system_prompt= for an empty one" in message
+    assert load("data.system_prompt=", files=(file,)).config.data.system_prompt == ""
+    assert load(f'data.system_prompt="{typed}"', files=(file,)).config.data.system_prompt == typed
+    assert error_of("data.sources.all.keep=null").startswith("data.sources.all.keep: found null")
+
+
+def test_a_null_typed_for_a_backend_is_its_name() -> None:
+    assert load("rollout.backend=null", "actor.backend=null").config.rollout.backend == "null"
