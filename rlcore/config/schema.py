@@ -108,8 +108,8 @@ def fit(value: Any, hint: Any, key: str, layer: Layer) -> Any:
         return _as_typed(value, layer)
     if str in _members(hint) and (int not in _members(hint)) and not isinstance(value, (str, type(None))):
         return _text(value, key, layer)
-    if get_origin(hint) is tuple and isinstance(value, str) and not value.startswith("${"):
-        return [value]  # one text where a list is due: track.to=tensorboard
+    if get_origin(hint) is tuple and _is_one_text(value, key, layer):
+        return [_as_typed(value, layer) if layer.key == key else value]  # where a list is due: track.to=tensorboard
     if get_origin(hint) is tuple and get_args(hint)[0] is str and isinstance(value, (list, tuple)):
         return [child if isinstance(child, str) else _text(child, key, layer, within=True) for child in value]
     return value
@@ -162,6 +162,13 @@ def _mapping(value: Any, key: str, layer: Layer) -> Mapping[str, Any]:
 def _as_typed(value: Any, layer: Layer) -> Any:
     """The text of an override, which YAML would cut at ' #' and fold at line breaks; the value of a quoted one."""
     return value if layer.text[:1] in ("'", '"') else layer.text
+
+
+def _is_one_text(value: Any, key: str, layer: Layer) -> bool:
+    """True for a text, also for one that YAML takes for a comment: rollout.stop=###."""
+    if isinstance(value, str):
+        return not value.startswith("${")
+    return layer.key == key and layer.text.startswith("#")
 
 
 def _null_as_text(key: str, layer: Layer) -> str:

@@ -39,6 +39,7 @@ def test_a_text_is_neither_cut_at_a_number_sign_nor_folded(typed: str, text: str
     """YAML reads ' #' as the beginning of a comment; a text in quotes is what YAML reads."""
     assert load(f"data.system_prompt={typed}").config.data.system_prompt == text
     assert load(f"data.sources.all.keep={typed}").config.data.sources["all"].keep == text
+    assert load(f"rollout.stop={typed}").config.rollout.stop == (text,)
 
 
 @pytest.mark.parametrize(
