@@ -71,11 +71,14 @@ def _family(run: Run, number: int) -> tuple[str, object]:
 
 
 def _without_place(run: Run) -> dict[str, str]:
-    """The run's settings without seed and name, with paths made relative to its directory."""
+    """The run's settings without seed and name, with paths made relative to its directory.
+
+    Only an absolute directory is looked for: `.` or `runs` begins many values that are not paths of the run.
+    """
     values = settings(run.config)
     place = values.get("train.dir", "").rstrip("/")
     return {
-        key: value.replace(place, "") if place else value
+        key: value.removeprefix(f"{place}/") if place.startswith("/") else value
         for key, value in values.items()
         if key not in _PLACE_KEYS and key != "seed"
     }

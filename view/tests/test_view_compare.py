@@ -88,6 +88,27 @@ def test_runs_that_differ_in_their_seed_and_place_are_one_family() -> None:
     assert compare.changes(runs) == [("data.stop", ["[]", "[]", "[x]"])]
 
 
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [(".", "rw.py:score"), ("", "a.jsonl"), ("runs", "/data/runs_old/a.jsonl"), ("/runs", "/runs_old/a.jsonl"),
+     ("/runs", "/data/runs/a.jsonl")],
+)  # fmt: skip
+def test_a_value_that_only_contains_the_directory_of_a_run_stays_whole(place: str, path: str) -> None:
+    def of(path: str) -> Run:
+        values = {"path": path, "temperature": 1.0, "train": {"dir": place}}
+        return replace(run_of([sample()]), config=OmegaConf.to_yaml(OmegaConf.create(values)))
+
+    cut = path.replace(place, "") if place else "b.jsonl"
+    assert compare.changes([of(path), of(cut)]) == [("path", [path, cut])]
+    assert compare.families([of(path), of(cut)]) == [0, 1]
+
+
+def test_a_setting_is_shown_as_it_is_for_runs_of_different_directories() -> None:
+    configs = ("rate: 0.2\ntrain:\n  dir: .\n", "rate: 1.0\ntrain:\n  dir: runs\n")
+    runs = [replace(run_of([sample()]), config=config) for config in configs]
+    assert compare.changes(runs) == [("rate", ["0.2", "1.0"])]
+
+
 def test_runs_without_configuration_are_a_family_by_their_names() -> None:
     runs = [replace(run_of([sample()]), name=name) for name in ("grpo_seed0", "grpo_seed1", "ppo", "other")]
     assert compare.families(runs) == [0, 0, 1, 2]
