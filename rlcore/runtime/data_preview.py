@@ -178,17 +178,21 @@ def _lengths(plan: RunPlan, prompts: Sequence[Prompt]) -> dict[str, int]:
 
     Empty if no tokenizer is available.
     """
-    texts = {prompt.id: "\n".join(text_of(message) for message in prompt.messages) for prompt in prompts}
+    # tokenizers refuse a lone surrogate, half of a character that was cut; in training it becomes a question mark, too
+    texts = {
+        prompt.id: "\n".join(text_of(message) for message in prompt.messages).encode(errors="replace").decode()
+        for prompt in prompts
+    }
     chosen, num_bytes = list[str](), 0
     for id_ in sorted(texts, key=lambda id_: -len(texts[id_])):
-        size = len(texts[id_].encode(errors="replace"))
+        size = len(texts[id_].encode())
         num_bytes += size
         if len(chosen) >= NUM_LONGEST and (size <= plan.config.data.max_prompt_tokens or num_bytes > MAX_COUNTED):
             break
         chosen.append(id_)
     model = plan.config.model
     if model.tokenizer == BYTES:
-        return {id_: len(texts[id_].encode(errors="replace")) for id_ in chosen}
+        return {id_: len(texts[id_].encode()) for id_ in chosen}
     file = model_directory(model.tokenizer or model.path, model.revision) / "tokenizer.json"
     if not file.is_file():
         return {}

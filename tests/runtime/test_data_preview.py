@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from rlcore.cli import main
 from rlcore.errors import ConfigError
@@ -49,6 +52,15 @@ def test_counting_is_bounded_and_the_longest_come_first(tmp_path: Path, monkeypa
     found = preview(tmp_path, [*ROWS, *([LONG] * 20)])
     assert found.sources[0].too_long == data_preview.NUM_LONGEST
     assert found.longest_tokens == 2100
+
+
+def test_half_a_character_in_a_prompt_counts_as_in_training(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"say": 0, "?": 1}, unk_token="?"))
+    words.pre_tokenizer = WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+    found = preview(tmp_path, [{"prompt": "say \ud83d say"}], f"model.tokenizer={tmp_path}")
+    assert found.longest_tokens == 3
+    assert preview(tmp_path, [{"prompt": "say \ud83d say"}]).longest_tokens == 9
 
 
 def test_rows_without_the_answer_that_a_function_takes_are_counted(tmp_path: Path) -> None:
