@@ -181,6 +181,8 @@ def _summary_lines(found: Mapping[str, Any]) -> list[str]:
     lines += [
         f"  {clipped(row['prompt'], 80)}: {_number(row['a'])} | {_number(row['b'])}" for row in prompts[:_PROMPTS]
     ]
+    if other := found["other_questions"]:
+        lines.append(f"{other} prompts of the same name are other questions in each run, and left out")
     return lines
 
 

@@ -94,9 +94,43 @@ def changes(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
     return [(key, row) for key, row in rows if len(set(row)) > 1]
 
 
+def questions(runs: Sequence[Run]) -> list[dict[str, int]]:
+    """A number per prompt of each run, equal for prompts of the same name and messages.
+
+    Names count the rows of a source, so one name can be another question in a run on another file. System messages may
+    differ: they are a setting that runs are compared in.
+    """
+    known: dict[tuple[str, str], int] = {}
+    return [
+        {prompt: known.setdefault((prompt, text), len(known)) for prompt, text in _messages(run).items()}
+        for run in runs
+    ]
+
+
+def _messages(run: Run) -> dict[str, str]:
+    """The messages of each prompt as text, in the order of recording; of training, if it has the prompt."""
+    found = dict.fromkeys((sample.prompt_id for sample in run.samples), "")
+    sources: dict[str, Sample] = {}
+    for sample in sorted(run.samples, key=lambda sample: (sample.lane != "train", sample.segment)):
+        sources.setdefault(sample.prompt_id, sample)
+    for prompt, sample in sources.items():
+        kept = [message for message in sample.prompt if message.get("role") != "system"]
+        found[prompt] = json.dumps(kept, sort_keys=True, default=str)
+    return found
+
+
+def _shared(runs: Sequence[Run]) -> tuple[set[str], int]:
+    """The prompts that all runs have, and the number of further ones whose name they all have."""
+    numbers = questions(runs)
+    names = set.intersection(*(set(of) for of in numbers))
+    same = {name for name in names if len({of[name] for of in numbers}) == 1}
+    return same, len(names) - len(same)
+
+
 def prompts_of_both(first: Run, second: Run) -> list[dict[str, Any]]:
     """Prompts that both runs trained on, with each run's mean score, largest difference first."""
     means = [_means(run) for run in (first, second)]
+    same, _ = _shared([first, second])
     rows = [
         {
             "prompt": prompt,
@@ -105,9 +139,15 @@ def prompts_of_both(first: Run, second: Run) -> list[dict[str, Any]]:
             "difference": means[1][prompt] - means[0][prompt],
         }
         for prompt in means[0]
-        if prompt in means[1]
+        if prompt in means[1] and prompt in same
     ]
     return sorted(rows, key=lambda row: -abs(row["difference"]))
+
+
+def _num_other_questions(first: Run, second: Run) -> int:
+    """Names of prompts that both runs trained on, as different questions."""
+    same, _ = _shared([first, second])
+    return len((_means(first).keys() & _means(second).keys()) - same)
 
 
 def _means(run: Run) -> dict[str, float]:
@@ -120,7 +160,7 @@ def _means(run: Run) -> dict[str, float]:
 
 def prompt_named(runs: Sequence[Run], name: str) -> str:
     """The prompt with this name in all runs, or the only one whose name ends with it or contains it."""
-    shared = set.intersection(*({sample.prompt_id for sample in run.samples} for run in runs))
+    shared, num_other = _shared(runs)
     for fits in (str.__eq__, lambda prompt, end: prompt.endswith(f"/{end}"), str.__contains__):
         found = sorted(prompt for prompt in shared if fits(prompt, name))
         if len(found) == 1:
@@ -132,6 +172,7 @@ def prompt_named(runs: Sequence[Run], name: str) -> str:
     raise ViewError(
         f"'{name}': the runs do not share a prompt of this name; they share {len(shared)}"
         + (f", such as '{min(shared)[:80]}'" if shared else "")
+        + (f"; {num_other} more are other questions in each run" if num_other else "")
     )
 
 
@@ -173,4 +214,5 @@ def summary(first: Run, second: Run) -> Mapping[str, Any]:
         "config": [{"key": key, "a": values[0], "b": values[1]} for key, values in changes([first, second])],
         "metrics": {name: {"a": a[-1][1], "b": b[-1][1]} for name, (a, b) in ends.items() if a and b},
         "prompts": prompts_of_both(first, second),
+        "other_questions": _num_other_questions(first, second),
     }

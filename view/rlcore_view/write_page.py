@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.compare import changes, families, settings
+from rlcore_view.compare import changes, families, questions, settings
 from rlcore_view.model import Event, Run, Sample
 from rlcore_view.redaction import clipped, redact
 from rlcore_view.token_files import WITHHELD
@@ -131,7 +131,7 @@ def parts(runs: Sequence[Run], max_mb: float, packer: PackedChunks | None = None
     packer.begin()
     about = {"count": len(runs), "families": families(runs), "changes": changes(runs)}
     found = {"about": _packed(about)}
-    for number, run in enumerate(runs):
+    for number, (run, numbers) in enumerate(zip(runs, questions(runs), strict=True)):
         chunks, where, left_out = _chunks(run.samples, int(max_mb * MEGABYTE / max(1, len(runs))), packer)
         notes = [*run.notes, *left_out_names(run)]
         if left_out:
@@ -139,7 +139,7 @@ def parts(runs: Sequence[Run], max_mb: float, packer: PackedChunks | None = None
                 f"texts of {left_out} of {len(run.samples)} samples are left out, to stay below {max_mb:g} MB; the "
                 "best and the worst of each step are here"
             )
-        found[f"head-{number}"] = _packed(_head(run, where, notes))
+        found[f"head-{number}"] = _packed(_head(run, where, notes) | {"questions": [*numbers.values()]})
         found[f"events-{number}"] = _packed(_events(run))
         found |= {f"chunk-{number}-{place}": chunk for place, chunk in enumerate(chunks)}
     return found

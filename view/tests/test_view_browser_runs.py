@@ -56,6 +56,23 @@ def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(browser: Any, 
     assert browser.execute_script("return document.querySelector('.list a').getAttribute('href')") == "#2/group/0"
 
 
+def test_prompts_of_one_name_that_are_other_questions_are_not_compared(browser: Any, show: Show) -> None:
+    other = [{"role": "user", "content": "another question"}]
+    first = run_of([sample(1, 0, 0, 0.0), sample(1, 1, 0, 0.0)])
+    second = run_of([sample(1, 1, 0, 1.0, prompt=other), sample(1, 0, 0, 1.0)])
+    runs = [replace(run, name=name) for run, name in ((first, "first"), (second, "second"))]
+    show(runs, "#/compare")
+    shown = text_of(browser)
+    assert "1 prompts of both" in shown
+    assert "1 of the same name are other questions in each run, and left out" in shown
+    assert browser.execute_script("return document.querySelectorAll('.list a.row').length") == 1
+    show(runs, "#/compare/0")
+    assert browser.execute_script("return document.querySelectorAll('.sides .card').length") == 2
+    show(runs, "#/compare/1")
+    assert browser.execute_script("return document.querySelectorAll('.sides .card').length") == 1
+    assert "this run did not train on it" in text_of(browser)
+
+
 def test_steps_are_those_of_training_and_labels_of_an_axis_differ(browser: Any, show: Show) -> None:
     samples = [sample(0, 0, 0, 0.0, lane="eval"), sample(1, 0, 0, 5.5411), sample(2, 0, 0, 5.5411)]
     run = run_of([*samples, sample(2, 1, 0, 5.5442)], policy__entropy=[5.5411, 5.5442])

@@ -185,3 +185,43 @@ def test_the_segments_of_a_sample_count_once() -> None:
     run = run_of([*parts, sample(1, 0, 1, 1.0)])
     [row] = compare.prompts_of_both(run, run)
     assert (row["a"], row["b"]) == (0.5, 0.5)
+
+
+def posed(*texts: str, score: float = 0.0, system: str = "") -> Run:
+    """A run that trained on these questions, in the order of its file."""
+    before = [{"role": "system", "content": system}] if system else []
+    prompts = [[*before, {"role": "user", "content": text}] for text in texts]
+    return run_of([sample(1, number, 0, score, prompt=prompt) for number, prompt in enumerate(prompts)])
+
+
+def test_prompts_of_one_name_that_are_other_questions_are_not_compared() -> None:
+    first, second = posed("2+2", "easy 1", "easy 2"), posed("2+2", "hard 1", "hard 2", score=1.0)
+    found = compare.summary(first, second)
+    assert [(row["prompt"], row["difference"]) for row in found["prompts"]] == [("all/0", 1.0)]
+    assert found["other_questions"] == 2
+    assert compare.prompt_named([first, second], "0") == "all/0"
+    with pytest.raises(ViewError, match=r"they share 1, such as 'all/0'; 2 more are other questions in each run"):
+        compare.prompt_named([first, second], "1")
+
+
+def test_prompts_that_differ_in_their_system_message_are_compared() -> None:
+    found = compare.summary(posed("2+2", system="Be brief."), posed("2+2", system="Think."))
+    assert (len(found["prompts"]), found["other_questions"]) == (1, 0)
+
+
+def test_a_prompt_is_the_question_of_training_and_of_its_first_turn() -> None:
+    held_out = sample(0, 0, 0, lane="eval", prompt=[{"role": "user", "content": "another"}])
+    later = sample(1, 0, 0, segment=1, prompt=[{"role": "user", "content": "question 0, and more"}])
+    assert compare.questions([run_of([held_out, later, sample()]), run_of([sample()])]) == [{"all/0": 0}] * 2
+
+
+def test_diff_says_how_many_prompts_of_one_name_are_other_questions(two: list[str], capsys) -> None:
+    file = Path(two[1]) / "trajectories" / "step_000001.jsonl"
+    file.write_text(file.read_text().replace("1+0=", "7+0=").replace("1+1=", "7+1="))
+    assert main(["diff", *two]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[4:] == [
+        "1 prompts of both, mean reward, largest difference first",
+        "  sums/0: 0.5 | 0.5",
+        "1 prompts of the same name are other questions in each run, and left out",
+    ]

@@ -52,28 +52,31 @@ function pairChoices(path, query) {
 
 function sharedPrompts(query) {
   const [a, b] = pair(query);
-  const right = new Map(promptRows(runs[b]).map((row) => [row.name, row]));
-  const rows = promptRows(runs[a]).filter((row) => right.has(row.name)).map((row) => ({ row, other: right.get(row.name), gap: (right.get(row.name).mean ?? 0) - (row.mean ?? 0) }));
+  const rightRows = promptRows(runs[b]);
+  const [right, names] = [new Map(rightRows.map((row) => [runs[b].questions[row.prompt], row])), new Set(rightRows.map((row) => row.name))];
+  const sharing = promptRows(runs[a]).filter((row) => names.has(row.name)).map((row) => ({ row, other: right.get(runs[a].questions[row.prompt]) }));
+  const rows = sharing.filter(({ other }) => other).map(({ row, other }) => ({ row, other, gap: (other.mean ?? 0) - (row.mean ?? 0) }));
+  const leftOut = sharing.length - rows.length;
   rows.sort((one, two) => Math.abs(two.gap) - Math.abs(one.gap));
   const line = (at) => {
     const { row, other, gap } = rows[at];
     return element("a", { class: "row", href: to(`/compare/${row.prompt}?a=${a}&b=${b}`, null) }, element("span", { class: "name" }, row.name), ...[row.mean, other.mean].map((mean) => element("span", { class: "badge", style: { background: scaleColour(mean, runs[a].range) } }, numberText(mean))),
       element("span", { class: "hint number" }, `${gap > 0 ? "+" : ""}${numberText(gap)}`));
   };
-  return section("The same prompts", element("div", { class: "controls" }, pairChoices("/compare", query), element("span", { class: "hint" }, `${rows.length} prompts of both, mean reward left and right, largest difference first`)),
+  return section("The same prompts", element("div", { class: "controls" }, pairChoices("/compare", query), element("span", { class: "hint" }, `${rows.length} prompts of both, mean reward left and right, largest difference first${leftOut ? `; ${leftOut} of the same name are other questions in each run, and left out` : ""}`)),
     rows.length ? growingList(rows.length, line) : element("p", {}, "the two runs share no prompt"));
 }
 
 async function comparePromptPage(prompt, query) {
   const [a, b] = pair(query);
   const name = runs[a].prompts[prompt];
-  const sides = await Promise.all([a, b].map((number, side) => compareSide(runs[number], name, query, side ? "right" : "left", prompt)));
+  const sides = await Promise.all([a, b].map((number, side) => compareSide(runs[number], runs[a].questions[prompt], query, side ? "right" : "left", prompt)));
   const bodies = sides.flatMap((side) => [...side.bodies.values()]).filter(Boolean);
   return section(name ?? "there is no such prompt", link(to(`/compare?a=${a}&b=${b}`, null), "all prompts"), bodies.length ? messageList(bodies[0].prompt) : null, bodies.length ? answerOf(bodies[0]) : null, element("div", { class: "sides" }, sides.map((side) => side.shown)));
 }
 
-async function compareSide(of, name, query, side, prompt) {
-  const number = of.prompts.indexOf(name);
+async function compareSide(of, question, query, side, prompt) {
+  const number = of.questions.indexOf(question);
   const groups = of.groups.filter((group) => group.prompt === number && group.lane === 0);
   if (!groups.length) return { bodies: new Map(), shown: section(of.name, element("p", {}, "this run did not train on it")) };
   const group = groups.find((found) => String(found.step) === query.get(side)) || groups.at(-1);
