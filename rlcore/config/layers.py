@@ -126,8 +126,9 @@ def _null_key(path: Path) -> str:
 
 def _not_yaml(cause: yaml.MarkedYAMLError, path: Path) -> str:
     """The place and the text that YAML cannot read, and the remedy if it is known."""
-    is_quoted = "quoted scalar" in (cause.context or "")
-    mark = cause.context_mark if is_quoted else cause.problem_mark
+    in_quotes = "quoted scalar" in (cause.context or "")
+    is_open = in_quotes and (cause.problem or "").startswith("found unexpected")  # end, or beginning of a document
+    mark = cause.context_mark if is_open else cause.problem_mark
     if mark is None:
         return f"not valid YAML: {cause.problem}"
     if "single document" in (cause.context or ""):
@@ -135,8 +136,12 @@ def _not_yaml(cause: yaml.MarkedYAMLError, path: Path) -> str:
     lines = [*path.read_text("utf-8", "replace").splitlines(), ""]
     line = lines[min(mark.line, len(lines) - 1)]
     problem = cause.problem or "it cannot be read"
-    if is_quoted:
+    if is_open:
         problem = f"the quote {line[mark.column : mark.column + 1]} is not closed, in {line!r}"
+    elif in_quotes:
+        problem += (
+            f", in {line.strip()}; a backslash in double quotes begins an escape: use single quotes, or write \\\\"
+        )
     elif "\t" in line[: mark.column + 1]:
         problem = "found a tab; indent with spaces"
     elif problem.startswith("found duplicate key"):

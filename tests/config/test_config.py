@@ -219,6 +219,7 @@ def test_a_file_that_is_not_a_configuration_is_an_error_with_its_name(tmp_path: 
 
 FLOW = "separate its entries by one comma each, and close it"
 COLUMN = "keys of one section begin in the same column"
+ESCAPE = r"a backslash in double quotes begins an escape: use single quotes, or write \\"
 NOT_YAML = {
     "train: {seed: 1 epochs: 2}": ("1, column 23: ", f"; the '{{' of line 1, column 8, is open there: {FLOW}"),
     "train: {seed: 1\nactor:\n  lr: 1": ("2, column 6: ", f"; the '{{' of line 1, column 8, is open there: {FLOW}"),
@@ -227,6 +228,9 @@ NOT_YAML = {
     "a: {b: 1}}": ("1, column 10: ", "; the '}' closes nothing: leave it out, or open it"),
     "a: {b: 1, b: 2}": ("1, column 11: found duplicate key b", "; a section has each of its keys once"),
     "a: {b: 'c}\nd: 1": ("1, column 8: the quote ' is not closed", ', in "a: {b: \'c}"'),
+    "a: 'b\n---\n'": ("1, column 4: the quote ' is not closed", ', in "a: \'b"'),
+    'a: {b: "\\d+"}': ("1, column ", f"; {ESCAPE}"),
+    'a: "\\xyz"': ("1, column ", f', in a: "\\xyz"; {ESCAPE}'),
     "a: {b: @c}": ("1, column 8: ", "; put a text that begins with '@' in quotes"),
     "a: b: c": ("1, column 5: ", "; put a text with ': ' in it in quotes"),
     "a:\n  b: 1\n c: 2": ("3, column 2: ", f"in ' c: 2', below '  b: 1'; {COLUMN}"),
