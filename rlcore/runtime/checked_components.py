@@ -17,6 +17,7 @@ from rlcore.errors import CALLED, PluginError, boundary
 from rlcore.errors.checks.arrays import check_trajectory, checked_metrics, checked_scored, per_token
 from rlcore.errors.checks.results import as_stream, awaitable, plain
 from rlcore.runtime.hang_watch import HangWatch, WatchedCall
+from rlcore.runtime.lane_settings import LaneSettings
 from rlcore.types import (
     Batch,
     Float32s,
@@ -91,6 +92,13 @@ class _Checked:
 class CheckedAgent(_Checked):
     """An agent loop that is checked to yield every trajectory of every task exactly once."""
 
+    def __init__(
+        self, component: Any, who: str, watch: HangWatch | None = None, lanes: LaneSettings | None = None
+    ) -> None:
+        """`lanes`: the rollout service that the component requests from; None: its settings are not checked."""
+        super().__init__(component, who, watch)
+        vars(self).update(_lanes=lanes)
+
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """See `AgentLoop.check`."""
         with self._boundary("check()"):
@@ -106,6 +114,8 @@ class CheckedAgent(_Checked):
     ) -> AsyncGenerator[Trajectory, None]:
         """See `AgentLoop.rollout`."""
         who = f"{self._who}: rollout()"
+        if self._lanes is not None:
+            self._lanes.record(sampling, lane)
         due = {(task.prompt.id, task.epoch): task.n for task in tasks}
         came: dict[_Row, int] = {}
         segments = _Segments(who, came)

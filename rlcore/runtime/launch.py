@@ -31,6 +31,7 @@ from rlcore.plan import CORE, ComponentPlan, RunPlan
 from rlcore.plan.time_limit import limit_s, limited, not_done, where_in
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.runtime.hang_watch import HangWatch
+from rlcore.runtime.lane_settings import LaneSettings
 from rlcore.runtime.sampling_workers import Sampler, start_sampler
 from rlcore.runtime.starting import Groups
 from rlcore.types import Metrics
@@ -200,7 +201,9 @@ async def _start_component(
     """The slot's component, built with its section and workers, and started."""
     chosen = plan.components[slot]
     who = owner_of(chosen)
-    context = replace(shared, section=chosen.section, workers=partial(_own, plan, groups, who))
+    lanes = LaneSettings(shared.generator, who) if slot == "agent" and shared.generator is not None else None
+    own = partial(_own, plan, groups, who)
+    context = replace(shared, section=chosen.section, workers=own, generator=lanes or shared.generator)
     step = f"{who}: build()"
     current_activity().enter(f"starting {who}")
     limit = limited(step, limits.setup_s, "cluster.start_s")
@@ -218,13 +221,13 @@ async def _start_component(
     stack.push_async_callback(close)
     with watch.watching(f"{who}: start()"):
         await _within(life.start, f"{who}: start()", limits.setup_s)
-    return _checked(plan, slot, component, who, watch)
+    return _checked(plan, slot, component, who, watch, lanes)
 
 
-def _checked(plan: RunPlan, slot: str, component: Any, who: str, watch: HangWatch) -> Any:
+def _checked(plan: RunPlan, slot: str, component: Any, who: str, watch: HangWatch, lanes: LaneSettings | None) -> Any:
     """The component, wrapped in checks of its results."""
     if slot == "agent":
-        return CheckedAgent(component, who, watch)
+        return CheckedAgent(component, who, watch, lanes)
     if slot == "reward":
         return CheckedRewards(component, who, watch)
     needed = any(Need.VALUES in algorithm.algorithm.needs for algorithm in plan.algorithms.values())

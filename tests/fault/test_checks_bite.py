@@ -74,8 +74,12 @@ GROUPS = {
     ),
     "what ends the process": (("rlcore/cli/endings.py",), ("cli/test_endings.py",)),
     "what arrives during a run": (
-        ("rlcore/errors/checks/arrays.py", "rlcore/errors/checks/results.py", "rlcore/runtime/checked_components.py"),
         (
+            *("rlcore/errors/checks/arrays.py", "rlcore/errors/checks/results.py"),
+            *("rlcore/runtime/checked_components.py", "rlcore/runtime/lane_settings.py"),
+        ),
+        (
+            "runtime/test_lane_settings.py",
             "runtime/test_checked_components.py",
             "train/test_arrival.py",
             "train/test_arrival_values.py",

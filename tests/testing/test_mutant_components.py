@@ -17,7 +17,7 @@ from rlcore.testing.suites.agents import AgentLoopSuite
 from rlcore.testing.suites.critic import CriticEngineSuite
 from rlcore.testing.suites.harness import all_checks, failures
 from rlcore.testing.suites.pool import ResourcePoolSuite
-from rlcore.types import TrajectoryId
+from rlcore.types import Lane, Sampling, TrajectoryId
 
 LIFE = {
     "test_it_is_what_its_slot_calls_for",
@@ -86,6 +86,21 @@ class OneAtATime(SingleTurn):
         self.busy = False
 
 
+def requesting(change):
+    """An agent that changes the sampling and the lane of its requests."""
+
+    class Requesting(SingleTurn):
+        async def rollout(self, tasks, sampling, lane):
+            async for trajectory in super().rollout(tasks, *change(sampling, lane)):
+                yield trajectory
+
+    return Requesting
+
+
+def with_sampling(**fields):
+    return requesting(lambda sampling, lane: (replace(sampling, **fields), lane))
+
+
 class StateOfNow(SingleTurn):
     def state(self):
         return {"now": time.monotonic()}
@@ -119,6 +134,7 @@ class LoudMetrics(SingleTurn):
 
 
 COMPLETE = "test_every_task_gets_its_samples"
+SETTINGS = "test_requests_have_the_settings_and_the_lane_of_their_rollout"
 WHOLE = "test_arrays_speak_of_the_same_tokens"
 SAMPLED = "test_tokens_are_trained_as_they_were_sampled"
 AGENTS = [
@@ -127,6 +143,11 @@ AGENTS = [
     (changed(lambda sample: [None]), COMPLETE),
     (changed(lambda trajectory: [replace(trajectory, id=TrajectoryId("another", 0, trajectory.id.sample))]), COMPLETE),
     (changed(lambda sample: [replace(sample, num_segments=2)]), COMPLETE),
+    (requesting(lambda sampling, lane: (Sampling(max_tokens=sampling.max_tokens, stop=sampling.stop), lane)), SETTINGS),
+    *((with_sampling(**{name: 1}), SETTINGS) for name in ("temperature", "top_p", "top_k", "min_p")),
+    (with_sampling(max_tokens=401), SETTINGS),
+    (with_sampling(stop=("\n",)), SETTINGS),
+    (requesting(lambda sampling, lane: (sampling, Lane.TRAIN)), SETTINGS),
     (changed(lambda completion: [replace(completion, token_ids=completion.token_ids.astype(np.int64))]), WHOLE),
     (changed(lambda trajectory: [replace(trajectory, loss_mask=trajectory.loss_mask[1:])]), WHOLE),
     (changed(lambda trajectory: [replace(trajectory, logprobs=trajectory.logprobs - 1)]), WHOLE),
@@ -153,6 +174,15 @@ def test_a_broken_agent_is_red(mutant: type, check: str) -> None:
         return mutant(context.generator, context.tokens)
 
     assert check in failures(type("Tested", (AgentLoopSuite,), {"target": target}), [check])
+
+
+def test_an_agent_may_request_fewer_tokens_and_further_stop_strings() -> None:
+    agent = requesting(lambda sampling, lane: (replace(sampling, max_tokens=300, stop=("\n", *sampling.stop)), lane))
+
+    def target(context: Any) -> Any:
+        return agent(context.generator, context.tokens)
+
+    assert failures(type("Tested", (AgentLoopSuite,), {"target": target})) == {}
 
 
 class Critic(CriticEngine):

@@ -34,7 +34,7 @@ from rlcore.contracts.rollout import RolloutWorker
 from rlcore.testing.null import NullActor, NullReference, NullRollout
 from rlcore.testing.null_settings import NullSection
 from rlcore.testing.null_critic import NullCritic
-from rlcore.types import Reward, ScoredTrajectory
+from rlcore.types import Lane, Reward, ScoredTrajectory
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class OddAgent(AgentLoop):
         self.inner, self.mode = build_single_turn(context), mode(context)
 
     async def rollout(self, tasks, sampling, lane):
+        sampling = replace(sampling, temperature=0.5) if self.mode == "agent sampling" else sampling
+        lane = Lane.EVAL if self.mode == "agent lane" else lane
         async for trajectory in self.inner.rollout(tasks, sampling, lane):
             if self.mode == "agent logprobs":
                 trajectory = replace(trajectory, logprobs=trajectory.logprobs + 10)
@@ -173,6 +175,13 @@ RUNS: dict[str, tuple[dict[str, Any], type[RlcoreError], str]] = {
     "critic update None": (PPO, PluginError, r"critic 'odd' of plugin 'odd' .*update\(\) returned None; needs a dict"),
     "agent None": (AGENT, PluginError, r"agent 'odd' of plugin 'odd' .*rollout\(\) yielded None; needs Trajectory"),
     "agent logprobs": (AGENT, PluginError, r"agent 'odd' of plugin 'odd' .*rollout\(\): trajectory .*log-prob"),
+    "agent sampling": (
+        AGENT,
+        PluginError,
+        r"agent 'odd' of plugin 'odd' .*rollout\(\): request '.*' in the lane 'train' has temperature=0\.5, top_p=1, "
+        r"top_k=0, min_p=0; needs temperature=1, top_p=1, top_k=0, min_p=0; pass on the `lane` and the `sampling`",
+    ),
+    "agent lane": (AGENT, PluginError, r"agent 'odd' of plugin 'odd' .*in the lane 'eval' has .*; needs another lane"),
     "manager None": (
         {"reward.manager": "odd"},
         PluginError,

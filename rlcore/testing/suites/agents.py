@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -16,6 +17,11 @@ from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Prompt
 
 NUM_SAMPLES = 3
 MAX_TOKENS = 400
+SAMPLING = {
+    Lane.TRAIN: Sampling(0.7, top_p=0.9, top_k=50, min_p=0.01, max_tokens=MAX_TOKENS, stop=("<end>",)),
+    Lane.EVAL: Sampling(0.3, top_p=0.8, top_k=20, min_p=0.02, max_tokens=MAX_TOKENS, stop=("<end>",)),
+}
+"""Of the rollouts: no field is the default, and the lanes differ. No response has the stop string."""
 VERSION = 2
 """Of the weights that sample."""
 
@@ -27,11 +33,13 @@ class Policy:
         self._responses = responses
         self.drawn: dict[float, tuple[int, ...]] = {}
         """Every completion by the log-prob of its first token; all log-probs differ."""
+        self.requested: list[tuple[GenerateRequest, Lane]] = []
         self.num_asked = 0
 
     async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
         """See `rlcore.contracts.rollout.Generator`."""
         for request in requests:
+            self.requested.append((request, lane))
             for sample in range(request.n):
                 await asyncio.sleep(0)
                 yield self._completion(request, sample)
@@ -78,7 +86,7 @@ class AgentLoopSuite(ComponentSuite):
 
     async def roll(self, agent: AgentLoop, tasks: Sequence[RolloutTask], lane: Lane = Lane.TRAIN) -> list[Trajectory]:
         """Every trajectory, in order of arrival."""
-        async with aclosing(agent.rollout(tasks, Sampling(max_tokens=MAX_TOKENS), lane)) as found:  # type: ignore[type-var]
+        async with aclosing(agent.rollout(tasks, SAMPLING[lane], lane)) as found:  # type: ignore[type-var]
             return [trajectory async for trajectory in found]
 
     async def warm_up(self, component: Any) -> None:
@@ -112,6 +120,28 @@ class AgentLoopSuite(ComponentSuite):
             self.need(parts == list(range(len(parts))), f"{trajectory.id}: the sample has the parts {parts}")
             good = trajectory.num_segments in (0, len(parts))
             self.need(good, f"{trajectory.id}: says num_segments={trajectory.num_segments}, and {len(parts)} came")
+
+    def test_requests_have_the_settings_and_the_lane_of_their_rollout(self) -> None:
+        """Only `max_tokens` may be smaller, and `stop` may have more strings."""
+
+        async def main(agent: AgentLoop) -> None:
+            for lane, sampling in SAMPLING.items():
+                self.policy.requested.clear()
+                await self.roll(agent, self.tasks(), lane)
+                for request, used in self.policy.requested:
+                    self._follows(request, used, sampling, lane)
+
+        self.use(main)
+
+    def _follows(self, request: GenerateRequest, used: Lane, sampling: Sampling, lane: Lane) -> None:
+        who, found = f"request '{request.id}' of a rollout in the lane '{lane}'", request.sampling
+        self.need(used == lane, f"{who}: it is in the lane '{used}'")
+        same = replace(found, max_tokens=sampling.max_tokens, stop=sampling.stop) == sampling
+        self.need(same, f"{who}: has {found}; needs the temperature, top_p, top_k and min_p of {sampling}")
+        less = found.max_tokens <= sampling.max_tokens
+        self.need(less, f"{who}: has max_tokens={found.max_tokens}; needs at most {sampling.max_tokens}")
+        more = set(sampling.stop) <= set(found.stop)
+        self.need(more, f"{who}: has stop={found.stop}; needs {sampling.stop} among them")
 
     def test_arrays_speak_of_the_same_tokens(self) -> None:
         """Arrays have the right dtypes and equal lengths. Log-probs are 0 outside the mask; versions are in order."""
@@ -196,7 +226,7 @@ class AgentLoopSuite(ComponentSuite):
         """The next rollout is complete."""
 
         async def main(agent: AgentLoop) -> None:
-            stream = agent.rollout(self.tasks(), Sampling(max_tokens=MAX_TOKENS), Lane.TRAIN)
+            stream = agent.rollout(self.tasks(), SAMPLING[Lane.TRAIN], Lane.TRAIN)
             async with aclosing(stream) as found:  # type: ignore[type-var]
                 async for _ in found:
                     break
