@@ -250,7 +250,7 @@ class NullReference(ReferenceWorker):
 
 
 class NullRollout(RolloutWorker):
-    """Samples from the actor that hosts it; top_p, top_k and min_p are not applied."""
+    """Samples from the actor that hosts it."""
 
     def setup(self) -> None:
         if not isinstance(self.context.host, NullActor):

@@ -28,6 +28,26 @@ def log_softmax(logits_V: Float64s, temperature: float) -> Float64s:
     return np.asarray(shifted_V - np.log(np.exp(shifted_V).sum()))
 
 
+def truncated(logprobs_V: Float64s, sampling: Sampling) -> Float64s:
+    """(V,) log-probs under what top_k, then top_p of the rest, then min_p keep, as in the transformers backend: divided
+    by the mass that is kept, and -inf elsewhere. A greedy sample is not truncated."""
+    top_k = min(sampling.top_k, len(logprobs_V))
+    if sampling.temperature == 0 or (not top_k and sampling.top_p >= 1 and sampling.min_p <= 0):
+        return logprobs_V
+    order_V = np.argsort(-logprobs_V, kind="stable")
+    probs_V = np.exp(logprobs_V[order_V])
+    if top_k:  # with all that are as probable as the last one
+        probs_V = np.where(probs_V >= probs_V[top_k - 1], probs_V, 0.0)
+    before_V = (probs_V.cumsum() - probs_V) / probs_V.sum()
+    kept_V = (probs_V > 0) & (probs_V >= sampling.min_p * probs_V[0])
+    if sampling.top_p < 1:
+        kept_V &= before_V < sampling.top_p
+    kept_V[0] = True
+    found_V = np.full_like(logprobs_V, -np.inf)
+    found_V[order_V[kept_V]] = np.log(probs_V[kept_V] / probs_V[kept_V].sum())
+    return found_V
+
+
 async def decode(
     requests: Sequence[GenerateRequest],
     settings: "NullSection",
@@ -82,7 +102,7 @@ class _Row:
     def draw(self, logits_V: Float64s, version: int, start: int) -> None:
         """Draw the tokens at `start` and later with these weights."""
         sampling = self.request.sampling
-        logprobs_V = log_softmax(logits_V, sampling.temperature)
+        logprobs_V = truncated(log_softmax(logits_V, sampling.temperature), sampling)
         if sampling.temperature == 0:
             self._drawn_N[start:] = int(logprobs_V.argmax())
         else:

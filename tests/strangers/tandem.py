@@ -2,7 +2,7 @@
 
 A plugin from public names alone. The policy is that of the plugin `null`: one softmax over bytes.
 
-Shape letters: N tokens of a row, V vocabulary.
+Shape letter: V vocabulary.
 """
 
 import asyncio
@@ -18,7 +18,6 @@ from rlcore import (
     Completion,
     ConfigError,
     ConfigSection,
-    FinishReason,
     GenerateRequest,
     PoolSpec,
     RolloutWorker,
@@ -27,8 +26,10 @@ from rlcore import (
     WorkerClass,
     WorkerRequest,
     hookimpl,
+    load_tokens,
     option,
 )
+from rlcore.contracts.sampled_row import SampledRow
 
 NAME = "tandem"
 DEVICES = 2
@@ -53,9 +54,11 @@ class Axles:
 
 
 class Tandem(RolloutWorker):
-    """Samples from softmax(logits / temperature); notes in the run directory what happens to it."""
+    """Samples from softmax(logits / temperature), without truncation; notes in the run directory what happens to it."""
 
     def setup(self) -> None:
+        config = self.context.config
+        self._tokens = load_tokens(config.model, config.data.system_prompt)
         self._logits_V, self._version = np.zeros(VOCABULARY), 0
         self._awake = asyncio.Event()
         self._awake.set()
@@ -70,18 +73,14 @@ class Tandem(RolloutWorker):
                 yield self._sampled(request, sample)
 
     def _sampled(self, request: GenerateRequest, sample: int) -> Completion:
-        sampling = request.sampling
-        scaled_V = self._logits_V / (sampling.temperature or 1.0)
+        temperature, random = request.sampling.temperature, np.random.default_rng([request.seed, sample])
+        scaled_V = self._logits_V / (temperature or 1.0)
         logprobs_V = scaled_V - np.log(np.exp(scaled_V).sum())
-        greedy_V = np.eye(VOCABULARY)[int(scaled_V.argmax())]
-        chances_V = np.exp(logprobs_V) if sampling.temperature else greedy_V
-        random = np.random.default_rng([request.seed, sample])
-        ids_N = random.choice(VOCABULARY, sampling.max_tokens, p=chances_V).astype(np.int32)
-        ends = np.flatnonzero(ids_N == VOCABULARY - 1)
-        finish = FinishReason.STOP if len(ends) else FinishReason.LENGTH
-        ids_N = ids_N[: ends[0] + 1] if len(ends) else ids_N
-        logprobs_N = logprobs_V[ids_N].astype(np.float32)
-        return Completion(request.id, sample, ids_N, logprobs_N, finish, self._version)
+        row = SampledRow(request, sample, self._tokens)
+        while row.finish is None:
+            token = int(random.choice(VOCABULARY, p=np.exp(logprobs_V)) if temperature else scaled_V.argmax())
+            row.append(token, float(logprobs_V[token]), self._version)
+        return row.completion(generate_s=0.0)
 
     async def load_weights(self, handle: WeightsHandle) -> int:
         self._logits_V, self._version = np.load(Path(handle.path) / "logits_V.npy"), handle.version

@@ -17,6 +17,7 @@ from rlcore.testing.suites.critic import CriticWorkerSuite
 from rlcore.testing.suites.harness import all_checks, failures
 from rlcore.testing.suites.reference import ReferenceWorkerSuite
 from rlcore.testing.suites.rollout import RolloutWorkerSuite
+from rlcore.types import FinishReason, Sampling
 
 OPEN: list[int] = []
 
@@ -206,11 +207,32 @@ class OneSeed(NullRollout):
             yield completion
 
 
-class NeverGreedy(NullRollout):
-    async def generate(self, requests):
-        warm = [replace(request, sampling=replace(request.sampling, temperature=1.0)) for request in requests]
-        async for completion in super().generate(warm):
-            yield completion
+def sampling_with(change, base=NullRollout):
+    """A rollout that changes the sampling of its requests."""
+
+    class Changed(base):
+        async def generate(self, requests):
+            changed = [replace(request, sampling=change(request.sampling)) for request in requests]
+            async for completion in super().generate(changed):
+                yield completion
+
+    return Changed
+
+
+def never_greedy(sampling):
+    return replace(sampling, temperature=1.0)
+
+
+def one_temperature(sampling):
+    return replace(sampling, temperature=1.0 if sampling.temperature else 0.0)
+
+
+def shifted(completion):
+    return replace(completion, logprobs=np.roll(completion.logprobs, 1))
+
+
+def constant(completion):
+    return replace(completion, logprobs=np.full_like(completion.logprobs, -0.5))
 
 
 class BreaksWhenClosed(NullRollout):
@@ -236,6 +258,12 @@ class IgnoresWeights(NullReplica):
         return handle.version
 
 
+class OnlyNotesTheVersion(NullReplica):
+    async def load_weights(self, handle):
+        self._version = handle.version
+        return handle.version
+
+
 class NeverSleeps(NullReplica):
     async def sleep(self):
         pass
@@ -250,6 +278,12 @@ LEARNS = "test_an_update_makes_what_was_good_more_likely"
 SKIPS = "test_a_gradient_that_is_not_finite_is_skipped_and_counted"
 SCORES = "test_token_scores_are_the_same_logprobs_with_their_entropy"
 WHOLE = "test_a_completion_is_whole"
+GREEDY = Sampling(temperature=0.0, max_tokens=6)
+"""The setting of a backend that takes top_k=1 for greedy: its log-probs are those of the whole vocabulary."""
+TOP = "test_top_k_of_1_is_greedy"
+STOPS = "test_a_row_ends_at_a_stop_string"
+HOST = "test_it_samples_with_the_version_that_its_host_published"
+HANDED = "test_it_samples_with_the_weights_it_was_handed"
 WEIGHTS = "test_weights_are_written_under_their_version"
 ACTOR = [
     (NoArguments, "test_it_is_what_its_role_calls_for"),
@@ -299,13 +333,25 @@ ROLLOUT = [
     (rollout(lambda sample: replace(sample, finish="length")), WHOLE),
     (SeedsByPlace, "test_the_order_of_requests_changes_nothing"),
     (OneSeed, "test_seeds_decide_what_is_sampled"),
-    (NeverGreedy, "test_greedy_samples_are_equal"),
+    (sampling_with(never_greedy), "test_greedy_samples_are_equal"),
+    (sampling_with(lambda sampling: replace(sampling, top_k=0)), TOP),
+    (sampling_with(lambda sampling: GREEDY if sampling.top_k else sampling), TOP),
+    (sampling_with(lambda sampling: replace(sampling, stop=())), STOPS),
+    (sampling_with(lambda sampling: replace(sampling, stop=tuple(text + "x" for text in sampling.stop))), STOPS),
+    (rollout(lambda completion: replace(completion, finish=FinishReason.LENGTH)), STOPS),
     (BreaksWhenClosed, "test_a_stream_that_is_closed_early_disturbs_no_other"),
     (NoWords, "test_it_says_what_it_serves"),
-    (rollout(lambda sample: replace(sample, version=0)), "test_it_samples_with_the_version_that_its_host_published"),
+    (rollout(lambda sample: replace(sample, version=0)), HOST),
+    (rollout(shifted), HOST),
+    (rollout(constant), HOST),
+    (sampling_with(one_temperature), HOST),
 ]
 REPLICA = [
-    (IgnoresWeights, "test_it_samples_with_the_weights_it_was_handed"),
+    (IgnoresWeights, HANDED),
+    (OnlyNotesTheVersion, HANDED),
+    (rollout(shifted, NullReplica), HANDED),
+    (rollout(constant, NullReplica), HANDED),
+    (sampling_with(one_temperature, NullReplica), HANDED),
     (NeverSleeps, "test_it_serves_no_request_while_it_sleeps"),
 ]
 CLAIMS: dict[type, dict[str, Any]] = {

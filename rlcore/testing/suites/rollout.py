@@ -1,6 +1,6 @@
 """The suite of rollout workers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -9,12 +9,34 @@ import numpy as np
 
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
+from rlcore.contracts.stop_scan import StopScan
+from rlcore.contracts.tokens import Tokens
+from rlcore.data.batch import collate
+from rlcore.data.tokenizer import load_tokens
 from rlcore.testing.suites.harness import extra, loaded, need
-from rlcore.testing.suites.workers import Work, WorkerSuite
-from rlcore.types import Completion, FinishReason, GenerateRequest, Sampling
+from rlcore.testing.suites.workers import Work, WorkerSuite, batch_of
+from rlcore.types import (
+    Batch,
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Prompt,
+    Reward,
+    Sampling,
+    ScoredTrajectory,
+    Trajectory,
+    TrajectoryId,
+)
 
 MAX_TOKENS = 6
 TOLERANCE = 1e-4
+VERSION = 5
+"""Of the updated weights."""
+MOST_UPDATES = 60
+MOVED = 1.0
+"""Nats per token by which updates move the actor's log-probs in a check that compares weights."""
+FORMATS = 0.1
+"""Largest difference in nats per token of the same weights in two engines, whose number formats may differ."""
 Key = tuple[str, int]
 
 
@@ -22,6 +44,7 @@ class RolloutWorkerSuite(WorkerSuite):
     """A rollout worker; with `host`, it is embedded in that actor."""
 
     interface = RolloutWorker
+    defaults: Mapping[str, Any] = {"rollout.temperature": 0.5, "actor.lr": 0.1}
     role = ROLLOUT.name
     actor: Any = ""
     """Claim: it loads the weights that an actor of this class writes or sends."""
@@ -31,6 +54,8 @@ class RolloutWorkerSuite(WorkerSuite):
     """Seconds that it sleeps in a check: longer than an answer takes when it is awake."""
     repeats: bool = True
     """Claim: the same requests give the same tokens. Set it to False if a backend cannot do this."""
+    truncates: bool = True
+    """Claim: it applies top_k, top_p and min_p. Set it to False if a backend cannot do this."""
 
     def test_every_sample_of_every_request_comes_once(self) -> None:
         """Completions match the requests by id and sample index, and there are no others."""
@@ -119,6 +144,45 @@ class RolloutWorkerSuite(WorkerSuite):
 
         self.use(main)
 
+    @extra("truncates")
+    def test_top_k_of_1_is_greedy(self) -> None:
+        """The log-probs are divided by the mass that is kept, so they are 0."""
+
+        async def main(work: Work) -> None:
+            rollout, _ = await self._trained(work)
+            greedy = texts(by_key(await generate(rollout, requests(temperature=0.0))))
+            found = by_key(await generate(rollout, requests(top_k=1)))
+            self.need(texts(found) == greedy, "samples with top_k=1 are not the greedy ones")
+            lowest = min(float(completion.logprobs.min()) for completion in found.values())
+            self.need(lowest >= -TOLERANCE, f"with top_k=1 a log-prob is {lowest:g}; needs 0, that of the kept tokens")
+
+        self.use(main)
+
+    def test_a_row_ends_at_a_stop_string(self) -> None:
+        """The token that completes one is the last, and the row says that it stopped."""
+
+        async def main(work: Work) -> None:
+            config, rollout = self.config(), await work.start()
+            tokens = load_tokens(config.model, config.data.system_prompt)
+            stop = stop_strings(await generate(rollout, requests()), tokens)
+            stopped = [
+                self._ends_at(stop, completion, tokens) for completion in await generate(rollout, requests(stop=stop))
+            ]
+            self.need(any(stopped) or not stop or not self.repeats, f"no row ended at one of the stop strings {stop}")
+
+        self.use(main)
+
+    def _ends_at(self, stop: tuple[str, ...], completion: Completion, tokens: Tokens) -> bool:
+        """True if the row has a stop string."""
+        scan, ids = StopScan(stop, tokens.decode), completion.token_ids.tolist()
+        end = next((end for end in range(1, len(ids) + 1) if scan.found(ids[:end])), 0)
+        self.need(
+            end in (0, len(ids)), f"a row has {len(ids)} tokens, and {end} complete one of the stop strings {stop}"
+        )
+        good = not end or completion.finish is FinishReason.STOP
+        self.need(good, f"a row with one of the stop strings {stop} has finish={completion.finish!r}; needs STOP")
+        return end > 0
+
     def test_a_stream_that_is_closed_early_disturbs_no_other(self) -> None:
         """The next stream is complete."""
 
@@ -146,34 +210,72 @@ class RolloutWorkerSuite(WorkerSuite):
 
         self.use(main)
 
+    async def _trained(self, work: Work) -> tuple[Any, Any]:
+        """A worker that samples with weights that its actor has updated, as version VERSION, and the actor.
+
+        The actor is None, and the weights are the first ones, if the suite claims neither `host` nor `actor`.
+        """
+        rollout, actor = await work.start(), work.actor
+        if not self.host and not self.actor:
+            return rollout, None
+        if actor is None:
+            actor = await work.bench.start(loaded(self.actor), "actor", work.section)
+        await self._train(actor)
+        if self.host:
+            await actor.call(ActorWorker.publish, VERSION)
+            return rollout, actor
+        handle = await actor.call(ActorWorker.weights, VERSION, work.bench.run_dir / "weights")
+        version = await rollout.call(RolloutWorker.load_weights, handle)
+        self.need(version == VERSION, f"load_weights() of version {VERSION} returned {version!r}")
+        return rollout, actor
+
+    async def _train(self, actor: Any) -> None:
+        """Update until log-probs have moved so far that other weights show in any number format."""
+        batch = batch_of(self.vocabulary)
+        mask_BT, before_BT = batch.tokens.loss_mask_BT, await actor.call(ActorWorker.logprobs, batch)
+        moved = 0.0
+        await actor.call(ActorWorker.expect, MOST_UPDATES)
+        for _ in range(MOST_UPDATES):
+            await actor.call(ActorWorker.update, batch)
+            now_BT = await actor.call(ActorWorker.logprobs, batch)
+            moved = float(np.abs(now_BT - before_BT)[mask_BT].mean())
+            if moved >= MOVED:
+                return
+        need(
+            False, f"{self.who}: {MOST_UPDATES} updates of the actor moved log-probs by {moved:g} only; raise actor.lr"
+        )
+
     @extra("host")
     def test_it_samples_with_the_version_that_its_host_published(self) -> None:
-        """The next request samples with that version."""
+        """The next request samples with that version: log-probs are those of the host, at the run's temperature."""
 
         async def main(work: Work) -> None:
-            rollout = await work.start()
-            need(work.actor is not None, f"{self.who}: no host")
-            if work.actor is not None:
-                await work.actor.call(ActorWorker.publish, 5)
-            found = {completion.version for completion in await generate(rollout, requests())}
-            self.need(found == {5}, f"after publish(5) completions say version {sorted(found)}; needs 5")
+            await self._follows(*await self._trained(work), f"publish({VERSION})")
 
         self.use(main)
 
     @extra("actor")
     def test_it_samples_with_the_weights_it_was_handed(self) -> None:
-        """`load_weights` returns their version, and completions carry it."""
+        """`load_weights` returns their version, completions carry it, and log-probs are those of the actor."""
 
         async def main(work: Work) -> None:
-            rollout = await work.start()
-            actor = await work.bench.start(loaded(self.actor), "actor", work.section)
-            handle = await actor.call(ActorWorker.weights, 4, work.bench.run_dir / "weights")
-            version = await rollout.call(RolloutWorker.load_weights, handle)
-            self.need(version == 4, f"load_weights() of version 4 returned {version!r}")
-            found = {completion.version for completion in await generate(rollout, requests())}
-            self.need(found == {4}, f"after load_weights() of version 4 completions say {sorted(found)}")
+            await self._follows(*await self._trained(work), f"load_weights() of version {VERSION}")
 
         self.use(main)
+
+    async def _follows(self, rollout: Any, actor: Any, after: str) -> None:
+        temperature = self.config().rollout.temperature
+        found = await generate(rollout, requests(temperature=temperature))
+        versions = {completion.version for completion in found}
+        self.need(versions == {VERSION}, f"after {after} completions say version {sorted(versions)}; needs {VERSION}")
+        batch = batch_of_completions(requests(), found)
+        actor_BT = await actor.call(ActorWorker.logprobs, batch)
+        off = float(np.abs(actor_BT - batch.tokens.rollout_logprobs_BT)[batch.tokens.loss_mask_BT].mean())
+        self.need(
+            off <= FORMATS,
+            f"after {after} log-probs at temperature {temperature:g} differ from the actor's by {off:.3g} per token; "
+            f"needs those of its weights, of softmax(logits / temperature), each at its token, within {FORMATS:g}",
+        )
 
     @extra("sleeps")
     def test_it_serves_no_request_while_it_sleeps(self) -> None:
@@ -195,9 +297,11 @@ class RolloutWorkerSuite(WorkerSuite):
         self.use(main)
 
 
-def requests(seed: int = 3, temperature: float = 1.0) -> list[GenerateRequest]:
+def requests(
+    seed: int = 3, temperature: float = 1.0, top_k: int = 0, stop: tuple[str, ...] = ()
+) -> list[GenerateRequest]:
     """Three requests of three samples each."""
-    sampling = Sampling(temperature=temperature, max_tokens=MAX_TOKENS)
+    sampling = Sampling(temperature, top_k=top_k, max_tokens=MAX_TOKENS, stop=stop)
     return [
         GenerateRequest(f"p/{index}", tuple(b"say something, " + b"please" * index), sampling, n=3, seed=seed + index)
         for index in range(3)
@@ -208,6 +312,33 @@ async def generate(rollout: Any, requests: Sequence[GenerateRequest]) -> list[Co
     """Every completion, in order of arrival."""
     async with aclosing(rollout.stream(RolloutWorker.generate, requests)) as items:
         return [completion async for completion in items]
+
+
+def stop_strings(found: Sequence[Completion], tokens: Tokens) -> tuple[str, ...]:
+    """Text of two tokens within each completion, where it has whole characters."""
+    pairs = {tokens.decode(completion.token_ids[1:3].tolist()) for completion in found}
+    return tuple(sorted(text for text in pairs if len(text) > 1 and "\N{REPLACEMENT CHARACTER}" not in text))
+
+
+def batch_of_completions(requests: Sequence[GenerateRequest], found: Sequence[Completion]) -> Batch:
+    """A batch with a row for each completion."""
+    contexts = {request.id: request.token_ids for request in requests}
+    return collate([[_row(contexts[completion.request_id], completion)] for completion in found], pad_id=0)
+
+
+def _row(context: Sequence[int], completion: Completion) -> ScoredTrajectory:
+    num, name = len(context), f"{completion.request_id}/{completion.sample}"
+    trajectory = Trajectory(
+        id=TrajectoryId(name, 0, 0),
+        prompt=Prompt(name, (), None, "p"),
+        token_ids=np.array([*context, *completion.token_ids], np.int32),
+        loss_mask=np.arange(num + len(completion.token_ids)) >= num,
+        logprobs=np.concatenate([np.zeros(num, np.float32), completion.logprobs]),
+        completion="",
+        finish=completion.finish,
+        versions=((num, completion.version),),
+    )
+    return ScoredTrajectory(trajectory, Reward(0.0))
 
 
 def by_key(found: Sequence[Completion]) -> dict[Key, Completion]:
