@@ -1,6 +1,7 @@
 """`rlcore chat`: talk to the weights of a run."""
 
 import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +21,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; default: rollout.temperature")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="limit of an answer; default: rollout.max_tokens")
     parsed = parser.parse(arguments)
-    if parsed.temperature is not None and parsed.temperature < 0:
-        parser.error(f"--temperature: found {parsed.temperature:g}; needs 0 or more")
+    if parsed.temperature is not None and not 0 <= parsed.temperature < math.inf:
+        parser.error(f"--temperature: found {parsed.temperature:g}; needs a finite number, 0 or more")
     if parsed.max_tokens is not None and parsed.max_tokens < 1:
         parser.error(f"--max-tokens: found {parsed.max_tokens}; needs 1 or more")
 

@@ -273,8 +273,8 @@ def _check_depth(values: Mapping[str, Any], origin: str) -> None:
 def check_safe(value: Any, key: str, origin: str) -> None:
     """ConfigError for content that no configuration may have, at any depth.
 
-    That is an interpolation other than `${a.b}` and `${oc.env:NAME}`, the key `_target_`, a key that is not text, or a
-    literal secret. A literal secret would be saved with the run.
+    That is an interpolation other than `${a.b}` and `${oc.env:NAME}`, the key `_target_`, a key that is not text,
+    bytes, or a literal secret. A literal secret would be saved with the run.
     """
     if isinstance(value, Mapping):
         for name, child in value.items():
@@ -284,6 +284,8 @@ def check_safe(value: Any, key: str, origin: str) -> None:
     elif isinstance(value, (list, tuple)):
         for child in value:
             check_safe(child, key, origin)
+    elif isinstance(value, bytes):
+        raise ConfigError(f"{key}: found bytes ({origin}), which plan.json cannot hold; needs text")
     elif isinstance(value, str):
         _check_interpolations(value, key, origin)
 

@@ -220,6 +220,8 @@ def _datasets(whose: str) -> Iterator[tuple[Any, dict[str, Any]]]:
             except ValueError as error:
                 if NO_ROWS not in str(error):
                     raise
+            except StopIteration:  # the first line of a directory whose .jsonl files have none
+                return
     finally:
         tqdm.monitor_interval = interval
         readers.setLevel(level)

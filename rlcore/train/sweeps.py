@@ -72,15 +72,14 @@ class Group:
 def parse_seeds(text: str) -> tuple[int, ...]:
     """The seeds of '0..4' (both ends) or '0,3,7'; ConfigError for any other text, and for one that comes twice."""
     match = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    seeds: Sequence[int] = ()
     if match:
-        seeds = tuple(range(int(match[1]), int(match[2]) + 1))
+        seeds = range(int(match[1]), int(match[2]) + 1)
     elif re.fullmatch(r"\d+(,\d+)*", text):
-        seeds = tuple(map(int, text.split(",")))
-    else:
-        seeds = ()
+        seeds = [int(seed) for seed in text.split(",")]
     if not seeds or len(seeds) > 1000 or len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds: found '{text}'; needs different seeds such as 0..4 or 0,3,7")
-    return seeds
+    return tuple(seeds)
 
 
 def parse_values(text: str) -> tuple[str, tuple[str, ...]]:

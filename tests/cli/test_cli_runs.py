@@ -42,6 +42,15 @@ def test_what_is_no_run_is_one_line(command: str, tmp_path: Path, capsys: pytest
     assert "is not a run: found no such directory" in failing(capsys, command, str(tmp_path / "nothing"))
 
 
+@pytest.mark.parametrize("temperature", ["nan", "inf", "-1"])
+def test_a_temperature_that_no_chat_can_have_is_one_line(temperature: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["chat", "run", f"--temperature={temperature}"])
+    err = capsys.readouterr().err
+    assert err.startswith(f"rlcore: --temperature: found {temperature}; needs a finite number, 0 or more; see ")
+    assert err.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_a_chat_on_a_run_without_a_checkpoint_is_one_line(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -82,6 +82,12 @@ def test_a_target_is_refused_wherever_it_occurs(override: str) -> None:
         load(override)
 
 
+@pytest.mark.parametrize("value", ["!!binary aGk=", "[!!binary aGk=]", "{a: !!binary aGk=}"])
+def test_bytes_are_refused_wherever_they_occur(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"kwargs\.x.*: found bytes \(override .* cannot hold; needs text$"):
+        load(f"reward.functions.ok.kwargs.x={value}")
+
+
 @pytest.mark.slow
 def test_a_secret_from_the_environment_is_resolved_only_for_the_run(secret: str) -> None:
     loaded = load(f"reward.functions.ok.kwargs.api_key=${{oc.env:{secret}}}")

@@ -225,6 +225,14 @@ def test_a_directory_with_a_file_of_rows_at_any_depth_is_not_refused(tmp_path: P
     assert check_path(SourceConfig(path=str(tmp_path / "rows")), "data.sources.x") == tmp_path / "rows"
 
 
+def test_a_directory_of_files_without_a_line_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").touch()
+    sources = {"x": SourceConfig(path=str(tmp_path / "rows"))}
+    with pytest.raises(ConfigError, match=r"^data\.sources\.x: .* has no rows"):
+        load_prompts(sources, DataConfig(sources=sources))
+
+
 def test_rows_without_a_prompt_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a"}\n{"prompt": ""}\n\n{"prompt": null}\n')

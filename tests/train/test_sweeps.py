@@ -22,7 +22,7 @@ from rlcore.train.sweeps import Group, Sweep, cells_of, parse_seeds, parse_value
 def test_seeds_are_a_range_with_both_ends_or_a_list() -> None:
     assert parse_seeds("0..3") == (0, 1, 2, 3)
     assert parse_seeds("7,0") == (7, 0)
-    for text in ("", "3..1", "1,1", "a", "1..", "-1"):
+    for text in ("", "3..1", "1,1", "a", "1..", "-1", "0..1000", f"0..{10**15}"):
         with pytest.raises(ConfigError, match="--seeds: found"):
             parse_seeds(text)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -96,6 +97,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 def _page(parsed: argparse.Namespace) -> int:
     paths: list[Path] = parsed.paths
+    if not 0 <= parsed.max_mb < math.inf:
+        raise ViewError(f"--max-mb: found {parsed.max_mb:g}; needs a number of megabytes, 0 or more")
     if parsed.serve:
         return _serve(paths, parsed.port, parsed.max_mb)
     runs = _read_all(paths)
@@ -191,6 +194,8 @@ def _number(value: float | None) -> str:
 
 
 def _find(parsed: argparse.Namespace) -> int:
+    if parsed.limit < 0:
+        raise ViewError(f"--limit: found {parsed.limit}; needs 0 or more")
     test = query.parse(parsed.expression)
     found = [sample for sample in _read(parsed.path).samples if test(sample)]
     for sample in found[: parsed.limit or None]:

@@ -125,6 +125,8 @@ def server_of(editions: Editions, port: int = 0) -> tuple[ThreadingHTTPServer, s
     word, hosts = secrets.token_urlsafe(24), set[str]()
     try:
         server = _Server(("127.0.0.1", port), _handler(editions, word, hosts))
+    except OverflowError as error:
+        raise ViewError(f"port {port}: a port is a number from 0 to 65535; choose another with --port") from error
     except OSError as error:
         raise ViewError(f"port {port}: {error.strerror or error}; choose another with --port") from error
     hosts.update((f"127.0.0.1:{server.server_port}", f"localhost:{server.server_port}"))

@@ -99,6 +99,24 @@ def test_what_cannot_be_read_is_one_line_and_2(tmp_path: Path, make, problem: st
     assert not (tmp_path / "x.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["page", "--max-mb", "nan"], "--max-mb: found nan; needs a number of megabytes, 0 or more"),
+        (["page", "--max-mb", "inf"], "--max-mb: found inf; needs a number of megabytes, 0 or more"),
+        (["page", "--max-mb=-1"], "--max-mb: found -1; needs a number of megabytes, 0 or more"),
+        (["find", "step == 1", "--limit=-1"], "--limit: found -1; needs 0 or more"),
+    ],
+)
+def test_a_number_that_an_option_cannot_be_is_one_line(
+    run: Path, arguments: list[str], problem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command, *more = arguments
+    assert main([command, str(run), *more]) == 2
+    assert capsys.readouterr().err == f"rlcore-view: {problem}\n"
+
+
 def test_a_run_without_a_step_says_so(tmp_path: Path, capsys) -> None:
     (tmp_path / "trajectories").mkdir()
     assert main([str(tmp_path)]) == 2

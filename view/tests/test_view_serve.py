@@ -146,6 +146,12 @@ def test_a_port_that_is_taken_is_named(address: str) -> None:
         server_of(Editions([], list, 1.0), port)
 
 
+@pytest.mark.parametrize("port", [99999, -1])
+def test_a_number_that_is_not_that_of_a_port_is_refused(port: int) -> None:
+    with pytest.raises(ViewError, match=f"port {port}: a port is a number from 0 to 65535; choose another with --port"):
+        server_of(Editions([], list, 1.0), port)
+
+
 @pytest.mark.slow
 def test_the_command_serves_a_run_without_samples_until_it_is_stopped(tmp_path: Path) -> None:
     empty = tmp_path / "new"
