@@ -74,6 +74,15 @@ def test_ppo_passes_when_it_is_within_noise_and_the_control_is_not(
     assert ("saturated" in lines) is saturated
 
 
+def test_credit_for_each_turn_is_reported_against_one_reward_for_all() -> None:
+    compare = script("words_by_turn/compare")
+    runs = {"turns": [run(0.4, 0.8), run(0.4, 0.9)], "sum": [run(0.4, 0.6), run(0.4, 0.6)]}
+    verdict = compare.compared(runs["turns"], runs["sum"])
+    lines = "\n".join(compare.report(runs, verdict, {"commit": "c", "machine": "m"}))
+    assert "| 4 | 0.850 | 0.600 |" in lines
+    assert "Area, credit for each turn - one reward for all turns: +0.125" in lines
+
+
 def test_the_constant_guess_of_char_count_is_the_share_of_the_most_frequent_answer(tmp_path: Path) -> None:
     file = tmp_path / "heldout.jsonl"
     file.write_text("".join(f'{{"answer": "{letter}"}}\n' for letter in "1121"))

@@ -1,13 +1,16 @@
-"""The two examples: the parts of one, and both on the real model for two steps."""
+"""The examples of agents: the parts of one, and each on the real model for two steps."""
 
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rlcore_agent_loop.tools.calls import ToolCall
+from safetensors.numpy import load_file
 
 from rlcore.imports import import_target
 from rlcore.report import metrics
@@ -113,3 +116,18 @@ def test_the_real_model_has_calls_of_the_calculator_answered(tmp_path: Path) -> 
     answered = [row for row in rows if any(message["role"] == "tool" for message in row["completion"])]
     assert answered
     assert all(len(row["agent"]["turns"]) == 2 for row in answered)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(400)
+def test_turns_of_the_real_model_have_separate_advantages(tmp_path: Path) -> None:
+    trained("words_by_turn", tmp_path)
+    differ = 0
+    for step in (1, 2):
+        arrays = load_file(tmp_path / "run" / "tokens" / f"step_{step:06}.train.safetensors")
+        for begin, end in pairwise(arrays["row_start"]):
+            positions_N, advantages_N = arrays["position"][begin:end], arrays["advantage"][begin:end]
+            turns = np.split(advantages_N, np.flatnonzero(np.diff(positions_N) > 1) + 1)
+            assert all((turn == turn[0]).all() for turn in turns)
+            differ += len({float(turn[0]) for turn in turns}) > 1
+    assert differ > 0

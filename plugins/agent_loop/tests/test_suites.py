@@ -71,6 +71,15 @@ class TestReasoningGym(EnvironmentSuite):
     ends_within = 3
 
 
+class TestWordsByTurn(EnvironmentSuite):
+    target = f"{EXAMPLES}/words_by_turn/words.py:Words"
+    prompt = make_prompt(0, letters="AB")
+    turns = ("Apple.", "the Bee")
+    known_good = ("Apple.", "*bee*")
+    known_bad = ("Apple.", "no b")
+    ends_within = 2
+
+
 class TestRewardOfTheEnvironment(RewardFunctionSuite):
     target = "rlcore_agent_loop.rewards:environment"
 
