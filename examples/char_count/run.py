@@ -102,10 +102,12 @@ def warmed_up(recipe: Recipe, directory: Path, model: str, device: str, updates:
     return found
 
 
-def constant_guess(heldout: Path) -> float:
-    """The accuracy of always giving the most frequent answer."""
-    answers = Counter(json.loads(line)["answer"] for line in heldout.read_text().splitlines())
-    return max(answers.values()) / answers.total()
+def constant_guess(directory: Path) -> tuple[float, int]:
+    """The accuracy of always giving the most frequent answer of the words that a run evaluates, and their number."""
+    first = min(directory.glob("trajectories/step_*.jsonl"))
+    samples = [json.loads(line) for line in first.read_text().splitlines()]
+    answers = Counter(sample["answer"] for sample in samples if sample["lane"] == "eval")
+    return max(answers.values()) / answers.total(), answers.total()
 
 
 def report(recipe: Recipe, record: dict[str, Any]) -> list[str]:
@@ -122,7 +124,10 @@ def report(recipe: Recipe, record: dict[str, Any]) -> list[str]:
         lines += ["", "![Held-out accuracy by step](char_count.svg)", ""]
     lines += ["Held-out accuracy (greedy), mean over seeds; step 0 is the model after the warm-up:", ""]
     lines += [*table(runs, TITLES), ""]
-    lines += [f"The most frequent answer is right {record['constant_guess']:.3f} of the time.", ""]
+    guess, words = record["constant_guess"], record["num_evaluated"]
+    more = ", ".join(f"{TITLES[name]} {(end(found) - guess) * words:+.1f}" for name, found in runs.items())
+    lines.append(f"Always giving the most frequent answer of these {words} words is right {guess:.3f} of the time.")
+    lines += [f"Words that are right at the end in addition to that: {more}.", ""]
     lines.append(sentence("PPO - GRPO", record["verdict"]))
     if recipe is FULL:
         reached = ", ".join(f"{TITLES[name]} {end(found):.3f}" for name, found in runs.items())
@@ -158,13 +163,15 @@ def main() -> None:
             settings = [*(recipe.ppo if name == "ppo" else ()), *common, f"train.seed={seed}"]
             directory = options.dir / f"{recipe.sft.removesuffix('sft')}{name}_{seed}"
             found.append(trained(directory, recipe.files, settings, f"{TITLES[name]}, seed {seed}"))
+    guess, num_evaluated = constant_guess(options.dir / f"{recipe.sft.removesuffix('sft')}grpo_0")
     record = {
         "recipe": recipe.title,
         "runs": runs,
         "verdict": compared(runs["ppo"], runs["grpo"]),
         "ends": {name: end(found) for name, found in runs.items()},
         "sft": sft,
-        "constant_guess": constant_guess(data / "heldout.jsonl"),
+        "constant_guess": guess,
+        "num_evaluated": num_evaluated,
         "overrides": options.overrides,
         **facts(),
     }

@@ -1,6 +1,7 @@
 """Areas, intervals and verdicts of curves, checked by hand."""
 
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,7 +84,30 @@ def test_credit_for_each_turn_is_reported_against_one_reward_for_all() -> None:
     assert "Area, credit for each turn - one reward for all turns: +0.125" in lines
 
 
-def test_the_constant_guess_of_char_count_is_the_share_of_the_most_frequent_answer(tmp_path: Path) -> None:
-    file = tmp_path / "heldout.jsonl"
-    file.write_text("".join(f'{{"answer": "{letter}"}}\n' for letter in "1121"))
-    assert script("char_count/run").constant_guess(file) == 0.75
+def test_the_constant_guess_of_char_count_is_of_the_words_that_the_curves_are_of(tmp_path: Path) -> None:
+    recipe = script("char_count/run")
+    (tmp_path / "trajectories").mkdir()
+    for step, answers in (("000000", "1121"), ("000002", "3333")):
+        lines = [f'{{"lane": "eval", "answer": "{answer}"}}' for answer in answers] + ['{"lane": "train", "answer": 9}']
+        (tmp_path / "trajectories" / f"step_{step}.jsonl").write_text("\n".join(lines))
+    assert recipe.constant_guess(tmp_path) == (0.75, 4)
+    record = {
+        **{"runs": {"grpo": [run(0.5, 1.0)], "ppo": [run(0.5, 0.25)]}, "constant_guess": 0.75, "num_evaluated": 4},
+        **{"sft": {"losses": [2.0, 1.0], "seconds": 1}, "commit": "c", "machine": "m"},
+        "verdict": {"difference": -0.4, "interval_95": None, "within_noise": False},
+    }
+    lines = recipe.report(recipe.SMALL, record)
+    assert "Words that are right at the end in addition to that: GRPO +1.0, PPO -2.0." in lines
+
+
+def test_the_record_of_char_count_is_of_the_words_that_its_recipe_evaluates() -> None:
+    rows = script("char_count/make_data").items(4000, 3, 5, 0)[:64]  # limit in small.yaml
+    answers = [row["answer"] for row in rows]
+    record = json.loads((EXAMPLES.parent / "docs" / "results" / "char_count.json").read_text())
+    assert record["num_evaluated"] == 64
+    assert record["constant_guess"] == max(map(answers.count, answers)) / 64
+    for seed_run in (seed_run for found in record["runs"].values() for seed_run in found):
+        seed_run["curve"] = {int(step): height for step, height in seed_run["curve"].items()}
+    recipe = script("char_count/run")
+    page = (EXAMPLES.parent / "docs" / "results" / "char_count.md").read_text().splitlines()
+    assert page == recipe.report(recipe.SMALL, record)
