@@ -6,6 +6,7 @@ Uses only Python's standard library: training is a separate process, `python -m 
 import json
 import math
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -28,9 +29,10 @@ WALL_FILE = "wall_s.json"
 
 
 def trained(directory: Path, files: Sequence[Path], settings: Sequence[str], title: str) -> Run:
-    """Train in `directory` unless done, or resume where it stopped. Leaves no checkpoint at the end.
+    """Train in `directory` unless done. A run that was stopped there continues after its newest checkpoint, and starts
+    over without one. Leaves no checkpoint at the end.
 
-    SystemExit if the run there had other settings.
+    SystemExit if the run there had other settings, or fails.
     """
     done = directory / "done.json"
     if done.exists() and json.loads(done.read_text()) != list(settings):
@@ -40,9 +42,10 @@ def trained(directory: Path, files: Sequence[Path], settings: Sequence[str], tit
         command += [f"train.dir={directory.parent}", f"train.name={directory.name}", "checkpoint.at_end=false"]
         print(title, file=sys.stderr, flush=True)
         if directory.exists():
-            command.append("--resume")
+            command += ["--resume", "--from-start"]
         began, wall = time.monotonic(), directory / WALL_FILE
-        subprocess.run(command, stdout=sys.stderr, check=True)
+        if status := subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+            sys.exit(f"{title}: {shlex.join(command)} ended with {status}; call this script again to continue")
         # The time of a resumed run before the stop is unknown.
         wall.write_text(json.dumps(None if "--resume" in command else round(time.monotonic() - began, 1)))
         done.write_text(json.dumps(list(settings)))

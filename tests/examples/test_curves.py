@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from rlcore.testing.runs import run_settings
+
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
@@ -32,6 +34,28 @@ def path() -> Iterator[None]:
 
 def run(*heights: float) -> dict[str, object]:
     return {"curve": {4 * i: height for i, height in enumerate(heights)}, "step_s": 1.0, "explained_variance": []}
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_before_a_checkpoint_is_trained_by_the_next_call(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained, directory = script("curves").trained, tmp_path / "runs" / "short"
+    settings = [
+        f"{key}={json.dumps(value)}" for key, value in run_settings(tmp_path, 4).items() if not key.startswith("train.")
+    ]
+    settings += ["--plugin", "null", "train.prompts_per_step=2"]
+    trained(directory, [], [*settings, "train.max_steps=1"], "first")
+    (directory / "done.json").unlink()
+    settings.append("train.max_steps=2")
+    trained(directory, [], settings, "second")
+    metrics = (directory / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in metrics if "time/step_s" in line] == [1, 2]
+    assert json.loads((directory / "wall_s.json").read_text()) is None, "the time before the stop is unknown"
+    (directory / "done.json").unlink()
+    with pytest.raises(SystemExit, match=r"^third: .* train\.max_steps=none .* ended with 2; call this script again"):
+        trained(directory, [], [*settings[:-1], "train.max_steps=none"], "third")
+    assert "train.max_steps" in capfd.readouterr().err
 
 
 def test_the_area_of_a_curve_by_hand() -> None:
