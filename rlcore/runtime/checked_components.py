@@ -16,6 +16,7 @@ from rlcore.contracts.offers import Scope
 from rlcore.errors import CALLED, PluginError, boundary
 from rlcore.errors.checks.arrays import check_trajectory, checked_metrics, checked_scored, per_token
 from rlcore.errors.checks.results import as_stream, awaitable, plain
+from rlcore.errors.checks.same_prompt import other_field
 from rlcore.runtime.hang_watch import HangWatch, WatchedCall
 from rlcore.runtime.lane_settings import LaneSettings
 from rlcore.types import (
@@ -116,7 +117,7 @@ class CheckedAgent(_Checked):
         who = f"{self._who}: rollout()"
         if self._lanes is not None:
             self._lanes.record(sampling, lane)
-        due = {(task.prompt.id, task.epoch): task.n for task in tasks}
+        due = {(task.prompt.id, task.epoch): task for task in tasks}
         came: dict[_Row, int] = {}
         segments = _Segments(who, came)
         with self._streaming(who) as call:
@@ -124,10 +125,16 @@ class CheckedAgent(_Checked):
                 async for row in rows:
                     check_trajectory(who, row)
                     place = _place(row.id)
-                    if not 0 <= row.id.sample < due.get(place[:2], 0):
+                    task = due.get(place[:2])
+                    if task is None or not 0 <= row.id.sample < task.n:
                         raise PluginError(f"{who} yielded trajectory {row.id}, which no task asked for")
                     if place in came:
                         raise PluginError(f"{who} yielded trajectory {row.id} twice; each must come exactly once")
+                    if row.prompt is not task.prompt and (other := other_field(row.prompt, task.prompt)):
+                        raise PluginError(
+                            f"{who} yielded trajectory {row.id} whose prompt has another `{other}`, which rewards "
+                            "would read; needs the Prompt of its task, with other messages in `opening`"
+                        )
                     if segments.counts or row.num_segments != 1 or row.id.segment:
                         segments.add(place[:3], row)
                     came[place] = row.num_segments
@@ -136,12 +143,12 @@ class CheckedAgent(_Checked):
                     call.resume_stream()
             segments.check_complete()
             samples = {place[:3] for place in came}
-            for (prompt, epoch), n in due.items():
-                missing = [sample for sample in range(n) if (prompt, epoch, sample) not in samples]
+            for (prompt, epoch), task in due.items():
+                missing = [sample for sample in range(task.n) if (prompt, epoch, sample) not in samples]
                 if missing:
                     raise PluginError(
-                        f"{who} ended without samples {missing} of the {n} of prompt '{prompt}'; every sample of every "
-                        "task must come"
+                        f"{who} ended without samples {missing} of the {task.n} of prompt '{prompt}'; every sample of "
+                        "every task must come"
                     )
 
 

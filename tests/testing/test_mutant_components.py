@@ -17,7 +17,7 @@ from rlcore.testing.suites.agents import AgentLoopSuite
 from rlcore.testing.suites.critic import CriticEngineSuite
 from rlcore.testing.suites.harness import all_checks, failures
 from rlcore.testing.suites.pool import ResourcePoolSuite
-from rlcore.types import Lane, Sampling, TrajectoryId
+from rlcore.types import FinishReason, Lane, Sampling, TrajectoryId
 
 LIFE = {
     "test_it_is_what_its_slot_calls_for",
@@ -59,6 +59,14 @@ class PairsOthersLogprobs(SingleTurn):
 
 def without_end(row):
     return replace(row, token_ids=row.token_ids[:-2], loss_mask=row.loss_mask[:-2], logprobs=row.logprobs[:-2])
+
+
+def last_tokens(row):
+    """The row without the prompt's first tokens, as if the response had followed the last two."""
+    start = row.prompt_length - 2
+    moved = tuple((place - start, version) for place, version in row.versions)
+    arrays = {name: getattr(row, name)[start:] for name in ("token_ids", "loss_mask", "logprobs")}
+    return replace(row, versions=moved, **arrays)
 
 
 class SeedsByPlace(SingleTurn):
@@ -136,6 +144,8 @@ class LoudMetrics(SingleTurn):
 COMPLETE = "test_every_task_gets_its_samples"
 SETTINGS = "test_requests_have_the_settings_and_the_lane_of_their_rollout"
 WHOLE = "test_arrays_speak_of_the_same_tokens"
+CUT = "test_a_response_that_the_budget_cuts_says_so"
+TEXT = "test_the_text_is_what_was_sampled"
 SAMPLED = "test_tokens_are_trained_as_they_were_sampled"
 AGENTS = [
     (changed(lambda trajectory: [trajectory] if trajectory.id.sample else []), COMPLETE),
@@ -143,6 +153,7 @@ AGENTS = [
     (changed(lambda sample: [None]), COMPLETE),
     (changed(lambda trajectory: [replace(trajectory, id=TrajectoryId("another", 0, trajectory.id.sample))]), COMPLETE),
     (changed(lambda sample: [replace(sample, num_segments=2)]), COMPLETE),
+    (changed(lambda sample: [replace(sample, prompt=replace(sample.prompt, answer="changed"))]), COMPLETE),
     (requesting(lambda sampling, lane: (Sampling(max_tokens=sampling.max_tokens, stop=sampling.stop), lane)), SETTINGS),
     *((with_sampling(**{name: 1}), SETTINGS) for name in ("temperature", "top_p", "top_k", "min_p")),
     (with_sampling(max_tokens=401), SETTINGS),
@@ -157,6 +168,10 @@ AGENTS = [
     (Retokenises, SAMPLED),
     (changed(lambda trajectory: [without_end(trajectory)]), SAMPLED),
     (PairsOthersLogprobs, SAMPLED),
+    (changed(lambda trajectory: [last_tokens(trajectory)]), SAMPLED),
+    (changed(lambda sample: [replace(sample, finish=FinishReason.STOP)]), CUT),
+    (changed(lambda sample: [replace(sample, completion="always this")]), TEXT),
+    (changed(lambda sample: [replace(sample, completion=({"role": "assistant", "content": "always"},))]), TEXT),
     (SeedsByPlace, "test_seeds_decide_what_is_sampled"),
     (OneSeed, "test_seeds_decide_what_is_sampled"),
     (OneAtATime, "test_rollouts_side_by_side_do_not_mix"),

@@ -115,6 +115,10 @@ AGENTS: dict[str, tuple[Any, str]] = {
     "an id that is text": (Agent(row(id="p/0/0")), "a Trajectory whose id is str; needs TrajectoryId"),
     "a prompt's number": (Agent(row(id=TrajectoryId(3, 0, 0))), "its prompt is int; needs the prompt's id"),  # type: ignore[arg-type]
     "an unknown prompt": (Agent(row("z")), ".*'z'.*which no task asked for"),
+    "a prompt with another answer": (
+        Agent(row(prompt=replace(prompt("p"), answer="7"))),
+        "whose prompt has another `answer`, which rewards would read; needs the Prompt of its task",
+    ),
     "a sample beyond n": (Agent(row("p", 2)), "yielded trajectory .*which no task asked for"),
     "a sample below 0": (Agent(row("p", -1)), "yielded trajectory .*which no task asked for"),
     "one twice": (Agent(*ALL, row("q")), "yielded trajectory .*twice; each must come exactly once"),

@@ -2,5 +2,5 @@
 
 `arrays`: completions, trajectories, rewards, numbers per token, metrics; each is checked once, on arrival. `results`:
 the result of a worker's method, against its interface. `data`: fields of offers and requests. `interfaces`: classes.
-`targets`: import strings.
+`targets`: import strings. `same_prompt`: the prompt of a trajectory and that of its task.
 """

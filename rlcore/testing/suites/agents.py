@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
 
@@ -11,9 +11,20 @@ import numpy as np
 
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.data.tokenizer import ByteTokens
+from rlcore.errors.checks.same_prompt import other_field
 from rlcore.testing.rewards import make_prompt
 from rlcore.testing.suites.harness import ComponentSuite, extra
-from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Prompt, Sampling, Trajectory, TrajectoryId
+from rlcore.types import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Lane,
+    Message,
+    Prompt,
+    Sampling,
+    Trajectory,
+    TrajectoryId,
+)
 
 NUM_SAMPLES = 3
 MAX_TOKENS = 400
@@ -26,12 +37,22 @@ VERSION = 2
 """Of the weights that sample."""
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A completion, and the tokens after which it was sampled."""
+
+    context: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish: FinishReason = FinishReason.STOP
+
+
 class Policy:
     """A rollout service that returns one of a few texts, chosen by the seed, the sample and the tokens before."""
 
     def __init__(self, responses: Sequence[str]) -> None:
         self._responses = responses
-        self.drawn: dict[float, tuple[int, ...]] = {}
+        self.drawn: dict[float, Drawn] = {}
         """Every completion by the log-prob of its first token; all log-probs differ."""
         self.requested: list[tuple[GenerateRequest, Lane]] = []
         self.num_asked = 0
@@ -52,13 +73,15 @@ class Policy:
         start = self.num_asked
         self.num_asked += len(kept)
         logprobs_N = (-(1.0 + np.arange(start, start + len(kept))) / 65536).astype(np.float32)
-        self.drawn[float(logprobs_N[0])] = tuple(kept)
+        finish = FinishReason.STOP if len(kept) == len(ids) else FinishReason.LENGTH
+        text = bytes(id_ for id_ in kept if id_ != ByteTokens.EOS).decode(errors="replace")
+        self.drawn[float(logprobs_N[0])] = Drawn(tuple(request.token_ids), tuple(kept), text, finish)
         return Completion(
             request_id=request.id,
             sample=sample,
             token_ids=np.array(kept, dtype=np.int32),
             logprobs=logprobs_N,
-            finish=FinishReason.STOP if len(kept) == len(ids) else FinishReason.LENGTH,
+            finish=finish,
             version=VERSION,
         )
 
@@ -73,6 +96,8 @@ class AgentLoopSuite(ComponentSuite):
     """The prompts of a rollout; empty: three questions."""
     repeats: bool = True
     """Claim: the same seeds give the same tokens."""
+    records_text: bool = True
+    """Claim: `completion` is the sampled text. Set it to False if the agent changes the text that rewards read."""
 
     def generator(self) -> Policy:
         """A policy that records its samples."""
@@ -84,9 +109,12 @@ class AgentLoopSuite(ComponentSuite):
         prompts = list(self.prompts) or [make_prompt(index) for index in range(3)]
         return [RolloutTask(prompt, 0, NUM_SAMPLES, seed + index) for index, prompt in enumerate(prompts)]
 
-    async def roll(self, agent: AgentLoop, tasks: Sequence[RolloutTask], lane: Lane = Lane.TRAIN) -> list[Trajectory]:
+    async def roll(
+        self, agent: AgentLoop, tasks: Sequence[RolloutTask], lane: Lane = Lane.TRAIN, max_tokens: int = MAX_TOKENS
+    ) -> list[Trajectory]:
         """Every trajectory, in order of arrival."""
-        async with aclosing(agent.rollout(tasks, SAMPLING[lane], lane)) as found:  # type: ignore[type-var]
+        sampling = replace(SAMPLING[lane], max_tokens=max_tokens)
+        async with aclosing(agent.rollout(tasks, sampling, lane)) as found:  # type: ignore[type-var]
             return [trajectory async for trajectory in found]
 
     async def warm_up(self, component: Any) -> None:
@@ -112,10 +140,10 @@ class AgentLoopSuite(ComponentSuite):
         wanted = {TrajectoryId(task.prompt.id, task.epoch, i) for task in self.tasks() for i in range(task.n)}
         units = {id_.unit() for id_ in ids}
         self.need(units == wanted, f"rollout() gave the samples {sorted(units)}; needs {sorted(wanted)}")
+        prompts = {task.prompt.id: task.prompt for task in self.tasks()}
         for trajectory in found:
-            self.need(
-                trajectory.prompt.id == trajectory.id.prompt, f"{trajectory.id}: its prompt is '{trajectory.prompt.id}'"
-            )
+            other = other_field(trajectory.prompt, prompts[trajectory.id.prompt])
+            self.need(not other, f"{trajectory.id}: its prompt has another `{other}`; needs the Prompt of its task")
             parts = sorted(member.id.segment for member in found if member.id.unit() == trajectory.id.unit())
             self.need(parts == list(range(len(parts))), f"{trajectory.id}: the sample has the parts {parts}")
             good = trajectory.num_segments in (0, len(parts))
@@ -178,23 +206,67 @@ class AgentLoopSuite(ComponentSuite):
 
     def test_tokens_are_trained_as_they_were_sampled(self) -> None:
         """Ids and log-probs are those of the completions: none were tokenised again or paired with those of others.
+        Each follows the tokens that it was sampled after.
 
         A completion may lack its end only in a trajectory that says that it was cut off.
         """
 
         async def main(agent: AgentLoop) -> None:
             for trajectory in await self.roll(agent, self.tasks()):
-                places = np.flatnonzero(trajectory.loss_mask)
-                at = 0
-                while at < len(places):
-                    drawn = self.policy.drawn.get(float(trajectory.logprobs[places[at]]), ())
-                    here = places[at : at + max(1, len(drawn))]
-                    found = tuple(trajectory.token_ids[here].tolist())
-                    same = bool(drawn) and found == drawn[: len(found)] and int(here[-1] - here[0]) == len(here) - 1
-                    self.need(same, f"{trajectory.id}: the ids {found[:12]} at {here[0]} were not sampled so")
-                    whole = len(found) == len(drawn) or trajectory.finish is FinishReason.LENGTH
-                    self.need(whole, f"{trajectory.id}: lacks {len(drawn) - len(found)} sampled tokens of {len(drawn)}")
-                    at += len(here)
+                self._sampled(trajectory)
+
+        self.use(main)
+
+    def _sampled(self, trajectory: Trajectory) -> list[Drawn]:
+        """The completions of a trajectory; `Breach` where it has other tokens."""
+        places, at, completions = np.flatnonzero(trajectory.loss_mask), 0, []
+        while at < len(places):
+            drawn = self.policy.drawn.get(float(trajectory.logprobs[places[at]]), Drawn())
+            num, start = len(drawn.token_ids), int(places[at])
+            here = places[at : at + max(1, num)]
+            found = tuple(trajectory.token_ids[here].tolist())
+            same = num > 0 and found == drawn.token_ids[: len(found)] and int(here[-1]) - start == len(here) - 1
+            self.need(same, f"{trajectory.id}: the ids {found[:12]} at {start} were not sampled so")
+            whole = len(found) == num or trajectory.finish is FinishReason.LENGTH
+            self.need(whole, f"{trajectory.id}: lacks {num - len(found)} sampled tokens of {num}")
+            before = tuple(trajectory.token_ids[:start].tolist()) == drawn.context
+            self.need(before, f"{trajectory.id}: the ids before {start} are not those of the request that was sampled")
+            at += len(here)
+            completions.append(drawn)
+        return completions
+
+    def test_a_response_that_the_budget_cuts_says_so(self) -> None:
+        """With `max_tokens=1` a sample whose last completion is cut has `FinishReason.LENGTH`."""
+
+        async def main(agent: AgentLoop) -> None:
+            found = await self.roll(agent, self.tasks(), max_tokens=1)
+            last = {row.id.unit(): row for row in sorted(found, key=lambda row: row.id)}
+            for trajectory in last.values():
+                completions = self._sampled(trajectory)
+                cut = bool(completions) and completions[-1].finish is FinishReason.LENGTH
+                good = not cut or trajectory.finish is FinishReason.LENGTH
+                self.need(
+                    good, f"{trajectory.id}: max_tokens cut it, and finish is {trajectory.finish!r}; needs LENGTH"
+                )
+
+        self.use(main)
+
+    @extra("records_text")
+    def test_the_text_is_what_was_sampled(self) -> None:
+        """A string contains the text of each completion, and messages of the assistant are parts of them."""
+
+        async def main(agent: AgentLoop) -> None:
+            found = await self.roll(agent, self.tasks())
+            drawn = {row.id: [completion.text for completion in self._sampled(row)] for row in found}
+            for row in found:
+                if isinstance(row.completion, str):
+                    bad = [text for text in drawn[row.id] if text.strip() not in row.completion]
+                    self.need(not bad, f"{row.id}: completion {row.completion[:60]!r} lacks the sampled {bad[:1]}")
+                    continue
+                sampled = "".join(text for id_ in sorted(drawn) if id_.unit() == row.id.unit() for text in drawn[id_])
+                spoken = [str(message.get("content") or "") for message in row.completion if _is_assistant(message)]
+                bad = [text for text in spoken if text.strip() not in sampled]
+                self.need(not bad, f"{row.id}: a message of the assistant, {bad[:1]}, was not sampled")
 
         self.use(main)
 
@@ -233,6 +305,10 @@ class AgentLoopSuite(ComponentSuite):
             self._are_complete(await self.roll(agent, self.tasks()))
 
         self.use(main)
+
+
+def _is_assistant(message: Message) -> bool:
+    return message.get("role") == "assistant"
 
 
 def _ids(found: Sequence[Trajectory]) -> dict[TrajectoryId, tuple[int, ...]]:
