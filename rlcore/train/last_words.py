@@ -1,6 +1,6 @@
 """The messages with which a run ends, well or by an error."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlcore.config import TrainConfig
@@ -26,6 +26,15 @@ def summary(result: TrainResult, began_after: int, train: TrainConfig) -> Iterat
             source = name.removeprefix("eval/").removesuffix("/mean")
             if name in before:
                 yield f"held-out '{source}': {before[name]:.3f} at step {first} -> {after[name]:.3f} at step {last}"
+
+
+def never_updated(engine: str, allowed: Mapping[bool, int]) -> Iterator[str]:
+    """A line if the critic let the actor update on none of this process's mini-batches, which `allowed` counts."""
+    if allowed.get(False) and not allowed.get(True):
+        yield (
+            f"the policy has not changed: critic.engine={engine} kept the actor from all {allowed[False]} updates, "
+            "because its actor_may_update() was never True; shorten the critic's warm-up, or train for more steps"
+        )
 
 
 def way_on(last: Path, took_steps: bool) -> str:

@@ -28,7 +28,7 @@ from rlcore.runtime.launch import Runtime, launch
 from rlcore.train.best import StopRule, check_named
 from rlcore.train.callbacks import Callbacks, StepCallbacks
 from rlcore.train.checkpoint import set_aside
-from rlcore.train.last_words import how_to_load, summary, way_on
+from rlcore.train.last_words import how_to_load, never_updated, summary, way_on
 from rlcore.train.observed import observed
 from rlcore.train.origin import Origin, Start, changes_since, check_remains, differences_from, find_origin
 from rlcore.train.result import TrainResult
@@ -307,6 +307,8 @@ class Session:
         say = self._terminal.say
         for line in summary(result, self._began_after, self._config.train):
             say(line)
+        for line in never_updated(self._config.critic.engine, self._trainer.allowed):
+            self._terminal.warn(line)
         for line in self._trainer.watch.last_words():
             say(line)
         plan, may_stream = self._run.plan, not self._config.algo.dynamic_sampling

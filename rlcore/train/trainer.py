@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -101,6 +101,8 @@ class Trainer:
         """The metrics of the last steps of this process, for the advice on the schedule at the end."""
         self.watch = Watch(plain(run.plan.loaded.saved))
         """Finds reasons why nothing is learned."""
+        self.allowed: Counter[bool] = Counter()
+        """See `Updates.allowed`; of all steps of this process."""
         self.evaluations: list[tuple[int, Metrics]] = []
         self._writing: asyncio.Task[None] | None = None
         self._activity = current_activity()
@@ -132,6 +134,7 @@ class Trainer:
             updating = Updates(self.run, self.last_step - self.progress.step)
             async with aclosing(work.minibatches(groups)) as minibatches, updating as updates:
                 updated = average([await self.update(batch, updates, work.timeline) async for batch in minibatches])
+            self.allowed += updating.allowed
             measured = await self.publish_weights(work)
         found = updated | measured  # a KL penalty in the reward has its policy/kl, of all tokens under pi_old
         await self.record(work, found | self.run.take_metrics(found))

@@ -1,6 +1,7 @@
 """The updates of one step: actor and critic are notified before their first and after their last."""
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,8 @@ class Updates:
         self._critic, self._actor, self._check = run.critic, run.actor.replicas[0], run.check
         self._begun: dict[str, Notice] = {}
         """Functions that notify begun models of the end, by name."""
+        self.allowed: Counter[bool] = Counter()
+        """The number of mini-batches on which the critic let the actor update, and on which it did not."""
 
     async def __aenter__(self) -> "Updates":
         return self
@@ -61,7 +64,9 @@ class Updates:
         minibatch = replace(minibatch, updates_left=self._updates_left)
         self._updates_left -= 1
         metrics = await self._critic.update(minibatch)
-        if self._critic.actor_may_update():
+        may_update = self._critic.actor_may_update()
+        self.allowed[may_update] += 1
+        if may_update:
             call = self._actor.call
             await self._begin("actor", partial(call, ActorWorker.begin_updates), partial(call, ActorWorker.end_updates))
             with worker_call(ACTOR.name, ActorWorker.update.__name__):

@@ -179,6 +179,17 @@ def test_an_actor_that_waits_for_its_critic_is_not_notified_before_it_updates(ov
     assert events == warming + half
 
 
+@pytest.mark.parametrize(("waits", "says"), [(3, False), (4, True)])
+def test_a_run_whose_critic_never_let_the_actor_update_says_so_at_the_end(
+    overrides: list[str], capsys: pytest.CaptureFixture[str], waits: int, says: bool
+) -> None:
+    happened([override if override != "train.seed=0" else f"train.seed={waits}" for override in overrides])
+    line = (
+        "warning: the policy has not changed: critic.engine=told kept the actor from all 4 updates, because its actor_"
+    )
+    assert (line in capsys.readouterr().out) == says
+
+
 @pytest.mark.parametrize("fault", ["critic updates", "actor updates", "actor begins"])
 def test_what_has_begun_ends_after_an_error_too(overrides: list[str], fault: str) -> None:
     events, message = happened(overrides, fault, error=WorkerError)
