@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from rlcore.cluster.kit import WorkerHost, frames_of, line_of
 from rlcore.contracts.clusters import Shipment
 from rlcore.errors import RlcoreError, WorkerError, boundary, trace_of
 from rlcore.errors.redaction import beginning
+from rlcore_ray.sealed import Sealed
 
-OK, FAILED = "ok", "failed"
+OK, ITEMS, FAILED, CROSSING = "ok", "items", "failed", "crossing"
 Answer = tuple[str, Any]
-"""(OK, value), or (FAILED, (class of the error, message, traceback))."""
+"""(OK, sealed value), (ITEMS, list of sealed items), (FAILED, (class of the error, message, traceback)), or (CROSSING,
+reason why the arguments cannot be read or the result cannot be sent)."""
 CANCELLED: Answer = (FAILED, ("WorkerError", "cancelled", ""))
 MAX_CALLS = 10_000
 """Calls that an actor serves at a time; further ones wait."""
@@ -43,6 +45,10 @@ def interface_of(address: str) -> str:
     return next((name for name, addresses in found if any(has.address == address for has in addresses)), "")
 
 
+class CrossingError(RlcoreError):
+    """Arguments that cannot be read, or a result that cannot be sent; an error of a worker keeps its class."""
+
+
 class ActorHost:
     """The workers of one actor. Calls are numbered, so that they can be cancelled by number."""
 
@@ -56,7 +62,7 @@ class ActorHost:
         self._tasks: dict[int, asyncio.Future[Any]] = {}
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._cancelled: set[int] = set()
-        """Calls that were cancelled before their turn."""
+        """Calls that were cancelled before their turn, also those that have not arrived."""
         self._next = 0
         self._thread = 0
         """The thread in which the workers compute."""
@@ -99,41 +105,38 @@ class ActorHost:
         number: int,
         role: str,
         method: str,
-        arguments: tuple[Sequence[Any], Mapping[str, Any]],
+        arguments: Sealed,
         with_result: bool = True,
     ) -> Answer:
         """The result of the method with these `arguments`; None unless `with_result`."""
         if not await self._turn(number):
             return CANCELLED
-        task = self._tasks[number] = asyncio.ensure_future(self._host.call(role, method, *arguments))
+        task = self._tasks[number] = asyncio.ensure_future(self._call(role, method, arguments))
         try:
-            kind, value = await _answered(lambda: task)
-            return kind, value if with_result or kind != OK else None
+            return await _answered(lambda: task, with_result)
         finally:
             del self._tasks[number]
 
-    async def call_aside(
-        self, role: str, method: str, arguments: tuple[Sequence[Any], Mapping[str, Any]], with_result: bool = True
-    ) -> Answer:
+    async def _call(self, role: str, method: str, arguments: Sealed) -> Any:
+        return await self._host.call(role, method, *_read(arguments))
+
+    async def call_aside(self, role: str, method: str, arguments: Sealed, with_result: bool = True) -> Answer:
         """`call` on a separate thread and without a turn, for methods marked as `concurrent`."""
 
         def work() -> Any:
-            return asyncio.run(self._host.call(role, method, *arguments))
+            return asyncio.run(self._call(role, method, arguments))
 
-        kind, value = await _answered(lambda: in_daemon_thread(method, work))
-        return kind, value if with_result or kind != OK else None
+        return await _answered(lambda: in_daemon_thread(method, work), with_result)
 
-    async def stream(
-        self, number: int, role: str, method: str, arguments: tuple[Sequence[Any], Mapping[str, Any]]
-    ) -> AsyncIterator[Answer]:
+    async def stream(self, number: int, role: str, method: str, arguments: Sealed) -> AsyncIterator[Answer]:
         """Lists of the items that arrived since the last list, possibly followed by an error."""
         queue: asyncio.Queue[Any] = asyncio.Queue(STREAM_BATCH)
 
         async def pump() -> None:
-            items = self._host.stream(role, method, *arguments)
+            items = self._host.stream(role, method, *_read(arguments))
             try:
                 async for result in items:
-                    await queue.put(result)
+                    await queue.put(_sent(result))
             finally:
                 await items.aclose()
 
@@ -143,7 +146,7 @@ class ActorHost:
         task = self._tasks[number] = asyncio.ensure_future(pump())
         try:
             while not (task.done() and queue.empty()):
-                yield OK, await _batch(queue, task)
+                yield ITEMS, await _batch(queue, task)
             kind, value = await _answered(lambda: task)
             if kind != OK:
                 yield kind, value
@@ -155,27 +158,36 @@ class ActorHost:
     async def _turn(self, number: int) -> bool:
         """Return in the order of the numbers: ranks must begin collective work in the same order.
 
-        False when the call was cancelled while it waited.
+        False when the call was cancelled while it waited, or before it arrived.
         """
-        self._waiting[number] = asyncio.get_running_loop().create_future()
-        if self._next in self._waiting and not self._waiting[self._next].done():
-            self._waiting[self._next].set_result(None)
-        await self._waiting[number]
-        del self._waiting[number]
-        self._next += 1
-        if self._next in self._waiting:
-            self._waiting[self._next].set_result(None)
+        if number >= self._next:
+            turn = self._waiting[number] = asyncio.get_running_loop().create_future()
+            self._call_next()
+            await turn
+            del self._waiting[number]
+            self._next += 1
+            self._call_next()
         if number in self._cancelled:
             self._cancelled.discard(number)
             return False
         return True
 
+    def _call_next(self) -> None:
+        """Give the next call its turn. A cancelled one that has not arrived is passed over, as it may never arrive: Ray
+        answers a call whose arguments are lost."""
+        while self._next in self._cancelled and self._next not in self._waiting:
+            self._next += 1
+        turn = self._waiting.get(self._next)
+        if turn is not None and not turn.done():
+            turn.set_result(None)
+
     async def cancel(self, number: int) -> None:
-        """End a call or stream that is running or waits for its turn."""
+        """End a call or stream that is running, waits for its turn, or has not arrived."""
         if number in self._tasks:
             self._tasks[number].cancel()
         elif number >= self._next:
             self._cancelled.add(number)
+            self._call_next()
 
     async def close(self) -> list[str]:
         """Close the workers. Returns descriptions of errors."""
@@ -190,15 +202,30 @@ class ActorHost:
         await asyncio.Event().wait()
 
 
-async def _answered(work: Callable[[], Awaitable[Any]]) -> Answer:
+async def _answered(work: Callable[[], Awaitable[Any]], with_result: bool = True) -> Answer:
     """The result or error of the work as a value, because Ray would wrap the exception."""
     try:
         with boundary("the worker's actor", WorkerError):
-            return OK, await work()
+            value = await work()
+        return OK, _sent(value if with_result else None)
+    except CrossingError as error:
+        return CROSSING, beginning(str(error))
     except RlcoreError as error:
         return FAILED, (type(error).__name__, beginning(str(error)), trace_of(error.__cause__ or error))
     except asyncio.CancelledError:
         return CANCELLED
+
+
+def _read(arguments: Sealed) -> Any:
+    """The arguments and keyword arguments of a call."""
+    with boundary("the arguments cannot be read in the worker's process", CrossingError):
+        return arguments.opened()
+
+
+def _sent(value: Any) -> Sealed:
+    """The value for the controller."""
+    with boundary("the result cannot be sent to the parent", CrossingError):
+        return Sealed(value)
 
 
 async def _batch(queue: "asyncio.Queue[Any]", task: "asyncio.Future[None]") -> list[Any]:

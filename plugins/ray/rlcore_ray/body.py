@@ -9,14 +9,15 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
 import rlcore.errors
 from rlcore.cluster.kit import ANSWER_S, RankLine, answers_of_ranks, difference, merged
 from rlcore.contracts.clusters import Deadlines, Shipment
 from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary, describe
-from rlcore_ray.actor import ASIDE, OK, Answer
+from rlcore_ray.actor import ASIDE, CROSSING, FAILED, OK, Answer
 from rlcore_ray.output import ActorOutput, ProcessPlace
+from rlcore_ray.sealed import Sealed
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +100,7 @@ class ActorBody:
         if concurrent:
             return await self._call_aside(role, method, (args, kwargs), where, deadline_s)
         with boundary(f"{where}: its arguments cannot be sent", WorkerError):
-            payload: Any = args, kwargs
-            if len(self._actors) > 1:
-                payload = await asyncio.to_thread(ray.put, payload)
+            payload = await self._payload(args, kwargs)
             number = self._number
             refs = [
                 actor.call.remote(number, role, method, payload, rank == 0) for rank, actor in enumerate(self._actors)
@@ -116,11 +115,17 @@ class ActorBody:
                 self._cancel(number)
         return values[0]
 
+    async def _payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if len(self._actors) == 1:
+            return Sealed((args, kwargs))
+        return await asyncio.to_thread(lambda: ray.put(Sealed((args, kwargs))))
+
     async def _call_aside(self, role: str, method: str, arguments: Any, where: str, deadline_s: float) -> Any:
         """The result of a method that answers while others compute; it has no turn, and is not cancelled."""
         with boundary(f"{where}: its arguments cannot be sent", WorkerError):
+            payload = Sealed(arguments)
             refs = [
-                actor.call_aside.options(concurrency_group=ASIDE).remote(role, method, arguments, rank == 0)
+                actor.call_aside.options(concurrency_group=ASIDE).remote(role, method, payload, rank == 0)
                 for rank, actor in enumerate(self._actors)
             ]
         return (await self._all(refs, self._value, where, deadline_s))[0]
@@ -131,8 +136,9 @@ class ActorBody:
         """See `ReplicaBody.stream`."""
         number = self._number
         with boundary(f"{where}: its arguments cannot be sent", WorkerError):
+            payload = Sealed((args, kwargs))
             calls = [
-                actor.stream.options(num_returns="streaming").remote(number, role, method, (args, kwargs))
+                actor.stream.options(num_returns="streaming").remote(number, role, method, payload)
                 for actor in self._actors
             ]
         self._number += 1
@@ -156,8 +162,8 @@ class ActorBody:
                 for result in await self._value(rank, ref, where, deadlines.call_s):
                     yield result
         except RayError as error:
-            ended = True
-            raise WorkerError(f"{where}: {await self._lost(rank, error)}") from error
+            ended = not isinstance(error, RayTaskError)
+            raise await self._failed(rank, error, where) from error
         finally:
             if not ended:
                 self._actors[rank].cancel.remote(number)
@@ -183,7 +189,7 @@ class ActorBody:
         WorkerError at the deadline, after which the actor is killed, because its loop may be stuck.
         """
         try:
-            return opened(await self._ask(rank, ref, where, deadline_s))
+            return opened(await self._ask(rank, ref, where, deadline_s), where)
         except TimeoutError as cause:
             reason = f"{where} took longer than {deadline_s:g} s"
             self._reasons.setdefault(rank, reason)
@@ -199,7 +205,13 @@ class ActorBody:
         except GetTimeoutError:
             raise
         except RayError as error:
-            raise WorkerError(f"{where}: {await self._lost(rank, error)}") from error
+            raise await self._failed(rank, error, where) from error
+
+    async def _failed(self, rank: int, error: RayError, where: str) -> WorkerError:
+        """The error of a call that Ray did not answer; an error of the task is none of its actor, which lives."""
+        if isinstance(error, RayTaskError):
+            return WorkerError(f"{where}: {describe(error.cause)}")
+        return WorkerError(f"{where}: {await self._lost(rank, error)}")
 
     async def _lost(self, rank: int, error: RayError) -> str:
         """Reason for a rank's silence. The rest of Ray's message is an excerpt of its log."""
@@ -300,11 +312,14 @@ def _in_time(where: str, deadline_s: float) -> Iterator[None]:
         raise WorkerError(f"{where} took longer than {deadline_s:g} s") from cause
 
 
-def opened(answer: Answer) -> Any:
+def opened(answer: Answer, where: str) -> Any:
     """The value of an answer. The worker's error is raised here, with its traceback as the cause."""
     kind, value = answer
-    if kind == OK:
-        return value
-    name, message, trace = value
-    known: type[RlcoreError] = getattr(rlcore.errors, name, WorkerError)
-    raise known(message) from ChildError(message, trace)
+    if kind == FAILED:
+        name, message, trace = value
+        known: type[RlcoreError] = getattr(rlcore.errors, name, WorkerError)
+        raise known(message) from ChildError(message, trace)
+    if kind == CROSSING:
+        raise WorkerError(f"{where}: {value}")
+    with boundary(f"{where}: its result cannot be read", ChildError):
+        return value.opened() if kind == OK else [sealed.opened() for sealed in value]

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ray
@@ -30,7 +31,7 @@ from rlcore.types import Lane, RewardStatus, ScoredTrajectory
 
 HEAD, HERE = sys.argv[1], Path(sys.argv[2])
 PLUGIN = '''
-import asyncio, errno, os, time
+import asyncio, errno, os, threading, time
 
 from rlcore import RawScore, RewardReplica, WorkerClass, hookimpl
 from rlcore.contracts.actor import ActorWorker
@@ -100,6 +101,16 @@ class Probe(Worker):
 
     def stuck(self):
         time.sleep(3600)
+
+    def take(self, value):
+        return None
+
+    def lock(self):
+        return threading.Lock()
+
+    async def locks(self, num):
+        for index in range(num):
+            yield threading.Lock() if index == 2 else index
 
     async def count(self, num):
         for index in range(num):
@@ -266,6 +277,8 @@ async def probed() -> dict[str, Any]:
         blocking = asyncio.create_task(block())
         results["items"] = [value async for value in probe.stream(probe_class.count, 30)]
         blocking.cancel()
+        results["crossing"] = await uncrossed(probe, probe_class)
+        results["stayed"] = before == await probe.call(probe_class.where)
         try:
             await probe.call(probe_class.stuck)
         except WorkerError as error:
@@ -275,6 +288,26 @@ async def probed() -> dict[str, Any]:
     finally:
         await cluster.close()
     return results
+
+
+async def uncrossed(probe: Any, probe_class: Any) -> list[Any]:
+    """The items and errors of calls with a value that cannot be pickled, or unpickled in the worker's process."""
+    module = ModuleType("only_here")
+    exec("class Thing:\n    pass", vars(module))
+    vars(module)["Thing"].__module__ = module.__name__
+    sys.modules[module.__name__] = module
+    found: list[Any] = []
+    for call in (probe.call(probe_class.take, vars(module)["Thing"]()), probe.call(probe_class.lock)):
+        try:
+            found.append(await call)
+        except WorkerError as error:
+            found.append(str(error))
+    try:
+        async for value in probe.stream(probe_class.locks, 4):
+            found.append(value)
+    except WorkerError as error:
+        found.append(str(error))
+    return found
 
 
 def free() -> float:

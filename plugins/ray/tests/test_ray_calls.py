@@ -1,10 +1,12 @@
 """Calls of actors on Ray: what is sent, stored and cancelled."""
 
 import asyncio
+import pickle
 import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlcore.errors import WorkerError
@@ -15,21 +17,43 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.xdist_grou
 def test_a_call_that_is_cancelled_before_its_turn_is_never_begun() -> None:
     pytest.importorskip("ray")
     from rlcore_ray.actor import CANCELLED, FAILED, ActorHost
+    from rlcore_ray.sealed import Sealed
 
     async def story() -> list[Any]:
-        host = ActorHost([], ".")
-        second = asyncio.ensure_future(host.call(1, "probe", "where", ((), {})))
+        host, nothing = ActorHost([], "."), Sealed(((), {}))
+        second = asyncio.ensure_future(host.call(1, "probe", "where", nothing))
         await asyncio.sleep(0)
         await host.cancel(1)
-        first = await host.call(0, "stranger", "where", ((), {}))
+        first = await host.call(0, "stranger", "where", nothing)
         return [first[0], await asyncio.wait_for(second, 10)]
 
     assert asyncio.run(story()) == [FAILED, CANCELLED]
 
 
+def test_a_cancelled_call_that_never_arrives_holds_up_no_other_and_a_late_one_is_not_begun() -> None:
+    pytest.importorskip("ray")
+    from rlcore_ray.actor import CANCELLED, FAILED, ActorHost
+    from rlcore_ray.sealed import Sealed
+
+    async def story() -> list[Any]:
+        host, nothing = ActorHost([], "."), Sealed(((), {}))
+        third = asyncio.ensure_future(host.call(2, "stranger", "where", nothing))
+        await asyncio.sleep(0)
+        await host.cancel(1)
+        await host.cancel(0)
+        answers = [await asyncio.wait_for(third, 10)]
+        answers += [await asyncio.wait_for(host.call(1, "stranger", "where", nothing), 10)]
+        await host.cancel(3)
+        answers += [await asyncio.wait_for(host.call(4, "stranger", "where", nothing), 10)]
+        return [answers[0][0], answers[1], answers[2][0]]
+
+    assert asyncio.run(story()) == [FAILED, CANCELLED, FAILED]
+
+
 def test_only_the_first_rank_sends_results_but_all_send_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     from rlcore_ray.actor import FAILED, OK, ActorHost
+    from rlcore_ray.sealed import Sealed
 
     async def call(role: str, method: str, args: tuple[str], kwargs: dict[str, Any]) -> str:
         if args[0] == "fail":
@@ -39,12 +63,29 @@ def test_only_the_first_rank_sends_results_but_all_send_errors(monkeypatch: pyte
     async def story() -> list[Any]:
         host = ActorHost([], ".")
         monkeypatch.setattr(host._host, "call", call)
-        first = await host.call(0, "probe", "echo", (("large",), {}), True)
-        second = await host.call(1, "probe", "echo", (("large",), {}), False)
-        third = await host.call(2, "probe", "echo", (("fail",), {}), False)
-        return [first, second, third[0]]
+        first = await host.call(0, "probe", "echo", Sealed((("large",), {})), True)
+        second = await host.call(1, "probe", "echo", Sealed((("large",), {})), False)
+        third = await host.call(2, "probe", "echo", Sealed((("fail",), {})), False)
+        return [first[0], first[1].opened(), second[0], second[1].opened(), third[0]]
 
-    assert asyncio.run(story()) == [(OK, "large"), (OK, None), FAILED]
+    assert asyncio.run(story()) == [OK, "large", OK, None, FAILED]
+
+
+def test_an_array_crosses_as_a_buffer_and_arrives_read_only() -> None:
+    pytest.importorskip("ray")
+    from rlcore_ray.sealed import Sealed
+
+    buffers: list[pickle.PickleBuffer] = []
+    sent = np.arange(1000.0)
+    payload = pickle.dumps(Sealed({"array": sent, "text": "word"}), protocol=5, buffer_callback=buffers.append)
+    assert len(payload) < 1000, "neither the array nor the pickle around it is copied into the message"
+    assert any(
+        np.shares_memory(np.frombuffer(buffer), sent) for buffer in buffers if buffer.raw().nbytes == sent.nbytes
+    )
+    arrived = pickle.loads(payload, buffers=[bytes(buffer.raw()) for buffer in buffers]).opened()
+    assert arrived["text"] == "word"
+    assert np.array_equal(arrived["array"], sent)
+    assert not arrived["array"].flags.writeable
 
 
 class Called:
@@ -55,9 +96,11 @@ class Called:
         self.call = self
 
     def remote(self, *arguments: Any) -> Any:
+        from rlcore_ray.sealed import Sealed
+
         self.taken.append(arguments)
         answer = asyncio.get_running_loop().create_future()
-        answer.set_result(("ok", "done"))
+        answer.set_result(("ok", Sealed("done")))
         return answer
 
 
@@ -69,7 +112,7 @@ def test_a_batch_for_several_ranks_is_stored_once_while_the_loop_runs(monkeypatc
 
     def put(value: Any) -> str:
         assert runs.wait(10), "the loop waits for the object store"
-        stored.append(value)
+        stored.append(value.opened())
         return "stored"
 
     async def story() -> tuple[list[Called], Any]:
@@ -86,3 +129,31 @@ def test_a_batch_for_several_ranks_is_stored_once_while_the_loop_runs(monkeypatc
     assert answer == "done"
     assert stored == [((1,), {})]
     assert [actor.taken for actor in actors] == [[(0, "actor", "update", "stored", rank == 0)] for rank in range(2)]
+
+
+def test_an_error_of_ray_about_a_task_is_no_death_of_its_actor() -> None:
+    pytest.importorskip("ray")
+    from ray.exceptions import RayTaskError
+    from rlcore_ray.body import ActorBody
+
+    class Failing(Called):
+        """An actor whose task Ray ends with an error."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.cancel = SimpleNamespace(remote=self.taken.append)
+
+        def remote(self, *arguments: Any) -> Any:
+            answer = asyncio.get_running_loop().create_future()
+            answer.set_exception(RayTaskError("ActorHost.call()", "\x1b[36mtrace", ValueError("lost")))
+            return answer
+
+    async def story() -> tuple[str, bool, list[Any]]:
+        output: Any = SimpleNamespace()
+        actor = Failing()
+        body = ActorBody("probe[0]", [actor], output)
+        with pytest.raises(WorkerError) as raised:
+            await body.call("probe", "where", (), {}, "probe[0].where()", 10)
+        return str(raised.value), body.alive, actor.taken
+
+    assert asyncio.run(story()) == ("probe[0].where(): ValueError: lost", True, [0])

@@ -125,6 +125,21 @@ def test_a_stuck_actor_is_killed_and_replaced_and_a_blocked_controller_loses_no_
     assert probe["replaced"]
 
 
+def test_a_value_that_cannot_be_pickled_or_read_is_an_error_of_its_call_and_the_actor_stays_in_service(
+    story: dict[str, Any],
+) -> None:
+    unsent = "the result cannot be sent to the parent: TypeError: cannot pickle '_thread.lock' object"
+    assert story["probe"]["crossing"] == [
+        "probe[0].take(): the arguments cannot be read in the worker's process: ModuleNotFoundError: No module named "
+        "'only_here'",
+        f"probe[0].lock(): {unsent}",
+        0,
+        1,
+        f"probe[0].locks(): {unsent}",
+    ]
+    assert story["probe"]["stayed"]
+
+
 def test_every_run_released_what_it_acquired(story: dict[str, Any]) -> None:
     assert story["held"] == 0.0
 
