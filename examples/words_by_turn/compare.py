@@ -2,11 +2,11 @@
 
     python examples/words_by_turn/compare.py [--out docs/results/words_by_turn] [--seeds 3] [OVERRIDE...]
 
-Every run has the prompts, the number of samples and the seeds of `config.yaml`. One kind of run has the rewards of turns
-(`environment_by_turn`) and compares turn by turn (`turn_rloo`); the other has their sum (`environment`) and compares
-whole samples (`rloo`). What is compared is the area under the curve of held-out answers, seed by seed, with its 95 %
-interval. Curves and areas are written to OUT.json and OUT.md; further arguments are overrides of every run. Runs lie
-below `runs/words_by_turn/`, and one that is there already and complete is read, not repeated.
+Every run has the prompts, the number of samples and the seeds of `config.yaml`. One kind of run has the rewards of
+turns (`environment_by_turn`) and compares turn by turn (`turn_rloo`). The other has their sum (`environment`) and
+compares whole samples (`rloo`). What is compared is the area under the curve of held-out answers, seed by seed, with
+its 95 % interval. Curves and areas are written to OUT.json and OUT.md; further arguments are overrides of every run.
+Runs lie below `runs/words_by_turn/`, and one that is there already and complete is read, not repeated.
 """
 
 import argparse

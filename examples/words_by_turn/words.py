@@ -4,8 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.types import Message, Prompt
 from rlcore_agent_loop import Environment, Step
+
+from rlcore.types import Message, Prompt
 
 WORD = re.compile(r"[A-Za-z]+")
 
