@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from collections import deque
 
 from rlcore.errors.redaction import clipped
@@ -13,6 +14,8 @@ MAX_LOG_LINES = 10_000
 MAX_LINE = 2000
 MAX_CAUSE = 500
 NUM_LAST_WORDS = 3
+FRESH_S = 30.0
+"""Seconds within which last words are of the end."""
 NUM_RECENT = 100
 """Last lines in which an exception counts as the cause of the end; some engines print several tracebacks."""
 EXCEPTION = re.compile(r"(^|[\s(])[A-Za-z_.]*(Error|Exception|Interrupt): ")
@@ -29,6 +32,8 @@ class WorkerOutput:
     def __init__(self, name: str) -> None:
         self._name = name
         self._num_lines = 0
+        self._printed_s = 0.0
+        """Time of the last line, by the monotonic clock."""
         self._stdout, self._stderr, self._exceptions = (deque[tuple[int, str]](maxlen=NUM_LAST_WORDS) for _ in range(3))
         """The last lines of each kind, numbered; an exception is only in its own list."""
 
@@ -36,6 +41,7 @@ class WorkerOutput:
         """Add a line. `is_error`: it is from stderr, if that is separate from and unordered with stdout."""
         text = clipped(line, MAX_LINE).rstrip()
         self._num_lines += 1
+        self._printed_s = time.monotonic()
         if text and not STACK.match(text):
             last = self._stderr if is_error else self._stdout
             (self._exceptions if EXCEPTION.search(text) else last).append((self._num_lines, text))
@@ -58,10 +64,13 @@ class WorkerOutput:
     def last_words(self) -> str:
         """The tail of an error that says how the process ended; empty when it has printed nothing.
 
-        Contains its last line, earlier exceptions, and as many other lines as fit.
+        Contains its last line, earlier exceptions, and as many other lines as fit. A process that was killed printed
+        them long before, so their age is stated.
         """
         lines = [*self._stdout, *self._stderr]
         recent = [exception for exception in self._exceptions if exception[0] > self._num_lines - NUM_RECENT]
         recent = recent[-(NUM_LAST_WORDS - bool(lines)) :]
         last = [*lines[len(recent) - NUM_LAST_WORDS :], *recent]
-        return f"; its last words: {' | '.join(text for _, text in sorted(last))}" if last else ""
+        age_s = time.monotonic() - self._printed_s
+        before = f", {age_s:.0f} s before" if age_s > FRESH_S else ""
+        return f"; its last words{before}: {' | '.join(text for _, text in sorted(last))}" if last else ""
