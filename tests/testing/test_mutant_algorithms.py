@@ -22,7 +22,6 @@ COMPARES = {
     "zero_when_equal": True,
     "ignores_shifts": True,
     "ignores_scale": True,
-    "prefers_reward": True,
 }
 
 
@@ -86,6 +85,7 @@ def against(inputs):
     return -grpo(inputs)
 
 
+MORE = "test_more_reward_is_no_smaller_advantage"
 ESTIMATORS: list[tuple[Callable[..., Any] | str, dict[str, Any], str]] = [
     ("rlcore.algo.advantage:gae", SCALES, "test_it_passes_the_probe_of_a_run"),
     (lambda inputs: dr_grpo(inputs)[:, None], SCALES, "test_advantages_have_their_shape"),
@@ -106,7 +106,9 @@ ESTIMATORS: list[tuple[Callable[..., Any] | str, dict[str, Any], str]] = [
     (nothing_compared, COMPARES, "test_a_constant_changes_nothing"),
     (dr_grpo, COMPARES, "test_a_factor_changes_nothing"),
     (grpo, SCALES, "test_a_factor_is_one_of_the_advantages"),
-    (against, COMPARES, "test_more_reward_is_no_smaller_advantage"),
+    (against, COMPARES, MORE),
+    (lambda inputs: -dr_grpo(inputs), SCALES, MORE),
+    (lambda inputs: -gae(inputs), VALUES, MORE),
 ]
 
 

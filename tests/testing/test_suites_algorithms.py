@@ -10,7 +10,7 @@ from rlcore.testing.suites.estimator import AdvantageEstimatorSuite
 from rlcore.testing.suites.harness import checks, failures
 from rlcore.testing.suites.policy_loss import PolicyLossSuite
 
-COMPARES = {"zero_when_equal": True, "ignores_shifts": True, "prefers_reward": True}
+COMPARES = {"zero_when_equal": True, "ignores_shifts": True}
 LAWS: dict[str, dict[str, Any]] = {
     "grpo": {**COMPARES, "ignores_scale": True},
     "dr_grpo": {**COMPARES, "scales": True},

@@ -30,9 +30,9 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
     """Claim: a positive factor of all rewards changes nothing."""
     scales: bool = False
     """Claim: a positive factor of all rewards, values and baselines is a factor of the advantages."""
-    prefers_reward: bool = False
-    """Claim: of two equally long samples in a group, the one with more reward has at least the advantage of the
-    other."""
+    prefers_reward: bool = True
+    """Claim: of two equally long samples in a group, with equal values and baselines, the one with more reward has at
+    least the advantage of the other. Set it to False for an estimator that counts more than the reward."""
     gamma: float = 1.0
     lam: float = 0.9
     pass_k: int = 2
@@ -174,11 +174,14 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
 
     @extra("prefers_reward")
     def test_more_reward_is_no_smaller_advantage(self) -> None:
-        """The samples are in one group and have the same length."""
+        """The samples are in one group and have the same length, values and baseline."""
         inputs = self.inputs()
         lengths_B = torch.full((ROWS,), 3)
         mask_BT = (torch.arange(LENGTH) >= PROMPT) & (torch.arange(LENGTH) < PROMPT + lengths_B[:, None])
-        inputs = replace(inputs, lengths_B=lengths_B, loss_mask_BT=mask_BT)
+        first_B = inputs.group_B * SAMPLES
+        values_BT = None if inputs.values_BT is None else inputs.values_BT[first_B]
+        baseline_B = None if inputs.baseline_B is None else inputs.baseline_B[first_B]
+        inputs = replace(inputs, lengths_B=lengths_B, loss_mask_BT=mask_BT, values_BT=values_BT, baseline_B=baseline_B)
         found = self.advantages(inputs)
         each_B = found[:, PROMPT] if self.offer().per_token else found
         for rows in torch.arange(ROWS).reshape(GROUPS, SAMPLES):
