@@ -172,6 +172,23 @@ class ValuesByRow(NullCritic):
         return np.where(mask_BT, by_row(super().values(batch)), 0).astype(np.float32)
 
 
+def looking_back(num):
+    """A critic whose values depend on the token that many positions earlier; 1 is right."""
+
+    class LooksBack(NullCritic):
+        def values(self, batch):
+            mask_BT = batch.tokens.loss_mask_BT
+            seen_BT = np.roll(batch.tokens.token_ids_BT, num, axis=1) / 1000
+            return np.where(mask_BT, super().values(batch) + seen_BT, 0).astype(np.float32)
+
+    return LooksBack
+
+
+class Stale(NullCritic):
+    def values(self, batch):
+        return np.roll(super().values(batch), 1, axis=1) * batch.tokens.loss_mask_BT
+
+
 class NeverLearns(NullCritic):
     def _update(self, minibatch, returns_BT):
         return {"critic/loss": 0.0}
@@ -315,10 +332,14 @@ REFERENCE = [
     (Random, "test_its_weights_are_frozen"),
     (Follows, "test_updates_of_its_host_do_not_reach_it"),
 ]
+BELONGS = "test_a_value_belongs_to_the_tokens_before_it"
 CRITIC = [
     (ValuesEverywhere, "test_values_are_one_number_a_sampled_token"),
     (ValuesByRow, "test_values_of_a_row_do_not_depend_on_the_others"),
+    (looking_back(0), BELONGS),
+    (looking_back(2), BELONGS),
     (NeverLearns, "test_updates_bring_values_to_the_returns"),
+    (Stale, "test_updates_bring_values_to_the_returns"),
     (RestoresNothing, SAVED),
     (CopiesNoValues, COPIED),
 ]
@@ -381,6 +402,10 @@ def _what_is_left_open_is_found_soon(monkeypatch: pytest.MonkeyPatch) -> Iterato
 def test_a_broken_worker_is_red(suite: Any, claims: dict[str, Any], mutant: type, check: str) -> None:
     tested = type("Tested", (suite,), {"target": mutant, **claims})
     assert check in failures(tested, [check])
+
+
+def test_a_critic_whose_values_depend_on_the_token_before_is_green() -> None:
+    assert failures(type("Tested", (CriticWorkerSuite,), {"target": looking_back(1)}), [BELONGS]) == {}
 
 
 @pytest.mark.parametrize("suite", CLAIMS)

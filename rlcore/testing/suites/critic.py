@@ -9,7 +9,7 @@ from rlcore.contracts.critic import CriticEngine, CriticWorker
 from rlcore.data.batch import select
 from rlcore.testing.suites.harness import ComponentSuite, Suite, extra, need_metrics, run
 from rlcore.testing.suites.workers import Work, WorkerSuite, batch_of, need_per_token, same_bits
-from rlcore.types import Batch, Float32s
+from rlcore.types import Batch, Bools, Float32s
 
 TOLERANCE = 1e-4
 RETURN = 0.5
@@ -46,8 +46,22 @@ class CriticWorkerSuite(WorkerSuite):
 
         self.use(main)
 
+    def test_a_value_belongs_to_the_tokens_before_it(self) -> None:
+        """A changed token changes the next position's value, if any: neither that of an earlier one nor only later
+        ones."""
+
+        async def main(work: Work) -> None:
+            critic, batch = await work.start(), batch_of(self.vocabulary)
+            await critic.call(CriticWorker.expect, self.updates)
+            for _ in range(self.updates):
+                await critic.call(CriticWorker.update, await targets(critic, batch))
+            first_BT, changed = await critic.call(CriticWorker.values, batch), with_another_token(batch)
+            need_causal(self, first_BT, await critic.call(CriticWorker.values, changed), batch)
+
+        self.use(main)
+
     def test_updates_bring_values_to_the_returns(self) -> None:
-        """The mean squared distance falls; metrics are numbers."""
+        """The mean squared distance falls, also at the first and the last sampled tokens; metrics are numbers."""
 
         async def main(work: Work) -> None:
             critic, batch = await work.start(), batch_of(self.vocabulary)
@@ -190,8 +204,24 @@ class CriticEngineSuite(ComponentSuite):
         self.use(main)
 
     @extra("estimates")
+    def test_a_value_belongs_to_the_tokens_before_it(self) -> None:
+        """A changed token changes the next position's value, if any: neither that of an earlier one nor only later
+        ones."""
+
+        async def main(critic: CriticEngine) -> None:
+            batch = batch_of(self.vocabulary)
+            await critic.expect(1000)
+            for _ in range(self.updates):
+                await critic.update(await self._targets(critic, batch))
+            first, last = await critic.values(batch), await critic.values(with_another_token(batch))
+            if first is not None and last is not None:
+                need_causal(self, first, last, batch)
+
+        self.use(main)
+
+    @extra("estimates")
     def test_updates_bring_values_to_the_returns(self) -> None:
-        """The mean squared distance falls."""
+        """The mean squared distance falls, also at the first and the last sampled tokens."""
 
         async def main(critic: CriticEngine) -> None:
             batch = batch_of(self.vocabulary)
@@ -227,9 +257,51 @@ def need_values(suite: Suite, values_BT: Any, batch: Batch) -> None:
 
 
 def need_closer(suite: Suite, first_BT: Float32s, last_BT: Float32s, batch: Batch) -> None:
-    """`Breach` unless the last values are closer to the returns than the first."""
+    """`Breach` unless the last values are closer to the returns than the first: at all tokens, and at the ends of rows,
+    where values of other positions would show."""
     mask_BT = batch.tokens.loss_mask_BT
-    before, after = (float(np.square(tensor[mask_BT] - RETURN).mean()) for tensor in (first_BT, last_BT))
-    suite.need(
-        after < before, f"updates took the mean squared error of values from {before:g} to {after:g}; needs less"
-    )
+    places_BT = mask_BT.cumsum(axis=1)
+    ends = {"first sampled": places_BT == 1, "last sampled": places_BT == places_BT[:, -1:]}
+    for which, chosen_BT in {"sampled": mask_BT, **ends}.items():
+        here_BT = mask_BT & chosen_BT
+        before, after = (float(np.square(values_BT[here_BT] - RETURN).mean()) for values_BT in (first_BT, last_BT))
+        suite.need(
+            after < before,
+            f"updates took the mean squared error of values of the {which} tokens from {before:g} to {after:g}; needs "
+            "less",
+        )
+
+
+def changed_places(batch: Batch) -> Bools:
+    """(B, T) True at the middle sampled token of each row with at least three."""
+    mask_BT = batch.tokens.loss_mask_BT
+    places_BT, num_B1 = mask_BT.cumsum(axis=1), mask_BT.sum(axis=1, keepdims=True)
+    found_BT: Bools = mask_BT & (places_BT == (num_B1 + 1) // 2) & (num_B1 >= 3)
+    return found_BT
+
+
+def with_another_token(batch: Batch) -> Batch:
+    """The batch with another token at `changed_places`."""
+    ids_BT = batch.tokens.token_ids_BT
+    others_BT = np.where(changed_places(batch), ids_BT ^ 1, ids_BT).astype(np.int32)
+    return replace(batch, tokens=replace(batch.tokens, token_ids_BT=others_BT))
+
+
+def need_causal(suite: Suite, one_BT: Float32s, other_BT: Float32s, batch: Batch) -> None:
+    """`Breach` unless `with_another_token` changes values from the position after the changed token on, or none."""
+    moved_BT = np.abs(one_BT - other_BT)
+    for row, place in np.argwhere(changed_places(batch)):
+        most = float(moved_BT[row].max())
+        if most <= TOLERANCE:  # the critic does not look at tokens, or not at this one
+            continue
+        early, next_ = float(moved_BT[row, : place + 1].max()), float(moved_BT[row, place + 1])
+        suite.need(
+            early <= most / 100,
+            f"another token at {place} changes a value at or before it by {early:g}; position t needs the value of the "
+            "state before token t",
+        )
+        suite.need(
+            next_ > most / 100,
+            f"another token at {place} does not change the value at {place + 1}, but later ones; position t needs the "
+            "value of the state before token t",
+        )
