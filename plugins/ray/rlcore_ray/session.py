@@ -12,12 +12,13 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import RayError
@@ -94,7 +95,7 @@ class RaySession:
             self._reaper = Reaper(mark)
             os.environ[VARIABLE] = mark
             make_private_token()
-            with _loopback_only(), self._output.beginning():
+            with _loopback_only(), _own_sessions(), self._output.beginning():
                 ray.init(
                     "local",
                     _node_ip_address=LOOPBACK,
@@ -207,24 +208,37 @@ def _loopback_only() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _own_sessions() -> Iterator[None]:
+    """Makes the servers that Ray starts inside leaders of sessions, which actors inherit.
+
+    A SIGTERM for our process group, as `timeout` sends it, or the SIGHUP of a closed terminal would end them before the
+    run has saved.
+    """
+    popen = services.ConsolePopen
+    services.ConsolePopen = partial(popen, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
+
+
+@contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
     """Keeps this process's signal handlers, which Ray would replace.
 
     A process that connects gets a handler from Ray, below Python's. It prints a trace, calls the previous handler and
-    aborts the process three seconds later, for example during a checkpoint. Processes that Ray starts here are in our
-    process group and inherit the ignored SIGHUP, so a closed terminal ends nothing.
+    aborts the process three seconds later, for example during a checkpoint.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
     finally:
-        for signum, handler in ((signal.SIGHUP, hangup), (signal.SIGTERM, signal.getsignal(signal.SIGTERM))):
-            if handler is not None:  # else it was not set by Python
-                signal.signal(signum, handler)
-                signal.siginterrupt(signum, False)  # like asyncio
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not None:  # else it was not set by Python
+            signal.signal(signal.SIGTERM, handler)
+            signal.siginterrupt(signal.SIGTERM, False)  # like asyncio
         _call_off_abort()
 
 

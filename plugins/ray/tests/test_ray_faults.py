@@ -163,6 +163,20 @@ def test_a_signal_ends_run_actors_and_ray_which_only_this_machine_with_its_token
         assert token not in (directory / name).read_text()
 
 
+def test_a_signal_for_the_process_group_reaches_no_process_of_ray_before_the_last_step_is_saved(tmp_path: Path) -> None:
+    """`timeout 1h rlcore train` ends its whole group."""
+    rare = {"checkpoint.every_steps": 1000, "plugins.null.update_s": 0, "plugins.null.token_s": 0.05}
+    with training(settings(tmp_path, **rare), start_new_session=True) as run:
+        wait_for("two steps", lambda: steps(tmp_path) >= 2 or ended(run))
+        ours = descendants(run.pid)
+        os.killpg(run.pid, signal.SIGTERM)
+        _, errors = run.communicate(timeout=60)
+        assert run.returncode == 143, errors
+        assert "saved; the last checkpoint is" in errors
+        assert "leaving Ray took longer" not in errors
+        wait_for("the end of every process", lambda: not any(map(is_running, ours)), 20)
+
+
 def test_a_signal_while_ray_is_being_started_leaves_nothing_of_it(tmp_path: Path) -> None:
     with training(settings(tmp_path)) as run:
         wait_for("the first process of Ray", lambda: "gcs_server" in names(run.pid) or ended(run))
