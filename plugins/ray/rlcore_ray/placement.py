@@ -1,6 +1,7 @@
 """Pools as placement groups: assigns each rank of each role to a bundle."""
 
 import asyncio
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
@@ -17,6 +18,9 @@ from rlcore_ray.places import BundlePlace, meeting_in, places_of
 NAME = "rlcore"
 """Placement groups are named 'rlcore RUN POOL', so that another run can name the holders of the cluster."""
 ASK_AGAIN_S = 0.2
+HOLD_S = 5.0
+"""Seconds for which pools are held while another one is waited for, if other runs wait, too: each may hold what the
+other one needs."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,13 @@ class Placement:
 
     async def place(self, bundles: Mapping[str, list[dict[str, float]]], deadline_s: float) -> None:
         """Reserve every pool; WorkerError naming what was requested, what exists and who has it."""
+        ends_at = asyncio.get_running_loop().time() + deadline_s
+        while not await self._place(bundles, ends_at, deadline_s):
+            self.close()
+            await asyncio.sleep(random.uniform(0, HOLD_S))
+
+    async def _place(self, bundles: Mapping[str, list[dict[str, float]]], ends_at: float, deadline_s: float) -> bool:
+        """Reserve one pool after the other; False to release them, because another run may wait for them."""
         for pool, wanted in sorted(bundles.items()):
             spec = self._pools[pool]
             group = placement_group(
@@ -148,14 +159,17 @@ class Placement:
                 name=f"{NAME} {self._run_name} {pool}",
                 bundle_label_selector=[dict(spec.labels)] * len(wanted) if spec.labels else None,
             )
+            holds = bool(self._groups)
             self._groups[pool], self._wanted[pool] = group, wanted
             try:
-                async with asyncio.timeout(deadline_s):
-                    await group.ready()
-            except TimeoutError:
-                raise WorkerError(await asyncio.to_thread(self._too_small, pool, deadline_s)) from None
+                while not await _is_ready(group, ends_at, holds):
+                    if asyncio.get_running_loop().time() >= ends_at:
+                        raise WorkerError(await asyncio.to_thread(self._too_small, pool, deadline_s))
+                    if await asyncio.to_thread(_others_wait, self._groups.values()):
+                        return False
             except RayError as error:
                 raise WorkerError(f"cluster: pool '{pool}' cannot be placed: {error}") from error
+        return True
 
     async def stand(self, pool: str, deadline_s: float) -> None:
         """Return when every bundle of the pool is on a node. If a node has left, Ray looks for a new place.
@@ -203,6 +217,24 @@ def _where(pool: PoolPlan) -> str:
     }.get(strategy_of(pool), [])
     ways += [f"on nodes with {key}={value}" for key, value in pool.labels.items()]
     return "".join(f", {way}" for way in ways)
+
+
+async def _is_ready(group: PlacementGroup, ends_at: float, holds: bool) -> bool:
+    """True when the group is placed; False at the deadline, or after HOLD_S if the run `holds` others meanwhile."""
+    until = min(ends_at, asyncio.get_running_loop().time() + HOLD_S) if holds else ends_at
+    try:
+        async with asyncio.timeout_at(until):
+            await group.ready()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _others_wait(ours: Any) -> bool:
+    """True if a group of another run is not placed."""
+    mine = {group.id.hex() for group in ours}
+    table = placement_group_table()
+    return any(share["state"] == "PENDING" and key not in mine for key, share in table.items())
 
 
 def _state(group: PlacementGroup) -> str:
