@@ -53,9 +53,11 @@ class ActorHost:
     """The workers of one actor. Calls are numbered, so that they can be cancelled by number."""
 
     def __init__(self, path: Sequence[str], directory: str) -> None:
-        """`directory` is the controller's; relative paths of the configuration start there."""
+        """`path` and `directory` are the controller's; relative paths of the configuration start there."""
         self._directory = directory
-        sys.path += [entry for entry in path if entry not in sys.path and Path(entry).exists()]
+        here = [entry for entry in path if Path(entry).exists()]
+        # The order is the controller's, too: of two packages with one name, both processes import the same one.
+        sys.path[:] = here + [entry for entry in sys.path if entry not in here]
         address = ray.util.get_node_ip_address()
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address))
         self._host = WorkerHost(address)

@@ -2,7 +2,9 @@
 
 import asyncio
 import pickle
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +88,19 @@ def test_an_array_crosses_as_a_buffer_and_arrives_read_only() -> None:
     assert arrived["text"] == "word"
     assert np.array_equal(arrived["array"], sent)
     assert not arrived["array"].flags.writeable
+
+
+def test_an_actor_imports_in_the_controllers_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from rlcore_ray.actor import ActorHost
+
+    fork, package, rest = (str(tmp_path / name) for name in ("fork", "package", "rest"))
+    for directory in (fork, package, rest):
+        Path(directory).mkdir()
+    before = list(sys.path)
+    monkeypatch.setattr(sys, "path", [*before, package, rest])
+    ActorHost([fork, str(tmp_path / "nowhere"), package], ".")
+    assert sys.path == [fork, package, *before, rest]
 
 
 class Called:
