@@ -5,9 +5,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
@@ -58,6 +59,8 @@ class ActorOutput:
         self._early: deque[tuple[ProcessPlace, str, bool]] = deque(maxlen=MAX_EARLY)
         self._listening = False
         self._handler = f"rlcore {id(self)}"
+        self._rays_own: Callable[[Any], None] | None = None
+        """Ray's log handler, while another one stands for it."""
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
@@ -67,14 +70,22 @@ class ActorOutput:
         dispatcher.remove_handler(RAYS_OWN)
 
     def join(self) -> None:
-        """Listen to a Ray that was already connected, without changing what Ray prints."""
+        """Listen to a Ray that was already connected, which prints as before except for END_OF_OUTPUT."""
         if hasattr(global_worker, "logger_thread"):
+            self._hide_ends()
             self._listen()
         else:
             logger.warning(
                 "what workers print stays in Ray's logs, /tmp/ray/session_latest/logs on their node: ray.init() was "
                 "called with log_to_driver=False"
             )
+
+    def _hide_ends(self) -> None:
+        for name, handler in dispatcher.handlers:
+            if name == RAYS_OWN:
+                self._rays_own = handler
+                dispatcher.remove_handler(RAYS_OWN)
+                dispatcher.add_handler(RAYS_OWN, partial(_without_ends, handler))
 
     def _listen(self) -> None:
         self._listening = True
@@ -84,6 +95,9 @@ class ActorOutput:
         """Stop listening."""
         if self._listening:
             dispatcher.remove_handler(self._handler)
+        if self._rays_own is not None and any(name == RAYS_OWN for name, _ in dispatcher.handlers):
+            dispatcher.remove_handler(RAYS_OWN)
+            dispatcher.add_handler(RAYS_OWN, self._rays_own)
         self._listening = False
 
     def expect(self, place: ProcessPlace, name: str) -> None:
@@ -147,3 +161,10 @@ class ActorOutput:
         heard.streams_ended += text != line
         if text or text == line:
             heard.printed.add(text, is_error)
+
+
+def _without_ends(handler: Callable[[Any], None], message: Mapping[str, Any]) -> None:
+    """Give the handler the lines without the marks of the end of an actor's output."""
+    lines = [text for line in message["lines"] if (text := line.removesuffix(END_OF_OUTPUT)) or text == line]
+    if lines:
+        handler({**message, "lines": lines})

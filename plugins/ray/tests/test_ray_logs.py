@@ -1,5 +1,6 @@
 """Output of workers lands in the run's log.txt, on Ray as on `local`, with a crash's last lines and without secrets."""
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -160,3 +161,24 @@ def test_the_cause_of_an_error_is_the_last_printed_exception_that_it_does_not_na
     printed.add("RuntimeError: the engine failed")
     assert printed.cause("setup(): RuntimeError: the engine failed") == "; it had printed: ValueError: too long"
     assert printed.cause("ValueError: too long, RuntimeError: the engine failed") == ""
+
+
+def test_a_ray_that_was_there_before_prints_no_mark_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlcore_ray import output
+    from rlcore_ray.actor import END_OF_OUTPUT
+
+    printed: list[str] = []
+    monkeypatch.setattr(output.dispatcher, "handlers", [])
+    monkeypatch.setattr(output.global_worker, "logger_thread", None, raising=False)
+    output.dispatcher.add_handler(output.RAYS_OWN, lambda message: printed.extend(message["lines"]))
+    before = list(output.dispatcher.handlers)
+    ours = output.ActorOutput()
+    place = output.ProcessPlace("127.0.0.1", 7)
+    ours.expect(place, "rollout[0]")
+    ours.join()
+    for lines in (["said"], [END_OF_OUTPUT], ["more", f"rest{END_OF_OUTPUT}"]):
+        output.dispatcher.emit({"ip": place.node, "pid": place.process, "lines": lines, "is_err": False})
+    asyncio.run(ours.until_end([place]))
+    ours.close()
+    assert printed == ["said", "more", "rest"]
+    assert output.dispatcher.handlers == before
