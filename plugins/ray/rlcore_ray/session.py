@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -21,6 +22,7 @@ import ray
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.worker import global_worker
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -57,6 +59,8 @@ class RaySession:
         self._thread: WorkerThread | None = None
         """The thread that connects and leaves; None if Ray was already connected."""
         self._reaper: Reaper | None = None
+        self._directory: Path | None = None
+        """Files of a Ray that we started: its logs, and all that workers print, without a limit."""
         self._output = ActorOutput()
         self._head = HeadWatch()
         self._devices: dict[tuple[str, int], str] = {}
@@ -109,6 +113,7 @@ class RaySession:
                     **quiet,
                 )
             self._environment["GLOO_SOCKET_IFNAME"] = "lo"
+            self._directory = Path(global_worker.node.get_session_dir_path())
         except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
             joined = f"plugins.ray.address={settings.address}"
             place = joined if settings.address else "cluster: starting Ray on this machine"
@@ -181,6 +186,8 @@ class RaySession:
         finally:
             if self._reaper is not None:
                 await asyncio.to_thread(self._reaper.dismiss)
+            if self._directory is not None:
+                await asyncio.to_thread(_remove, self._directory)
             await self._thread.stop(self._context.deadlines.close_s)
 
     def _leave(self) -> None:
@@ -189,6 +196,15 @@ class RaySession:
                 self._placement.close()
             finally:
                 ray.shutdown()
+
+
+def _remove(directory: Path) -> None:
+    """Remove the directory of a session that has ended, and Ray's link to it, which Ray would not replace then."""
+    latest = directory.parent / "session_latest"
+    with contextlib.suppress(OSError):
+        if latest.readlink() == directory:
+            latest.unlink()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

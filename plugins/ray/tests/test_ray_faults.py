@@ -169,11 +169,13 @@ def test_a_signal_for_the_process_group_reaches_no_process_of_ray_before_the_las
     with training(settings(tmp_path, **rare), start_new_session=True) as run:
         wait_for("two steps", lambda: steps(tmp_path) >= 2 or ended(run))
         ours = descendants(run.pid)
+        [session] = Path("/tmp/ray").glob(f"session_*_{run.pid}")
         os.killpg(run.pid, signal.SIGTERM)
         _, errors = run.communicate(timeout=60)
         assert run.returncode == 143, errors
         assert "saved; the last checkpoint is" in errors
         assert "leaving Ray took longer" not in errors
+        assert not session.exists()
         wait_for("the end of every process", lambda: not any(map(is_running, ours)), 20)
 
 
