@@ -92,6 +92,9 @@ class ActorHost:
         return line_of(frames_of(self._thread))
 
     async def _build(self, shipment: Shipment) -> None:
+        loops = threading.current_thread()
+        if not self._thread and loops is not threading.main_thread():  # the process ends with its main thread anyway
+            threading.Thread(target=_end_with, args=(loops,), name="end", daemon=True).start()
         self._thread = threading.get_ident()
         try:
             os.chdir(self._directory)
@@ -202,6 +205,13 @@ class ActorHost:
     async def watch(self) -> None:
         """Never return: this call ends with the actor."""
         await asyncio.Event().wait()
+
+
+def _end_with(thread: threading.Thread) -> None:
+    """End the process with the thread of its loop, which a sys.exit() in a task ends: calls would wait for hours."""
+    thread.join()
+    os.write(2, b"rlcore: the event loop has ended, such as by sys.exit() in a task\n")
+    os._exit(1)
 
 
 async def _answered(work: Callable[[], Awaitable[Any]], with_result: bool = True) -> Answer:

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -101,6 +102,29 @@ def test_an_actor_imports_in_the_controllers_order(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "path", [*before, package, rest])
     ActorHost([fork, str(tmp_path / "nowhere"), package], ".")
     assert sys.path == [fork, package, *before, rest]
+
+
+EXITING = """
+import asyncio, threading, time
+from rlcore.contracts.clusters import Shipment
+from rlcore_ray.actor import ActorHost
+
+async def leave():
+    raise SystemExit(5)
+
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+asyncio.run_coroutine_threadsafe(ActorHost([], ".").build(Shipment("probe[0]", "probe", "", (), b"")), loop).result(30)
+loop.call_soon_threadsafe(lambda: loop.create_task(leave()))
+time.sleep(30)
+"""
+
+
+def test_an_actor_ends_with_its_loop() -> None:
+    pytest.importorskip("ray")
+    ended = subprocess.run([sys.executable, "-c", EXITING], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert "rlcore: the event loop has ended" in ended.stderr
 
 
 class Called:
