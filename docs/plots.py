@@ -35,6 +35,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 COLOURS = ("#3f51b5", "#e07b39", "#7a7a7a", "#2e8b57")
 
 PPO = {"grpo": "GRPO", "ppo": "PPO", "permuted": "rewards permuted"}
+TURNS = {"turns": "credit for each turn", "sum": "one reward for all turns"}
 LATE = {"synchronous": "synchronous", "one_step_off": "one step off-policy"}
 
 Curves = Mapping[str, Sequence[Mapping[int, float]]]
@@ -49,6 +50,7 @@ def main(check: bool) -> int:
         "ppo_critic": drawn("Held-out accuracy, three seeds", _runs("ppo_critic", PPO)),
         "tool_agent": drawn("Held-out success of a tool agent", _agent("tool_agent")),
         "openai_agent": drawn("Held-out success of an agent with the openai client", _agent("openai_agent")),
+        "words_by_turn": drawn("Held-out answers, two seeds", _runs("words_by_turn", TURNS)),
         "char_count": drawn(
             "Held-out accuracy, words of 3 to 5 letters", _runs("char_count", {"grpo": "GRPO", "ppo": "PPO"})
         ),

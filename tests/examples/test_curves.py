@@ -106,6 +106,10 @@ def test_credit_for_each_turn_is_reported_against_one_reward_for_all() -> None:
     lines = "\n".join(compare.report(runs, verdict, {"commit": "c", "machine": "m"}))
     assert "| 4 | 0.850 | 0.600 |" in lines
     assert "Area, credit for each turn - one reward for all turns: +0.125" in lines
+    assert "s/step" not in lines
+    assert compare.SAME_SKILL not in lines
+    verdict = compare.compared(runs["sum"], runs["sum"])
+    assert compare.SAME_SKILL in compare.report(runs, verdict, {"commit": "c", "machine": "m"})
 
 
 def test_the_constant_guess_of_char_count_is_of_the_words_that_the_curves_are_of(tmp_path: Path) -> None:
