@@ -24,7 +24,7 @@ from curves import Run, compared, end, facts, sentence, table, trained, write  #
 RUNS_DIR = Path("runs") / "words_by_turn"
 SAME_SKILL = (
     "So credit for each turn teaches no faster on this task: all four questions ask for one skill, and what one turn "
-    "teaches helps the others. That `turn_rloo` has no bias, and that each turn has the advantage of its own rewards, "
+    "teaches helps the others. That `turn_rloo` has no bias, and that each turn has a separate advantage, "
     "is shown by the tests."
 )
 RUNS: dict[str, tuple[str, ...]] = {
