@@ -32,7 +32,6 @@ from rlcore.contracts.clusters import ClusterContext, WorkerPlan
 from rlcore.errors import boundary, describe
 from rlcore_ray.actor import ASIDE, MAX_CALLS, ActorHost
 from rlcore_ray.body import LOOPBACK, ActorBody
-from rlcore_ray.head import HeadWatch
 from rlcore_ray.output import ActorOutput
 from rlcore_ray.placement import BundleSlot, Placement, bundles_of, slots_of
 from rlcore_ray.reaper import VARIABLE, Reaper
@@ -62,7 +61,6 @@ class RaySession:
         self._directory: Path | None = None
         """Files of a Ray that we started: its logs, and all that workers print, without a limit."""
         self._output = ActorOutput()
-        self._head = HeadWatch()
         self._devices: dict[tuple[str, int], str] = {}
         """The device at each spot of a pool, where a bundle has several."""
         self._environment: dict[str, str] = {}
@@ -79,7 +77,6 @@ class RaySession:
             self._thread = WorkerThread("ray").start()
             with _own_signals():
                 await self._thread.run(self._connect, "cluster: connecting to Ray", CONNECT_S)
-        self._head.start()
         await self._placement.place(bundles_of(self._slots, self._context.pools), settings.placement_s)
 
     def _connect(self) -> None:
@@ -173,7 +170,6 @@ class RaySession:
 
     async def close(self) -> None:
         """Release the pools and leave Ray once no actor is left. A Ray that we started ends."""
-        self._head.stop()
         self._output.close()
         if self._thread is None:
             self._placement.close()

@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-from rlcore_ray.head import LIMIT
 from rlcore_ray.testing import NEEDS_RAY
 
 from rlcore.testing.leaks import descendants, is_running
@@ -244,28 +243,6 @@ def head() -> Iterator[tuple[str, int]]:
                 yield line.split()[1], process.pid
                 break
         process.communicate("", timeout=60)
-
-
-def test_the_death_of_the_head_ends_a_run_that_names_it_and_its_last_checkpoint(
-    head: tuple[str, int], tmp_path: Path
-) -> None:
-    """Ray would end the driver after its limit, without a word of rlcore."""
-    address, cluster = head
-    limit_s = 120  # twice Ray's, because the run has to end within it on a busy machine, too
-    values = settings(tmp_path, **{"plugins.ray.address": address, "checkpoint.every_steps": 1})
-    del values["plugins.ray.object_store_gib"]
-    try:
-        with training(values, env={**os.environ, LIMIT: str(limit_s)}) as run:
-            wait_for("two steps", lambda: steps(tmp_path) >= 2 or ended(run))
-            for pid in descendants(cluster):
-                if psutil.Process(pid).name() == "gcs_server":
-                    os.kill(pid, signal.SIGKILL)
-            _, errors = run.communicate(timeout=limit_s - 5)
-        assert run.returncode == 143, errors
-        assert "the head of Ray (GCS) has not answered" in errors
-        assert "the last checkpoint is" in errors
-    finally:
-        os.kill(cluster, signal.SIGKILL)  # without its head it would wait for a minute
 
 
 def test_a_second_run_on_one_cluster_names_the_first_and_starts_when_the_first_is_killed(
