@@ -3,6 +3,7 @@
 Uses only Python's standard library: training is a separate process, `python -m rlcore train`.
 """
 
+import argparse
 import json
 import math
 import platform
@@ -26,6 +27,15 @@ Run = dict[str, Any]
 """Of one run: curve {step: held-out accuracy}, step_s (median), explained_variance (of the critic, by step), wall_s
 (seconds from the start of the process to its end, None where they were not taken)."""
 WALL_FILE = "wall_s.json"
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """The arguments that the scripts which compare runs share."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("overrides", nargs="*", help="overrides of every run")
+    return parser
 
 
 def trained(directory: Path, files: Sequence[Path], settings: Sequence[str], title: str) -> Run:

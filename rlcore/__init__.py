@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `l
     from rlcore.contracts.rollout import ROLLOUT as ROLLOUT
     from rlcore.contracts.rollout import Generator as Generator
     from rlcore.contracts.rollout import RolloutWorker as RolloutWorker
+    from rlcore.contracts.sampled_row import SampledRow as SampledRow
     from rlcore.contracts.scorer import Outcome as Outcome
     from rlcore.contracts.scorer import Scorer as Scorer
     from rlcore.contracts.tokens import Tokens as Tokens

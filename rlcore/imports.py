@@ -42,7 +42,7 @@ def import_function(target: str) -> Callable[..., Any]:
     raise PluginError(f"target '{target}': '{where}' has no '{name}'; {nearest(name, choices)}")
 
 
-def anywhere(target: str) -> str:
+def importable_target(target: str) -> str:
     """The target as other processes can import it: by its file, if its module is a plugin in a plain file."""
     where, _, attribute = target.rpartition(":")
     module = sys.modules.get(where) if where.startswith(FILE_PLUGIN) else None

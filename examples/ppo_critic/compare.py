@@ -11,7 +11,6 @@ verdicts are written to OUT.json and OUT.md; further arguments are overrides of 
 `runs/ppo_critic/`, and one that is there already and complete is read, not repeated.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from curves import Run, compared, end, facts, sentence, table, trained, write  # noqa: E402
+from curves import Run, arguments, compared, end, facts, sentence, table, trained, write  # noqa: E402
 
 RUNS_DIR = Path("runs") / "ppo_critic"
 SATURATED = 0.95
@@ -89,11 +88,7 @@ def run(name: str, seed: int, overrides: Sequence[str]) -> Run:
 
 def main() -> None:
     """Run the missing ones, compare, print one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("overrides", nargs="*", help="overrides of every run")
-    options = parser.parse_args()
+    options = arguments(__doc__).parse_args()
     runs = {name: [run(name, seed, options.overrides) for seed in range(options.seeds)] for name in RUNS}
     judgement, made = judged(runs), facts()
     print(json.dumps({"name": "ppo_critic", **judgement, **made}))

@@ -10,7 +10,6 @@ for two steps, which shows that this script works and nothing else. Further argu
 lie below `runs/slow_reward/`; one that is there already and complete is read, not repeated.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from curves import Run, compared, facts, sentence, table, trained, write  # noqa: E402
+from curves import Run, arguments, compared, facts, sentence, table, trained, write  # noqa: E402
 from service import PORT, serve  # noqa: E402
 
 RUNS_DIR = Path("runs") / "slow_reward"
@@ -100,11 +99,8 @@ def run(name: str, seed: int, overrides: Sequence[str], ci: bool) -> Run:
 
 def main() -> None:
     """Run what is missing, compare, print one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = arguments(__doc__)
     parser.add_argument("--ci", action="store_true", help="a policy without torch, two steps")
-    parser.add_argument("overrides", nargs="*", help="overrides of every run")
     options = parser.parse_args()
     server = serve(PORT, 0.25, 10.0, 0.01)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -9,7 +9,6 @@ its 95 % interval. Curves and areas are written to OUT.json and OUT.md; further 
 Runs lie below `runs/words_by_turn/`, and one that is there already and complete is read, not repeated.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from curves import Run, compared, end, facts, sentence, table, trained, write  # noqa: E402
+from curves import Run, arguments, compared, end, facts, sentence, table, trained, write  # noqa: E402
 
 RUNS_DIR = Path("runs") / "words_by_turn"
 SAME_SKILL = (
@@ -63,18 +62,15 @@ def run(name: str, seed: int, overrides: Sequence[str]) -> Run:
 
 def main() -> None:
     """Run the missing ones, compare, print one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("overrides", nargs="*", help="overrides of every run")
-    options = parser.parse_args()
+    options = arguments(__doc__).parse_args()
     by_seed = [{name: run(name, seed, options.overrides) for name in RUNS} for seed in range(options.seeds)]
     runs = {name: [found[name] for found in by_seed] for name in RUNS}
     verdict, made = compared(runs["turns"], runs["sum"]), facts()
     result = {"verdict": verdict, "ends": {name: end(found) for name, found in runs.items()}, **made}
     print(json.dumps({"name": "words_by_turn", **result}))
     if options.out:
-        write(options.out, {"runs": runs, **result, "overrides": options.overrides}, report(runs, verdict, made))
+        curves = {name: [{"curve": found["curve"]} for found in seeds] for name, seeds in runs.items()}
+        write(options.out, {"runs": curves, **result, "overrides": options.overrides}, report(runs, verdict, made))
 
 
 if __name__ == "__main__":

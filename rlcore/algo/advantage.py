@@ -126,10 +126,10 @@ def turn_rloo(inputs: AdvantageInputs) -> Tensor:
     RLOO (arXiv 2402.14740) for each turn. A turn is a run of tokens that the policy sampled; all its tokens have its
     advantage, and 0 is where the policy did not sample. `gamma` discounts once per turn. The mean is over the samples
     that reached the turn; where no other did, it is that of the last turn that another reached. It does not depend on
-    the sample itself, so the gradient has no bias when the policy decides how many turns it takes. To subtract the mean
-    of each turn's *own* reward would add one up for each turn taken: a preference for short or long samples
-    (verl#7244). With one turn per sample it is `rloo`. Exactly 0 in a group with fewer than two samples,
-    and at a turn from which all rewards of the group are equal. ValueError without a loss mask.
+    the sample itself, so the gradient has no bias when the policy decides how many turns it takes. A baseline that sums
+    the means of immediate rewards has one term per turn taken, which biases that decision (verl#7244). With one turn
+    per sample it is `rloo`. Exactly 0 in a group with fewer than two samples, and at a turn from which all rewards of
+    the group are equal. ValueError without a loss mask.
     """
     if inputs.loss_mask_BT is None:
         raise ValueError("turn_rloo: needs loss_mask_BT")

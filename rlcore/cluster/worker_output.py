@@ -64,8 +64,8 @@ class WorkerOutput:
     def last_words(self) -> str:
         """The tail of an error that says how the process ended; empty when it has printed nothing.
 
-        Contains its last line, earlier exceptions, and as many other lines as fit. A process that was killed printed
-        them long before, so their age is stated.
+        Contains its last line, earlier exceptions, and as many other lines as fit. States the age of the last line if
+        that is above FRESH_S: the last words of a killed process may have nothing to do with its end.
         """
         lines = [*self._stdout, *self._stderr]
         recent = [exception for exception in self._exceptions if exception[0] > self._num_lines - NUM_RECENT]

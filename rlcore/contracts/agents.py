@@ -37,8 +37,9 @@ class AgentLoop(ABC):
     def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
         """Yields each trajectory of each task as it finishes: all segments of a sample, in any order.
 
-        Requests of the generator have this lane and this sampling, else the run ends. Only `max_tokens` may be smaller,
-        and `stop` may have more strings.
+        Requests to the generator must have this lane and this sampling, or the run ends. Only `max_tokens` may be
+        smaller, and `stop` may have more strings.
+
         A sample that failed, because a turn could not be sampled or the loop's own parts raised, is yielded, too, with
         the reason under `ROLLOUT_ERROR` in the `info` of each segment: its reward fails, and nothing scores it.
         """

@@ -15,7 +15,7 @@ from rlcore.contracts.offers import RewardFunction, Scope
 from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
 from rlcore.errors.checks.data import listed
 from rlcore.errors.checks.targets import static_problem
-from rlcore.imports import anywhere, no_relative_imports
+from rlcore.imports import importable_target, no_relative_imports
 from rlcore.plan.catalog import remedy
 from rlcore.plan.components import section_of
 from rlcore.plan.planner_input import Offers, join_names
@@ -128,7 +128,7 @@ def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str,
     where, colon, attribute = fn.rpartition(":")
     if not colon:
         offer = _offered(key, fn, offers)
-        target = anywhere(offer.value.target)
+        target = importable_target(offer.value.target)
         if (problem := static_problem(target)) is not None:
             raise PluginError(f"{offer.provider}: reward function '{fn}' ({target}): {problem}")
         return target, str(offer.provider), offer

@@ -12,10 +12,10 @@ _NAMES = ("temperature", "top_p", "top_k", "min_p")
 
 
 class LaneSettings:
-    """Passes requests on whose settings a rollout of their lane has, and refuses others.
+    """Forwards requests that have the settings of a rollout in their lane, and refuses all other requests.
 
-    Nothing else would notice others: log-probs are recomputed with the settings of the run, and an evaluation has none
-    to compare with.
+    No later check finds such a request: an evaluation records no log-probs of the actor to compare with, and in half
+    precision the bound on differences is wide.
     """
 
     def __init__(self, generator: Generator, who: str) -> None:

@@ -31,9 +31,9 @@ class Exported:
 def export_checkpoint(source: Path, out: Path, form: Form, push: str | None = None) -> Exported:
     """Verify the checkpoint and write its model; with `push`, upload it to that name.
 
-    Both errors come before anything is written. ConfigError: the Hub cannot be reached with a token, or `out` lies
-    among the checkpoints of a run. CheckpointError: there is no checkpoint, it is damaged, or the weights of its
-    adapter's base have changed.
+    Raises ConfigError if the Hub cannot be reached with a token, or if `out` lies among the checkpoints of a run.
+    Raises CheckpointError if the checkpoint is missing or damaged, or if its adapter's base has other weights now.
+    Both are raised before anything is written.
     """
     if push is not None:
         check_hub(push)

@@ -22,6 +22,7 @@ from rlcore import (
     PoolSpec,
     RolloutWorker,
     RunConfig,
+    SampledRow,
     WeightsHandle,
     WorkerClass,
     WorkerRequest,
@@ -29,7 +30,6 @@ from rlcore import (
     load_tokens,
     option,
 )
-from rlcore.contracts.sampled_row import SampledRow
 
 NAME = "tandem"
 DEVICES = 2

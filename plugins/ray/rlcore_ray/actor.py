@@ -178,8 +178,8 @@ class ActorHost:
         return True
 
     def _call_next(self) -> None:
-        """Give the next call its turn. A cancelled one that has not arrived is passed over, as it may never arrive: Ray
-        answers a call whose arguments are lost."""
+        """Give the next call its turn. Skips cancelled calls that have not arrived: they may never arrive, because Ray
+        itself answers a call whose arguments are lost."""
         while self._next in self._cancelled and self._next not in self._waiting:
             self._next += 1
         turn = self._waiting.get(self._next)

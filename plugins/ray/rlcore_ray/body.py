@@ -208,7 +208,7 @@ class ActorBody:
             raise await self._failed(rank, error, where) from error
 
     async def _failed(self, rank: int, error: RayError, where: str) -> WorkerError:
-        """The error of a call that Ray did not answer; an error of the task is none of its actor, which lives."""
+        """The error of a call without an answer. After a RayTaskError the actor still runs; only the call failed."""
         if isinstance(error, RayTaskError):
             return WorkerError(f"{where}: {describe(error.cause)}")
         return WorkerError(f"{where}: {await self._lost(rank, error)}")

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any
@@ -230,7 +230,7 @@ async def _is_ready(group: PlacementGroup, ends_at: float, holds: bool) -> bool:
     return True
 
 
-def _others_wait(ours: Any) -> bool:
+def _others_wait(ours: Iterable[PlacementGroup]) -> bool:
     """True if a group of another run is not placed."""
     mine = {group.id.hex() for group in ours}
     table = placement_group_table()

@@ -10,7 +10,7 @@ _NAMES = tuple(field.name for field in fields(Prompt))
 
 
 def other_field(one: Prompt, other: Prompt) -> str:
-    """Name of the first field that differs; empty: none. A prompt that another process sent back is the same."""
+    """Name of the first field that differs; empty: none. A copy that another process sent back is equal."""
     if one is other:
         return ""
     return next((name for name in _NAMES if not _same(getattr(one, name), getattr(other, name))), "")
