@@ -48,6 +48,11 @@ class AdvantageInputs:
     """k of pass@k."""
 
 
+def none(inputs: AdvantageInputs) -> Tensor:
+    """(B,) 0: the reward teaches nothing. For runs that learn from a KL term alone (`algo.kl.placement=advantage`)."""
+    return torch.zeros_like(inputs.rewards_B)
+
+
 def grpo(inputs: AdvantageInputs) -> Tensor:
     """(B,) reward less the group's mean, divided by the group's standard deviation plus 1e-6 (arXiv 2402.03300, 4.1.2).
 

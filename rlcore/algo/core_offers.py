@@ -22,6 +22,7 @@ OFFERS: tuple[Algorithm, ...] = (
         needs=frozenset({Need.VALUES}),
         per_token=True,
     ),
+    Algorithm("none", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:none", Scope.SAMPLE),
     Algorithm("opo", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:opo", Scope.GROUP),
     Algorithm("pass_at_k", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:pass_at_k", Scope.GROUP),
     *(

@@ -29,20 +29,27 @@ Selection = Callable[[SelectionInputs], Tensor]
 def with_advantages(
     batch: Batch, estimator: Estimator, per_token: bool, algo: AlgoConfig, max_tokens: int, kl: FixedKl
 ) -> tuple[Batch, Metrics]:
-    """The batch with advantages, one per token for a `per_token` estimator and one per row for others, and metrics.
+    """The batch with advantages, and metrics. Advantages are per token for a `per_token` estimator and with
+    `algo.kl.placement=advantage`, else per row.
 
     The reward of a sample is the sum of its score, its token scores, the soft length penalty if `algo.overlong` is
-    'penalty', and minus the KL penalty if `algo.kl.placement` is 'reward'. The KL penalty compares pi_old with the
-    reference; pi_old is `old_logprobs` if the batch has them, else the log-probs recorded in sampling. Estimators that
-    give one advantage per row see the sum. PluginError for advantages of another shape, or that are not finite.
+    'penalty', and minus the KL penalty if `algo.kl.placement` is 'reward'. With 'advantage' the penalty is subtracted
+    from the estimator's advantages, after whitening; a critic's returns do not have it. The KL penalty compares pi_old
+    with the reference; pi_old is `old_logprobs` if the batch has them, else the log-probs recorded in sampling.
+    Estimators that give one advantage per row see the sum. PluginError for advantages of another shape, or that are not
+    finite.
     """
     rewards_B, metrics = torch.from_numpy(_shaped_rewards(batch, algo, max_tokens)), Metrics()
     sample_B, loss_mask_BT = _tensor(batch.sample_B), _tensor(batch.tokens.loss_mask_BT)
     scores_BT = None if batch.token_scores_BT is None else _tensor(batch.token_scores_BT)
-    kl_BT, coef = None, 0.0
-    if algo.kl.placement == "reward":
-        kl_BT, coef = _kl(batch, algo), kl.coef
-        metrics = _kl_metrics(torch.where(loss_mask_BT, kl_BT, 0.0), batch, kl)
+    kl_BT, coef, penalty_BT = None, kl.coef, None
+    if algo.kl.placement in ("reward", "advantage"):
+        of_tokens_BT = torch.where(loss_mask_BT, _kl(batch, algo), 0.0)
+        metrics = _kl_metrics(of_tokens_BT, batch, kl)
+        if algo.kl.placement == "reward":
+            kl_BT = of_tokens_BT
+        else:
+            penalty_BT = coef * of_tokens_BT
     values_BT = None if batch.values_BT is None else _tensor(batch.values_BT)
     rewards_BT = token_rewards(rewards_B, sample_B, loss_mask_BT, scores_BT, kl_BT, coef) if per_token else None
     inputs = AdvantageInputs(
@@ -61,14 +68,17 @@ def with_advantages(
     who = f"algo.advantage={algo.advantage}"
     with boundary(who, PluginError, CALLED), unchanged_torch(who, this_thread_only=True):
         advantages = checked_advantages(who, estimator(inputs), per_token, loss_mask_BT.shape)
-    if not per_token:
-        return replace(batch, advantages_B=advantages.numpy()), metrics
-    if values_BT is None:
+    if per_token and values_BT is not None:
+        returns_BT = np.where(loss_mask_BT.numpy(), advantages.numpy() + values_BT.numpy(), np.float32(0.0))
+        batch = replace(batch, returns_BT=returns_BT)
+        if algo.whiten_advantages:
+            advantages = whitened(advantages, loss_mask_BT)
+    if penalty_BT is not None:
+        rewarded_BT = advantages if per_token else advantages[:, None]
+        return replace(batch, advantages_BT=torch.where(loss_mask_BT, rewarded_BT - penalty_BT, 0.0).numpy()), metrics
+    if per_token:
         return replace(batch, advantages_BT=advantages.numpy()), metrics
-    returns_BT = np.where(loss_mask_BT.numpy(), advantages.numpy() + values_BT.numpy(), np.float32(0.0))
-    if algo.whiten_advantages:
-        advantages = whitened(advantages, loss_mask_BT)
-    return replace(batch, advantages_BT=advantages.numpy(), returns_BT=returns_BT), metrics
+    return replace(batch, advantages_B=advantages.numpy()), metrics
 
 
 def weigh(minibatch: Batch, algo: AlgoConfig, selection: Selection | None = None) -> Batch:
@@ -118,8 +128,10 @@ def _shaped_rewards(batch: Batch, algo: AlgoConfig, max_tokens: int) -> Float32s
 
 def _kl(batch: Batch, algo: AlgoConfig) -> Tensor:
     if batch.reference_logprobs_BT is None:
-        raise RuntimeError("a KL penalty in the reward needs the log-probs of the reference role")
-    return kl_penalty(_tensor(_old_logprobs(batch)), _tensor(batch.reference_logprobs_BT), algo.kl.estimator)
+        raise RuntimeError("a KL penalty needs the log-probs of the reference role")
+    # In an advantage only k1 has the gradient of KL(policy || reference) in expectation.
+    estimator = "k1" if algo.kl.placement == "advantage" else algo.kl.estimator
+    return kl_penalty(_tensor(_old_logprobs(batch)), _tensor(batch.reference_logprobs_BT), estimator)
 
 
 def _old_logprobs(batch: Batch) -> Float32s:

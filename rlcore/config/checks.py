@@ -121,7 +121,7 @@ def check_rules(config: RunConfig) -> None:
     check_sampling(config)
     if "" in config.rollout.stop:
         raise ConfigError("rollout.stop: an empty string, which would end every response; needs text, or leave it out")
-    if config.reward.manager == "functions" and not config.reward.functions:
+    if config.reward.manager == "functions" and not config.reward.functions and config.algo.advantage != "none":
         raise ConfigError(
             "reward.functions: empty, so there is nothing to learn from; needs at least one, such as "
             "reward.functions.accuracy.fn=my_rewards.py:score"
@@ -180,10 +180,11 @@ def _check_correction(config: RunConfig) -> None:
         raise ConfigError(
             f"{what}: algo.importance.correction=none would leave the ratio biased; choose from: truncate, mask"
         )
-    if config.algo.kl.placement == "reward":
+    placement = config.algo.kl.placement
+    if placement in ("reward", "advantage"):
         raise ConfigError(
-            f"{what}: algo.kl.placement=reward estimates the KL from the tokens that were drawn, and those are of the "
-            "truncated distribution; choose algo.kl.placement=loss, or draw from the whole vocabulary"
+            f"{what}: algo.kl.placement={placement} estimates the KL from the tokens that were drawn, and those are of "
+            "the truncated distribution; choose algo.kl.placement=loss, or draw from the whole vocabulary"
         )
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from rlcore.config.options import option
 
-UNDISCOUNTED = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "pass_at_k", "remax", "reinforce_pp_baseline")
+UNDISCOUNTED = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "pass_at_k", "remax", "reinforce_pp_baseline", "none")
 """The core's estimators that give one advantage per sample, without a discount per token."""
 WITHOUT_VALUES = (*UNDISCOUNTED, "reinforce_pp", "turn_rloo")
 
@@ -71,9 +71,10 @@ class RewardConfig:
 class KlConfig:
     """A KL term against the reference policy."""
 
-    placement: Literal["none", "loss", "reward"] = "none"
-    """The place of the term: none (no reference is loaded), in the loss, or subtracted from each token's reward."""
-    estimator: Literal["k1", "k2", "k3"] = option("k3", used_when="placement != 'none'")
+    placement: Literal["none", "loss", "reward", "advantage"] = "none"
+    """The place of the term: none (no reference is loaded), in the loss, subtracted from each token's reward, or from
+    each token's advantage. The last is on-policy distillation with the reference as the teacher."""
+    estimator: Literal["k1", "k2", "k3"] = option("k3", used_when="placement in ('loss', 'reward')")
     """http://joschu.net/blog/kl-approx.html"""
     coef: float = option(0.001, used_when="placement != 'none'", at_least=0)
     """Factor of the term; the first value of the adaptive controller."""
@@ -115,6 +116,7 @@ class AlgoConfig:
         "remax",
         "reinforce_pp",
         "reinforce_pp_baseline",
+        "distillation",
     ] = "grpo"
     """Sets advantage, policy_loss, aggregation, clipping and KL together: docs/algorithms.md."""
     advantage: str = "grpo"

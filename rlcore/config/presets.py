@@ -1,7 +1,7 @@
 """The presets of `algo.preset`: dotted defaults of the `algo` section, below plugins' defaults, files and overrides.
 
-Every preset leaves the KL term off, so that no preset loads a reference model; verifiable rewards do not need one.
-`algo.kl.placement` turns it on. The comments name the papers that have a KL term.
+Every preset but `distillation` leaves the KL term off and loads no reference model; verifiable rewards do not need
+one. `algo.kl.placement` turns it on. The comments name the papers that have a KL term.
 """
 
 from collections.abc import Mapping
@@ -65,5 +65,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "reinforce_pp": {**_CLIP, "advantage": "reinforce_pp", "aggregation": "token_mean", "gamma": 1.0},
     # arXiv 2501.03262: the group's mean is the baseline, the batch gives the scale (the paper: k2 in the loss).
     "reinforce_pp_baseline": {**_CLIP, "advantage": "reinforce_pp_baseline", "aggregation": "token_mean"},
+    # arXiv 2306.13649, reverse KL on the student's samples, as a policy gradient without discount: the reference is the
+    # teacher, and rewards are only logged.
+    "distillation": {
+        **_CLIP,
+        "advantage": "none",
+        "aggregation": "token_mean",
+        "kl.placement": "advantage",
+        "kl.coef": 1.0,
+    },
 }
 """Keys are relative to `algo`."""

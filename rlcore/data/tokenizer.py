@@ -131,6 +131,11 @@ class TemplateTokens(Tokens):
     def save(self, directory: Path) -> None:
         self._tokenizer.save_pretrained(directory)
 
+    def ids(self) -> Mapping[str, int]:
+        """The id of each token by its spelling in the tokenizer's files."""
+        known: Mapping[str, int] = self._tokenizer.get_vocab()
+        return known
+
     def _special_texts(self) -> Mapping[str, int]:
         return self._specials
 
@@ -195,6 +200,30 @@ def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
         context_length=context_length,
         vocabulary=vocabulary,
     )
+
+
+def check_reference_ids(tokens: Tokens, path: str) -> None:
+    """ConfigError if the tokenizer of the reference at `path` gives another id to a token of the policy, or none.
+
+    A local directory without a tokenizer is not checked.
+    """
+    directory = Path(path).expanduser()
+    if not isinstance(tokens, TemplateTokens) or (directory.is_dir() and not any(directory.glob("tokenizer*.json"))):
+        return
+    from transformers import AutoTokenizer
+
+    with boundary(f"reference.path='{path}': its tokenizer", ConfigError):
+        check_model_files(f"reference.path='{path}'", directory)
+        known: Mapping[str, int] = AutoTokenizer.from_pretrained(path, trust_remote_code=False).get_vocab()
+    wrong = [token for token, id_ in tokens.ids().items() if known.get(token) != id_]
+    if wrong:
+        first = min(wrong, key=tokens.ids().__getitem__)
+        there = f"has id {known[first]}" if first in known else "does not exist"
+        raise ConfigError(
+            f"reference.path='{path}': {len(wrong)} of the policy's {len(tokens.ids())} tokens have other ids or none "
+            f"in its tokenizer, such as {first!r}, which has id {tokens.ids()[first]} and there {there}; needs a model "
+            "with the tokenizer of model.path"
+        )
 
 
 def require_directory(path: str) -> None:

@@ -13,6 +13,7 @@ from rlcore.errors import CALLED, ConfigError, PlanError, PluginError, boundary,
 from rlcore.errors.checks.interfaces import breaches, refuses
 from rlcore.errors.checks.targets import static_problem
 from rlcore.plan.catalog import remedy
+from rlcore.plan.distillation import check_distillation
 from rlcore.plan.planner_input import CORE, Offers, join_names
 from rlcore.plan.run_plan import AlgorithmPlan, ComponentPlan
 from rlcore.plan.sources import function_node
@@ -155,6 +156,7 @@ def check_needs(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan], crit
     for plan in plans:
         _check_values(config, plan)
         _check_other_needs(config, plan.algorithm, _said_of(plan))
+    check_distillation(config, algorithms)
     engine = config.critic.engine
     if engine != NO_CRITIC and not any(Need.VALUES in plan.algorithm.needs for plan in plans):
         names = join_names([_said_of(plan) for plan in plans])
@@ -180,7 +182,8 @@ def _check_values(config: RunConfig, plan: AlgorithmPlan) -> None:
 def _check_other_needs(config: RunConfig, algorithm: Algorithm, who: str) -> None:
     if Need.REFERENCE in algorithm.needs and config.algo.kl.placement == "none":
         raise ConfigError(
-            f"algo.kl.placement=none: {who} needs the reference policy; choose from: algo.kl.placement=loss, reward"
+            f"algo.kl.placement=none: {who} needs the reference policy; choose from: algo.kl.placement=loss, reward, "
+            "advantage"
         )
     schedule = config.schedule
     if Need.GREEDY_BASELINE in algorithm.needs and (schedule.stream_minibatches or schedule.max_staleness):

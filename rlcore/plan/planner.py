@@ -208,6 +208,8 @@ def _of_workers(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
 
 
 def _unchecked(config: RunConfig) -> list[str]:
+    if config.reward.manager == "functions" and not config.reward.functions:
+        return ["no reward functions: every reward is 0, in evaluations, too"]
     if config.reward.canary:
         return []
     return ["no canary: reward.canary is empty, so the first training rewards are the first test of the reward"]

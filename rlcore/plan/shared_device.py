@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from rlcore.config import RunConfig
 from rlcore.config.checks import lookup
+from rlcore.contracts.model_files import model_directory, num_parameters
 from rlcore.contracts.requests import ModelFacts
 from rlcore.plan.activations import BYTES, longest_row, masked_row, sized, update_bytes
 from rlcore.plan.catalog import rollout_key
@@ -226,7 +227,9 @@ def _reference_bytes(config: RunConfig, facts: Facts) -> tuple[int, int]:
     second = config.algo.kl.placement != "none" and (not config.actor.lora.enabled or config.reference.path)
     if not second:
         return 0, 0
-    return int(frozen_bytes_per_parameter(config.actor) * (facts.parameters or 0)), 1
+    other = config.reference.path not in ("", config.model.path)
+    parameters = num_parameters(model_directory(config.reference.path)) if other else None
+    return int(frozen_bytes_per_parameter(config.actor) * (parameters or facts.parameters or 0)), 1
 
 
 def _critics(config: RunConfig) -> int:

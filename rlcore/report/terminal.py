@@ -34,6 +34,7 @@ SHOWN: Sequence[tuple[str, str]] = (
     ("completion/length_mean", "length {:.0f}"),
     ("completion/clipped_frac", "cut {:.0%}"),
     ("policy/entropy", "entropy {:.3g}"),
+    ("policy/kl", "KL {:.3g}"),
     ("time/tokens_per_s", "{:.0f} tokens/s"),
     ("time/step_s", "{:.1f} s/step"),
 )

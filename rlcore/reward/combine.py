@@ -22,7 +22,7 @@ def combine(
     latency_s: float,
     policies: Mapping[str, str] | None = None,
 ) -> Reward:
-    """The weighted sum over the functions that did not skip the sample.
+    """The weighted sum over the functions that did not skip the sample; 0 without functions.
 
     FAILED if a function failed or all skipped; then `info['failed']` maps each failed function to its error, the score
     is 0.0, and components and token scores of the others are kept, for the policy value. `info['skipped']` lists
@@ -67,7 +67,7 @@ def combine(
                 others_score += weighted if policies and name in policies else 0.0
     if skipped:
         info["skipped"] = skipped
-    if not errors and parts:
+    if not errors and (parts or not outcomes):
         return Reward(score, FrozenDict(parts), RewardStatus.OK, total, latency_s, FrozenDict(info))
     info["error"] = "; ".join(f"{name}: {error}" for name, error in errors.items()) or "every function skipped it"
     info["failed"] = errors

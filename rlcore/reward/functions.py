@@ -48,7 +48,7 @@ class FunctionRewards(RewardManager):
                 f"reward: two parts are named '{twice}', among the functions of reward.functions and the scorers of "
                 "the manager; rename one"
             )
-        if not self._scorers:
+        if not self._scorers and self._context.config.algo.advantage != "none":
             raise RewardError(
                 "reward.functions is empty; needs at least one, such as reward.functions.x.fn=file.py:name"
             )
@@ -61,7 +61,7 @@ class FunctionRewards(RewardManager):
     def scope(self) -> Scope:
         scopes = {Scope.GROUP if scorer.post_processes else Scope.SAMPLE for scorer in self._scorers}
         scopes |= {Scope(scorer.scope) for scorer in self._scorers}
-        return next(scope for scope in (Scope.BATCH, Scope.GROUP, Scope.SAMPLE) if scope in scopes)
+        return next((scope for scope in (Scope.BATCH, Scope.GROUP) if scope in scopes), Scope.SAMPLE)
 
     async def start(self) -> None:
         """Start the children and make every function ready. PluginError or ConfigError naming the function."""

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.clusters import Deadlines
+from rlcore.contracts.reference import REFERENCE
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.contracts.tokens import Tokens
 from rlcore.contracts.workers import WorkerGroup
-from rlcore.data.tokenizer import load_tokens
+from rlcore.data.tokenizer import check_reference_ids, load_tokens
 from rlcore.engines.freed_memory import keep_freed_memory
 from rlcore.plan import RunPlan
 from rlcore.plan.colocation import roles_on_actors_devices
@@ -147,9 +148,14 @@ async def _vocabulary(plan: RunPlan, groups: Groups) -> int | None:
 
 
 def _tokens(plan: RunPlan) -> Tokens:
-    """The run's tokenizer and template; ConfigError for a stop string that they can never produce."""
-    tokens = load_tokens(plan.config.model, plan.config.data.system_prompt)
-    tokens.check_stop(plan.config.rollout.stop)
+    """The run's tokenizer and template; ConfigError for a stop string that they can never produce, and for a reference
+    with other token ids."""
+    config = plan.config
+    tokens = load_tokens(config.model, config.data.system_prompt)
+    tokens.check_stop(config.rollout.stop)
+    reference = next((worker for worker in plan.workers if worker.request.role == REFERENCE), None)
+    if reference is not None and config.reference.path not in ("", config.model.path):
+        check_reference_ids(tokens, config.reference.path)
     return tokens
 
 

@@ -1,11 +1,12 @@
-"""Recognises the model that a run began with. Its reference and the base of its adapters are read again on a resume."""
+"""Recognises the models that a run began with. A reference and the base of adapters are read again on a resume."""
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import ModelConfig
+from rlcore.config import ModelConfig, RunConfig
 from rlcore.contracts.model_files import model_directory
 from rlcore.contracts.reference import REFERENCE
 from rlcore.errors import CheckpointError
@@ -14,8 +15,8 @@ from rlcore.plan import RunPlan
 NUM_PIECES, PIECE_BYTES = 16, 4096
 """Read from each file: training changes nearly every weight, so a few of them show another model."""
 
-MODEL = "model"
-"""The digest's key in the state of a checkpoint."""
+MODEL, REFERENCE_MODEL = "model", "reference_model"
+"""The digests' keys in the state of a checkpoint."""
 
 
 def model_digest(model: ModelConfig) -> str:
@@ -35,20 +36,43 @@ def model_digest(model: ModelConfig) -> str:
     return digest.hexdigest() if files else ""
 
 
-def check_same_model(plan: RunPlan, checkpoint: Path, saved: str, found: str) -> None:
-    """CheckpointError if the run uses the model at `model.path` and its digest is another than the saved one.
+def model_digests(config: RunConfig) -> dict[str, str]:
+    """The digest of the model at `model.path`, and that of a reference which is another model."""
+    digests = {MODEL: model_digest(config.model)}
+    if config.algo.kl.placement != "none" and _is_other(config):
+        digests[REFERENCE_MODEL] = model_digest(replace(config.model, path=config.reference.path, revision="main"))
+    return digests
 
-    An actor whose weights are all in the checkpoint does not use it, and an empty digest says nothing.
+
+def check_same_models(plan: RunPlan, checkpoint: Path, state: Mapping[str, Any], found: Mapping[str, str]) -> None:
+    """CheckpointError if the run uses a model whose digest is another than the one in the checkpoint's state.
+
+    An actor whose weights are all in the checkpoint does not use `model.path`, and an empty digest says nothing.
     """
+    config = plan.config
+    refers = any(worker.request.role.name == REFERENCE.name for worker in plan.workers)
     uses = {
-        "the reference would be": any(worker.request.role.name == REFERENCE.name for worker in plan.workers),
-        "the adapter's base would be": plan.config.actor.lora.enabled,
+        "the reference would be": refers and not _is_other(config),
+        "the adapter's base would be": config.actor.lora.enabled,
     }
     whose = next((text for text, applies in uses.items() if applies), "")
-    if whose and saved and found and saved != found:
+    if whose:
+        _refuse_other("model.path", config.model.path, whose, checkpoint, (state.get(MODEL, ""), found[MODEL]))
+    if REFERENCE_MODEL in found:
+        digests = state.get(REFERENCE_MODEL, ""), found[REFERENCE_MODEL]
+        _refuse_other("reference.path", config.reference.path, "the reference would be", checkpoint, digests)
+
+
+def _is_other(config: RunConfig) -> bool:
+    return config.reference.path not in ("", config.model.path)
+
+
+def _refuse_other(key: str, path: str, whose: str, checkpoint: Path, digests: tuple[str, str]) -> None:
+    saved, found = digests
+    if saved and found and saved != found:
         raise CheckpointError(
-            f"checkpoint '{checkpoint}': model.path={plan.config.model.path} has other weights than when it was saved, "
-            f"and {whose} another model; set model.path to the former one, or begin another run with these"
+            f"checkpoint '{checkpoint}': {key}={path} has other weights than when it was saved, and {whose} another "
+            f"model; set {key} to the former one, or begin another run with these"
         )
 
 

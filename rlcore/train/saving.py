@@ -20,7 +20,7 @@ from rlcore.runtime.launch import owner_of
 from rlcore.train import checkpoint
 from rlcore.train.best import best_step
 from rlcore.train.run_dir import plan_files
-from rlcore.train.same_model import MODEL, check_same_model, model_digest
+from rlcore.train.same_model import check_same_models, model_digests
 from rlcore.train.saved_samples import read_scored, write_scored
 from rlcore.train.trainer import Trainer
 
@@ -54,7 +54,7 @@ class Saver:
         self._step_saving = 0
         self._activity = current_activity()
         self._save_s: float | None = None
-        self._model = ""
+        self._models: dict[str, str] = {}
         self._num_kept = 0
         """Scored trajectories in flight of the newest checkpoint."""
         self._num_evaluations = 0
@@ -141,9 +141,9 @@ class Saver:
 
     async def _save(self, copied: asyncio.Event) -> None:
         """Save the published step; `copied` is set when training may continue."""
-        began, trainer, model = time.monotonic(), self._trainer, await self._model_digest()
+        began, trainer, models = time.monotonic(), self._trainer, await self._model_digests()
         step, (state, in_flight) = trainer.progress.step, trainer.snapshot()
-        state, best = copy.deepcopy(state) | {MODEL: model}, self.best_step
+        state, best = copy.deepcopy(state) | models, self.best_step
         self._num_evaluations = len(state["evaluations"])
         logger.info("saving step %d", step)
         self._check_states(state)
@@ -229,9 +229,9 @@ class Saver:
         await self.finish()
         return "saved"
 
-    async def _model_digest(self) -> str:
-        self._model = self._model or await asyncio.to_thread(model_digest, self._trainer.run.plan.config.model)
-        return self._model
+    async def _model_digests(self) -> dict[str, str]:
+        self._models = self._models or await asyncio.to_thread(model_digests, self._trainer.run.plan.config)
+        return self._models
 
     async def _expected_s(self) -> float:
         if self._save_s is not None:
@@ -251,7 +251,7 @@ class Saver:
         """Continue from the checkpoint at `path`, bit for bit."""
         loaded = await asyncio.to_thread(checkpoint.load, path)
         if path.is_relative_to(self._run_dir):  # another run's checkpoint may be combined with another reference
-            check_same_model(self._trainer.run.plan, path, loaded.state.get(MODEL, ""), await self._model_digest())
+            check_same_models(self._trainer.run.plan, path, loaded.state, await self._model_digests())
         await self._trainer.run.lease.train()  # until its weights are with the servers
         await self._trainer.actor.call(ActorWorker.restore, loaded.path)
         await self._trainer.run.critic.restore(loaded.path / CRITIC)

@@ -30,7 +30,7 @@ def test_offers_state_scope_and_needs() -> None:
     losses = {offer.name: offer for offer in OFFERS if offer.kind is AlgorithmKind.POLICY_LOSS}
     scopes = {scope: {name for name, offer in estimators.items() if offer.scope is scope} for scope in Scope}
     assert scopes == {
-        Scope.SAMPLE: {"gae", "remax"},
+        Scope.SAMPLE: {"gae", "remax", "none"},
         Scope.GROUP: {"grpo", "dr_grpo", "rloo", "opo", "pass_at_k", "turn_rloo"},
         Scope.BATCH: {"gpg", "reinforce_pp", "reinforce_pp_baseline"},
     }

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(560)]
 
 ROOT = Path(__file__).parent.parent.parent
 PLAN_MODULES = (
-    *("requests", "components", "reward_functions", "planner", "sources"),
+    *("requests", "components", "distillation", "reward_functions", "planner", "sources"),
     *("pools", "schedule", "data_parallel", "mesh", "clusters", "weight_sync", "colocation", "prefixes"),
 )
 PLANS = (
@@ -25,6 +25,7 @@ PLANS = (
     "plan/test_plan_arguments.py",
     "plan/test_plan_attention.py",
     "plan/test_plan_context.py",
+    "plan/test_plan_distillation.py",
     "plan/test_plan_memory.py",
     "plan/test_plan_mesh.py",
     "plan/test_plan_offers.py",

@@ -1,6 +1,8 @@
 """Plans for machines with GPUs that are not there; the tests of defaults and of one GPU share them."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rlcore.config import LoadedConfig
@@ -30,6 +32,16 @@ def loaded(*overrides: str, facts: Facts = H100) -> LoadedConfig:
 def planned(*overrides: str, facts: Facts = H100) -> RunPlan:
     hooks, config = configure([], [*SETTINGS, *overrides], machine=facts)
     return make_plan(config, hooks, facts)
+
+
+def write_header(directory: Path, *shape: int) -> Path:
+    """A model directory without weights: config.json, and the header of a file with one tensor of this shape."""
+    directory.mkdir()
+    (directory / "config.json").write_text('{"model_type": "qwen2"}')
+    entry = {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}
+    header = json.dumps({"__metadata__": {"format": "pt"}, "model.up_proj.weight": entry}).encode()
+    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return directory
 
 
 def chosen(found: LoadedConfig | RunPlan) -> dict[str, Any]:

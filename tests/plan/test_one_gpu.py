@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_machines import GIB, H100, QWEN, chosen, loaded, machine, planned
+from gpu_machines import GIB, H100, QWEN, chosen, loaded, machine, planned, write_header
 
 from rlcore.contracts.requests import ModelShape
 from rlcore.errors import PlanError
@@ -50,7 +50,7 @@ def test_on_one_gpu_replicas_stay_awake_or_take_turns_with_the_actor_and_the_pla
 
 
 @pytest.mark.usefixtures("vllm")
-def test_replicas_stay_awake_only_with_room_for_all_rows_next_to_an_actor_that_trains() -> None:
+def test_replicas_stay_awake_only_with_room_for_all_rows_next_to_an_actor_that_trains(tmp_path: Path) -> None:
     def asleep(*overrides: str, free: float = 79.0) -> tuple[str, ...]:
         facts = machine(1, gpu_memory_bytes=80 * GIB, gpu_free_bytes=int(free * GIB), memory_bytes=256 * GIB)
         return planned("rollout.max_tokens=1024", *overrides, facts=facts).colocated_roles
@@ -64,6 +64,9 @@ def test_replicas_stay_awake_only_with_room_for_all_rows_next_to_an_actor_that_t
     assert asleep("algo.kl.placement=loss", "rollout.max_rows=512", free=70) == ("rollout",), (
         "a reference is there, too"
     )
+    larger = write_header(tmp_path / "larger", 20_000, 1_000_000)
+    assert asleep("algo.kl.placement=loss") == ()
+    assert asleep("algo.kl.placement=loss", f"reference.path={larger}") == ("rollout",), "and one may be larger"
     assert asleep(f"{SHARE_KEY}=0.85") == ("rollout",), "the user's share stands"
     offloaded = planned("actor.offload=true", "rollout.max_tokens=1024", facts=machine(1, memory_bytes=256 * GIB))
     assert offloaded.config.plugins["vllm"].gpu_memory_frac == 0.85, "an actor that leaves the device takes turns"
