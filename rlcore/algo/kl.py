@@ -20,7 +20,7 @@ def kl_penalty(logprobs_BT: Tensor, reference_BT: Tensor, kind: Literal["k1", "k
     k3 has that of the *other* direction, KL(reference || policy); the two are equal to first order while the policies
     are close. k3's sampled gradient (1 - exp(-d)) grows exponentially where the policy gives a token far less
     probability than the reference: far from the reference a few tokens can dominate the step, and k2 is safer.
-    In the reward no gradient passes through, and k1 is the unbiased choice.
+    With `algo.kl.unbiased` see `kl_loss`. In the reward no gradient passes through, and k1 is the unbiased choice.
     """
     difference_BT = logprobs_BT - reference_BT
     if kind == "k1":
@@ -30,6 +30,15 @@ def kl_penalty(logprobs_BT: Tensor, reference_BT: Tensor, kind: Literal["k1", "k
     if kind == "k3":
         return (-difference_BT).expm1() + difference_BT
     assert_never(kind)
+
+
+def kl_loss(kl_BT: Tensor, logprobs_BT: Tensor, old_logprobs_BT: Tensor) -> Tensor:
+    """(B, T) the estimates of `kl_penalty` times pi / pi_old, whose expectation over samples of pi_old is that over pi.
+
+    For k1 and k3, whose expectation over pi is KL(policy || reference), the expected gradient is that of the
+    divergence (DeepSeek-V3.2, arXiv 2512.02556), on policy, too. k2 has no use for it: alone it has that gradient.
+    """
+    return kl_BT * (logprobs_BT - old_logprobs_BT).exp()
 
 
 class FixedKl:

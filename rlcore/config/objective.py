@@ -76,6 +76,9 @@ class KlConfig:
     each token's advantage. The last is on-policy distillation with the reference as the teacher."""
     estimator: Literal["k1", "k2", "k3"] = option("k3", used_when="placement in ('loss', 'reward')")
     """http://joschu.net/blog/kl-approx.html"""
+    unbiased: bool = option(False, used_when="placement == 'loss'")
+    """Multiply the term by pi / pi_old (arXiv 2512.02556): with k1 and k3 its gradient is then that of the
+    divergence."""
     coef: float = option(0.001, used_when="placement != 'none'", at_least=0)
     """Factor of the term; the first value of the adaptive controller."""
     controller: Literal["fixed", "adaptive"] = option("fixed", used_when="placement == 'reward'")

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from rlcore.algo.kl import AdaptiveKl, FixedKl, kl_controller, kl_penalty
+from rlcore.algo.kl import AdaptiveKl, FixedKl, kl_controller, kl_loss, kl_penalty
 from rlcore.config import KlConfig
 from rlcore.errors import CheckpointError
 
@@ -54,6 +54,17 @@ def test_the_gradients_are_those_that_the_docstring_names() -> None:
     torch.testing.assert_close(expected_gradient("k1"), torch.zeros_like(LOGITS_V), rtol=0, atol=1e-12)
     torch.testing.assert_close(expected_gradient("k2"), exact_gradient(policy_first=True))
     torch.testing.assert_close(expected_gradient("k3"), exact_gradient(policy_first=False))
+
+
+@pytest.mark.parametrize("off_policy", [False, True])
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_with_the_ratio_of_policies_the_gradient_is_that_of_the_divergence(kind: str, off_policy: bool) -> None:
+    logits_V = LOGITS_V.clone().requires_grad_(True)
+    logprobs_V = logits_V.log_softmax(0)
+    old_V = (LOGITS_V.flip(0) if off_policy else LOGITS_V).log_softmax(0)
+    kl_V = kl_loss(kl_penalty(logprobs_V, REFERENCE_V, kind), logprobs_V, old_V)  # type: ignore[arg-type]
+    (old_V.exp() * kl_V).sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(logits_V.grad, exact_gradient(policy_first=True))
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlcore.algo.importance import importance_factor
-from rlcore.algo.kl import kl_penalty
+from rlcore.algo.kl import kl_loss, kl_penalty
 from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
 from rlcore.config import AlgoConfig
 from rlcore.engines.hf.train.microbatch import LossTerms, MicroBatch, Predictions
@@ -105,6 +105,9 @@ class PolicyLoss:
             )
             metrics["policy/kl"] = kl_BT
             if self._config.kl.placement == "loss":
+                if self._config.kl.unbiased:
+                    old_BT = torch.where(micro.mask_BT, inputs.old_logprobs_BT, logprobs_BT.detach())
+                    kl_BT = kl_loss(kl_BT, logprobs_BT, old_BT)
                 loss_BT = loss_BT + self._config.kl.coef * kl_BT
         elif self._config.kl.placement == "loss":
             raise ValueError("algo.kl.placement=loss: the mini-batch has no log-probs of the reference")
