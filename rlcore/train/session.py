@@ -11,7 +11,7 @@ from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.clusters import Deadlines
 from rlcore.data import IssuedPrompts
 from rlcore.data.window import fits, fits_evaluation
-from rlcore.errors import ConfigError, PluginError, RewardError, WorkerError
+from rlcore.errors import CheckpointError, ConfigError, PluginError, RewardError, WorkerError
 from rlcore.plan import RunPlan
 from rlcore.report.advice import advice
 from rlcore.report.foreign_output import foreign_output
@@ -86,10 +86,10 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
                     reason = "every step was taken; continue with --resume"
                     logger.info("every step was taken: %d", result.steps)
                     return result
-                except (PluginError, RewardError, WorkerError) as error:
+                except (CheckpointError, PluginError, RewardError, WorkerError) as error:
                     last = session.saver.last
-                    if last is None:
-                        raise
+                    if last is None or (isinstance(error, CheckpointError) and not session.took_steps):
+                        raise  # what cannot be restored names another checkpoint
                     raise type(error)(f"{error}; {way_on(last, session.took_steps)}") from error
                 except asyncio.CancelledError:
                     if stop.signum is None:

@@ -218,7 +218,7 @@ class TrainEngine:
         The first rank writes; with sharding each rank writes its part of the training state and some of the files of
         `model/`.
         """
-        write_files(self._files(), directory)
+        write_files(self._files(), directory, checked=True)
 
     def snapshot(self) -> None:
         """Copy into host memory what `save` would write, for `write_snapshot`; all ranks must call this."""

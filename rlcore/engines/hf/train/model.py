@@ -26,7 +26,7 @@ from rlcore.engines.hf.train.head import Head, check_head, find_head, token_scor
 from rlcore.engines.hf.train.rounding import HALF
 from rlcore.engines.hf.train.sharded_load import Rows, open_rows, take_rows
 from rlcore.engines.hf.train.sharded_tensors import put
-from rlcore.engines.hf.train.state_files import StateFile
+from rlcore.engines.hf.train.state_files import StateFile, check_restored
 from rlcore.engines.hf.train.stored_weights import (
     check_activations,
     check_range,
@@ -305,7 +305,8 @@ def value_head_file(model: ValueModel) -> StateFile:
     One entry of metadata has them all: safetensors writes several in a random order, and equal runs write equal files.
     """
     settings = {"model_type": model.transformer.config.model_type, **model.head_settings()}
-    return StateFile(VALUE_HEAD_FILE, model.head_tensors(), {HEAD_SETTINGS: json.dumps(settings, sort_keys=True)})
+    tensors = model.head_tensors()
+    return StateFile(VALUE_HEAD_FILE, tensors, {HEAD_SETTINGS: json.dumps(settings, sort_keys=True)}, tuple(tensors))
 
 
 @torch.no_grad()
@@ -337,6 +338,7 @@ def load_value_head(model: ValueModel, directory: Path) -> None:
                 f"value head '{file}': it was trained with {key}={settings[key]}, and this critic's is {setting}; "
                 f"needs {key}={settings[key]}, or a new run"
             )
+    check_restored(file, saved)
     for name, tensor in own.items():
         put(tensor, saved[name])
 

@@ -17,7 +17,7 @@ from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.model import ValueModel, load_value_head, value_head_file
 from rlcore.engines.hf.train.sharded_load import from_rows
 from rlcore.engines.hf.train.sharded_tensors import HOST, put
-from rlcore.engines.hf.train.state_files import OF_TORCH, StateFile, settings_files, write_files
+from rlcore.engines.hf.train.state_files import OF_TORCH, StateFile, check_restored, settings_files, write_files
 from rlcore.engines.hf.train.tensor_names import check_tensors
 from rlcore.errors import CheckpointError, ConfigError, boundary
 
@@ -60,7 +60,7 @@ def _adapter_files(model: Model, weights: Weights | None) -> Iterator[StateFile]
     yield from settings_files(settings)
     tensors = tensors_of(model.adapter) | dict(weights or {})
     found: dict[str, Tensor] = get_peft_model_state_dict(model.adapter, state_dict=tensors, save_embedding_layers=False)
-    yield StateFile("adapter_model.safetensors", found, OF_TORCH)
+    yield StateFile("adapter_model.safetensors", found, OF_TORCH, tuple(found))
 
 
 def _transformer_files(model: Model) -> Iterator[StateFile]:
@@ -73,7 +73,7 @@ def _transformer_files(model: Model) -> Iterator[StateFile]:
         tensors, filename_pattern="model{suffix}.safetensors", max_shard_size=MAX_FILE_SIZE
     )
     for file, names in split.filename_to_tensors.items():
-        yield StateFile(file, {name: tensors[name] for name in names}, OF_TORCH)
+        yield StateFile(file, {name: tensors[name] for name in names}, OF_TORCH, set(names) - buffers_of(model).keys())
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         yield StateFile(INDEX, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
@@ -197,7 +197,7 @@ def _load_transformer(transformer: Any, source: Path) -> None:
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
     tensors = dict(saved.named_parameters())
-    _check_finite(source, tensors)
+    check_restored(source, tensors)
     parameters = dict(transformer.named_parameters())
     if {name: tensor.shape for name, tensor in tensors.items()} != {n: p.shape for n, p in parameters.items()}:
         raise CheckpointError(f"'{source}' holds another model than the one of this run")
@@ -205,20 +205,12 @@ def _load_transformer(transformer: Any, source: Path) -> None:
         put(parameter, tensors[name])
 
 
-def _check_finite(source: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        shard = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        if not bool(shard.isfinite().all()):
-            raise CheckpointError(
-                f"checkpoint '{source}': weight '{name}' has numbers that are not finite; continue from an earlier one"
-            )
-
-
 @torch.no_grad()
 def _load_adapter(adapter: Any, source: Path) -> None:
     from peft import load_peft_weights
 
     saved = load_peft_weights(str(source), device="cpu")
+    check_restored(source, saved)
     trained = {name: parameter for name, parameter in adapter.named_parameters() if parameter.requires_grad}
     named = {name.replace(f".{adapter.active_adapter}.", "."): tensor for name, tensor in trained.items()}
     for name in sorted(named.keys() | saved.keys()):

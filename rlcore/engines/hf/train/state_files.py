@@ -3,19 +3,23 @@
 Tensors are safetensors, everything else is JSON or text, nothing is pickled.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from rlcore.engines.hf.train.sharded_tensors import HOST
 from rlcore.errors import CheckpointError, boundary
 
 OF_TORCH = {"format": "pt"}
 """Metadata of files that transformers and peft open."""
+STEP = re.compile(r"step_(\d+)")
+"""Name of a checkpoint's directory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +31,8 @@ class StateFile:
     """Tensors may be on any device, and may change after the file has been written or copied."""
     metadata: Mapping[str, str] | None = None
     """Of tensors."""
+    weights: Collection[str] = ()
+    """Names of the tensors that must be finite in a checkpoint; a restore would refuse them."""
 
     def below(self, directory: str) -> "StateFile":
         """The file in a subdirectory."""
@@ -37,6 +43,12 @@ class StateFile:
         if isinstance(self.content, bytes):
             return self
         return replace(self, content=private_copies(self.content))
+
+    def check(self) -> None:
+        """CheckpointError if a weight is not finite."""
+        if not isinstance(self.content, bytes):
+            found = {name: self.content[name] for name in self.weights}
+            check_finite(self.path, found, "training has diverged, and this step is not saved; lower the learning rate")
 
     def write(self, directory: Path) -> None:
         """Write it below `directory`; CheckpointError if that fails."""
@@ -59,15 +71,51 @@ class StateCopy:
         self._files = [file.copied() for file in files]
 
     def write(self, directory: Path) -> None:
-        """Write each file and free its memory; any thread may do it, once. CheckpointError if that fails."""
+        """Write each file and free its memory; any thread may do it, once.
+
+        CheckpointError if that fails, or if a weight is not finite.
+        """
         while self._files:
-            self._files.pop(0).write(directory)
+            file = self._files.pop(0)
+            file.check()
+            file.write(directory)
 
 
-def write_files(files: Iterable[StateFile], directory: Path) -> None:
-    """Write each file before the next one is made; CheckpointError if that fails."""
+def write_files(files: Iterable[StateFile], directory: Path, *, checked: bool = False) -> None:
+    """Write each file before the next one is made; CheckpointError if that fails, or if a weight of a `checked` file is
+    not finite."""
     for file in files:
+        if checked:
+            file.check()
         file.write(directory)
+
+
+def check_restored(source: Path, weights: Mapping[str, Tensor]) -> None:
+    """CheckpointError if a weight read from `source`, a part of a checkpoint, has numbers that are not finite.
+
+    It names the newest earlier checkpoint of the run. `--resume` would take this one again.
+    """
+    needed = "use another checkpoint"
+    for path in (path for path in source.parents if STEP.fullmatch(path.name)):
+        others = [other for other in path.parent.iterdir() if -1 < _step(other) < _step(path)]
+        if earlier := max(others, key=_step, default=None):
+            needed = f"start a new run with --resume-from {earlier}, or remove '{path}' and continue with --resume"
+    check_finite(f"checkpoint '{source}'", weights, needed)
+
+
+def _step(path: Path) -> int:
+    """The step in a checkpoint's name; -1 for another name."""
+    match = STEP.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def check_finite(where: str, weights: Mapping[str, Tensor], needed: str) -> None:
+    """CheckpointError if a weight has numbers that are not finite; of a sharded one, this rank's rows are checked."""
+    for name, weight in weights.items():
+        shard = weight.to_local() if isinstance(weight, DTensor) else weight
+        # smallest and largest, either of which is NaN if a number is: no copy of the weight is made, as isfinite would
+        if shard.numel() and not all(bool(bound.isfinite()) for bound in shard.detach().aminmax()):
+            raise CheckpointError(f"{where}: weight '{name}' has numbers that are not finite; {needed}")
 
 
 def settings_files(save: Callable[[str], None]) -> Iterator[StateFile]:

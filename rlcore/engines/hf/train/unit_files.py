@@ -37,7 +37,7 @@ def unit_files(model: Model, shards: Shards, ranks: Ranks, *, takers: int) -> It
             found = stored_tensors(model, tensors)
             weight_map |= dict.fromkeys(found, file)
             size += sum(tensor.numel() * tensor.element_size() for tensor in found.values())
-            yield StateFile(file, found, OF_TORCH)
+            yield StateFile(file, found, OF_TORCH, found.keys() - buffers_of(model).keys())
             del tensors, found  # releases merged weights before those of the next unit are made
     parts = ranks.gather({"weight_map": weight_map, "size": size})
     if ranks.rank == 0:
