@@ -239,13 +239,19 @@ class Saver:
         facts = await self._trainer.actor.call(ActorWorker.facts)
         return float(facts["num_parameters"]) * BYTES_PER_PARAMETER / BYTES_PER_SECOND
 
+    def remains(self) -> str:
+        """Names what a run that ends immediately leaves; reads no file."""
+        if self.last is None:
+            return "no checkpoint was saved"
+        return f"the last checkpoint is {self.last}; continue with --resume"
+
     def _stands(self, why: str) -> str:
         if self.last is None and not has_results(self._run_dir):
             return f"{why}, so nothing is saved; start it again"
         if self.last is None:
             forced = " --from-start" if self._trainer.progress.step else ""
-            return f"{why}; no checkpoint was saved; start over with --resume{forced}"
-        return f"{why}; the last checkpoint is {self.last}; continue with --resume"
+            return f"{why}; {self.remains()}; start over with --resume{forced}"
+        return f"{why}; {self.remains()}"
 
     async def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`, bit for bit."""

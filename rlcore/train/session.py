@@ -158,6 +158,7 @@ class Session:
         progress = Progress(0, order, kl_controller(plan.config.algo.kl))
         self._trainer = Trainer(run, progress, self.total_steps, heldout, self._sinks)
         self.saver = Saver(self._trainer, run_dir)
+        stop.remains = self.saver.remains
         self._callbacks = StepCallbacks(callbacks)
         self._rule = StopRule(plan.config.train.stop)
         self._stopped = ""

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rlcore.errors.redaction import displayable
@@ -48,6 +48,8 @@ class StopRequest:
         self.pending = False
         """True when the run is to end after this step; set by the event loop, which cancels the run at the same time. A
         run that ended itself before would be cancelled while it saves."""
+        self.remains: Callable[[], str] = lambda: "no step was taken"
+        """Says what is left of a run that ends now. It must read no file: a file system may be what hangs."""
         self._finish_step = finish_step
 
     @contextmanager
@@ -74,7 +76,7 @@ class StopRequest:
     def _receive(self, signum: int, loop: asyncio.AbstractEventLoop, task: "asyncio.Task[object]") -> None:
         if self.signum is not None:
             # Not through sys.stderr: whatever holds the first one up may hold its lock.
-            os.write(2, f"\nrlcore: ended at once by a second {name_of(signum)}; checkpoints stand\n".encode())
+            os.write(2, f"\nrlcore: ended at once by a second {name_of(signum)}; {self.remains()}\n".encode())
             os._exit(128 + signum)
         self.signum = signum
         blocked = threading.Timer(BLOCKED_S, _report_blocked, (name_of(signum), threading.get_ident()))

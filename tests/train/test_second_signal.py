@@ -14,12 +14,15 @@ from typing import Any, NoReturn
 import pytest
 
 from rlcore.contracts.activity import Activity
+from rlcore.plugins.planning import plan_run
 from rlcore.report.terminal import Terminal
-from rlcore.train import signals
+from rlcore.testing.runs import run_settings
+from rlcore.train import run_training, signals
 from rlcore.train.observed import observed
-from rlcore.train.signals import StopRequest
+from rlcore.train.saving import Saver
+from rlcore.train.signals import Stopped, StopRequest
 
-ENDED = "\nrlcore: ended at once by a second Ctrl-C; checkpoints stand\n"
+ENDED = "\nrlcore: ended at once by a second Ctrl-C; no step was taken\n"
 
 
 class Ended(Exception):
@@ -59,6 +62,30 @@ def test_a_second_ctrl_c_ends_the_process_with_one_line(capfd: pytest.CaptureFix
 
     asyncio.run(main())
     assert capfd.readouterr().err == ENDED
+
+
+@pytest.mark.parametrize(
+    ("step", "remains"),
+    [(1, "no checkpoint was saved"), (2, "the last checkpoint is {}/checkpoints/step_1; continue with --resume")],
+)
+def test_a_second_ctrl_c_while_a_checkpoint_is_written_names_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], step: int, remains: str
+) -> None:
+    really = Saver._save_workers
+
+    async def interrupted(saver: Saver, *arguments: Any) -> None:
+        if saver._step_saving == step:
+            os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(Ended, match="130"):
+                os.kill(os.getpid(), signal.SIGINT)
+        await really(saver, *arguments)
+
+    monkeypatch.setattr(Saver, "_save_workers", interrupted)
+    settings = run_settings(tmp_path, 16, **{"train.name": "run", "checkpoint.every_steps": 1, "train.max_steps": 3})
+    with pytest.raises(Stopped):
+        run_training(plan_run([], [f"{key}={value}" for key, value in settings.items()], ["null"]))
+    line = f"rlcore: ended at once by a second Ctrl-C; {remains.format(tmp_path / 'runs' / 'run')}"
+    assert line in capfd.readouterr().err.splitlines()
 
 
 def test_a_signal_wakes_a_loop_that_waits_and_is_not_called_blocked(
