@@ -52,7 +52,7 @@ def named(where: str, context: WorkerContext | None = None) -> Iterator[None]:
     except SystemExit as cause:
         raise WorkerError(f"{where}: it called sys.exit({cause.code!r})") from cause
     except RlcoreError as error:
-        problem = memory_problem(error, context)
+        problem = memory_problem(error, context, where)
         if problem:
             raise WorkerError(f"{where}: {problem}") from error
         if str(error).startswith(f"{where}: "):

@@ -14,31 +14,59 @@ PIECES_SHARE = 0.05
 SEGMENTS = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 OTHERS_SHARE = 0.01
 """Share of a device below which memory of other processes is not mentioned."""
-MARKS = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
-"""Words of torch's allocators, in exceptions of several classes."""
+HOSTS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+MARKS = ("out of memory", *HOSTS)
+"""Words of torch's allocators, in exceptions of several classes; `HOSTS` are those of host memory."""
+SAVING = (".snapshot()", ".write_snapshot()", ".save()")
+"""Ends of the names of calls that copy or write a checkpoint, after the activations of updates are freed."""
 
 
-def memory_problem(error: BaseException, context: WorkerContext | None) -> str:
+def memory_problem(error: BaseException, context: WorkerContext | None, where: str = "") -> str:
     """`in_words` if an allocator failed, possibly as a cause of this error; else empty."""
     cause = _allocators(error)
-    return "" if context is None or cause is None else in_words(cause, context)
+    return "" if context is None or cause is None else in_words(cause, context, where)
 
 
-def in_words(cause: BaseException, context: WorkerContext) -> str:
-    """The exhausted memory, the plan's estimate, the peak, and the settings that lower it."""
+def in_words(cause: BaseException, context: WorkerContext, where: str = "") -> str:
+    """The exhausted memory, the plan's estimate, the peak, and the settings that lower it.
+
+    `where` names the call. The plan estimates and advises on the device; a checkpoint, and host memory, need other
+    advice.
+    """
+    device, saves = context.device, where.endswith(SAVING)
+    if device.startswith("cuda") and _is_hosts(cause):
+        device = "the host"
     parts = ["the plan does not know its memory"]
     remedy = "lower micro_batch_tokens, rollout.max_rows, rollout.max_tokens or data.max_prompt_tokens"
     if context.memory is not None:
         parts, remedy = [f"the plan estimated {context.memory.bytes / GIB:.1f} GiB"], context.memory.remedy
+    if saves or device == "the host":
+        parts, remedy = [], _other_remedy(device, saves)
     wanted = re.search(r"[Tt]ried to allocate ([\d.]+ [KMG]iB)", str(cause))
-    parts += _measured(context.device)
-    in_pieces = _in_pieces(context.device)
+    parts += _measured(device)
+    in_pieces = _in_pieces(device)
     if in_pieces:
         parts.append(in_pieces)
         remedy = f"set {SEGMENTS} in the environment, or {remedy}"
     if wanted:
         parts.append(f"{wanted[1]} more were asked for")
-    return f"memory of {context.device} is exhausted: {', '.join(parts)}; {remedy}"
+    return f"memory of {device} is exhausted: {', '.join(parts)}; {remedy}"
+
+
+def _other_remedy(device: str, saves: bool) -> str:
+    """Advice where fewer tokens would not help."""
+    if device.startswith("cuda"):
+        return "a checkpoint gathers weights there, one layer at a time: leave more of the device to this role"
+    if saves:
+        return (
+            "a checkpoint takes a copy of weights and optimizer state: end other processes of this machine, train an "
+            "adapter with lora.enabled=true, or take a smaller model"
+        )
+    return "end other processes of this machine, or set offload=false or rollout.weight_sync=disk"
+
+
+def _is_hosts(cause: BaseException) -> bool:
+    return isinstance(cause, MemoryError) or any(mark in str(cause) for mark in HOSTS)
 
 
 def _allocators(error: BaseException | None) -> BaseException | None:

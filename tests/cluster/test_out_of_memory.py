@@ -82,6 +82,41 @@ def test_memory_in_pieces_is_named_with_the_setting_that_joins_them(
     assert "pieces" not in in_words(error, context(memory=PLANNED)), "they grow already"
 
 
+HOSTS = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("method", ["snapshot", "write_snapshot", "save"])
+@pytest.mark.parametrize("error", [MemoryError(), HOSTS], ids=["python", "torch"])
+@pytest.mark.parametrize(("device_name", "place"), [("cuda:0", "the host"), ("cpu", "cpu")])
+def test_a_checkpoint_without_host_memory_for_its_copy_is_not_advised_to_train_on_fewer_tokens(
+    method: str, error: Exception, device_name: str, place: str
+) -> None:
+    with pytest.raises(WorkerError) as caught, named(f"actor[0].{method}()", context(device_name, PLANNED)):
+        raise error
+    line = str(caught.value)
+    assert line.startswith(f"actor[0].{method}(): memory of {place} is exhausted: the peak was ")
+    assert "a checkpoint takes a copy of weights and optimizer state: end other processes of this machine" in line
+    assert "tokens" not in line
+    assert "30.0 GiB" not in line, "the plan's estimate is that of updates"
+
+
+@pytest.mark.usefixtures("device")
+def test_a_checkpoint_that_exhausts_the_device_is_not_advised_to_train_on_fewer_tokens() -> None:
+    line = in_words(torch.OutOfMemoryError(TEXT), context(memory=PLANNED), "actor[0.0].snapshot()")
+    assert "memory of cuda:0 is exhausted: the peak was 68.5 of the device's 80.0 GiB" in line
+    assert line.endswith(
+        "a checkpoint gathers weights there, one layer at a time: leave more of the device to this role"
+    )
+
+
+@pytest.mark.usefixtures("device")
+def test_host_memory_is_not_called_that_of_a_device() -> None:
+    line = in_words(HOSTS, context(memory=PLANNED), "actor[0].weights()")
+    assert line.startswith("memory of the host is exhausted: the peak was ")
+    assert line.endswith("; end other processes of this machine, or set offload=false or rollout.weight_sync=disk")
+
+
 @pytest.mark.parametrize(
     ("error", "is_memory"),
     [
