@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from rlcore.plan.time_limit import where_in
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BLOCKED_S = 3.0
 """Seconds after a signal in which the event loop takes it, unless code blocks the loop."""
+REPEATED_S = 0.5
+"""Seconds after a signal in which another is the same one: `timeout` sends it to the process and to its group."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ class StopRequest:
         self.remains: Callable[[], str] = lambda: "no step was taken"
         """Says what is left of a run that ends now. It must read no file: a file system may be what hangs."""
         self._finish_step = finish_step
+        self._received_at = 0.0
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -74,11 +78,13 @@ class StopRequest:
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)  # None: it is C code's
 
     def _receive(self, signum: int, loop: asyncio.AbstractEventLoop, task: "asyncio.Task[object]") -> None:
+        if self.signum is not None and time.monotonic() - self._received_at < REPEATED_S:
+            return
         if self.signum is not None:
             # Not through sys.stderr: whatever holds the first one up may hold its lock.
             os.write(2, f"\nrlcore: ended at once by a second {name_of(signum)}; {self.remains()}\n".encode())
             os._exit(128 + signum)
-        self.signum = signum
+        self.signum, self._received_at = signum, time.monotonic()
         blocked = threading.Timer(BLOCKED_S, _report_blocked, (name_of(signum), threading.get_ident()))
         blocked.daemon = True
         blocked.start()

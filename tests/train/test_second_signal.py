@@ -35,6 +35,7 @@ def _ended(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Ended(code)
 
     monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(signals, "REPEATED_S", 0.0)
 
 
 @contextmanager
@@ -62,6 +63,27 @@ def test_a_second_ctrl_c_ends_the_process_with_one_line(capfd: pytest.CaptureFix
 
     asyncio.run(main())
     assert capfd.readouterr().err == ENDED
+
+
+def test_a_signal_that_is_sent_to_the_process_and_to_its_group_is_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`timeout` sends it twice, and the run would end without the save that the first one began."""
+    monkeypatch.setattr(signals, "REPEATED_S", 3600.0)
+
+    async def main() -> None:
+        request = StopRequest(finish_step=False)
+        with request.installed():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            monkeypatch.setattr(signals, "REPEATED_S", 0.0)
+            with pytest.raises(Ended, match="143"):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    asyncio.run(main())
+    assert capfd.readouterr().err == ENDED.replace("Ctrl-C", "SIGTERM")
 
 
 @pytest.mark.parametrize(
