@@ -102,6 +102,10 @@ def read_file(path: Path) -> Layer:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except FileNotFoundError as cause:
         raise ConfigError(f"{path}: no such configuration file (an override is written key=value)") from cause
+    except IsADirectoryError as cause:
+        files = sorted(str(file) for ending in ("yaml", "yml") for file in path.glob(f"*.{ending}"))
+        found = f"choose from: {', '.join(files)}" if files else "it holds none (*.yaml)"
+        raise ConfigError(f"{path}: is a directory; needs a configuration file: {found}") from cause
     except yaml.MarkedYAMLError as cause:
         raise ConfigError(f"{path}: {_not_yaml(cause, path)}") from cause
     except OmegaConfBaseException as cause:

@@ -102,3 +102,11 @@ def test_a_null_typed_for_a_text_is_refused_with_the_way_to_empty_it(tmp_path: P
 
 def test_a_null_typed_for_a_backend_is_its_name() -> None:
     assert load("rollout.backend=null", "actor.backend=null").config.rollout.backend == "null"
+
+
+def test_a_directory_is_not_a_configuration_and_its_files_are_named(tmp_path: Path) -> None:
+    line = f"{tmp_path}: is a directory; needs a configuration file: "
+    assert error_of(files=(tmp_path,)) == f"{line}it holds none (*.yaml)"
+    file = tmp_path / "c.yaml"
+    file.write_text("train: {seed: 1}")
+    assert error_of(files=(tmp_path,)) == f"{line}choose from: {file}"
