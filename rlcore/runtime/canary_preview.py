@@ -25,6 +25,7 @@ from rlcore.types import Prompt
 
 DEADLINE_S = 5.0
 """Seconds for imports, setup and calls together; a plan must not wait for a slow reward."""
+NOT_CALLED = "canary: not called by the plan, but when training starts: "
 CLIENTS = (
     "aiohttp", "anthropic", "boto3", "google", "grpc", "http", "httpx", "litellm", "openai", "requests", "socket",
     "urllib", "urllib3", "websockets",
@@ -41,7 +42,7 @@ def preview_canary(plan: RunPlan, prompts: Sequence[Prompt]) -> str:
     if not canary:
         return ""
     if reason := "; ".join(_reasons(plan)):
-        return f"canary: not called by the plan, but when training starts: {reason}"
+        return f"{NOT_CALLED}{reason}"
     try:
         with TemporaryDirectory(prefix="rlcore-plan-") as directory, _quiet():
             least, called = asyncio.run(_called(plan, prompts, Path(directory)))

@@ -18,7 +18,7 @@ from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.plan.catalog import install_hint, library_of
 from rlcore.reward.canary import NUM_EXAMPLES
-from rlcore.runtime.canary_preview import preview_canary
+from rlcore.runtime.canary_preview import NOT_CALLED, preview_canary
 from rlcore.runtime.data_check import check_data, question_start
 from rlcore.runtime.reward_imports import missing_imports
 from rlcore.types import Prompt
@@ -108,6 +108,8 @@ def preview_data(plan: RunPlan) -> DataPreview:
         notes += check_data(plan, prompts, heldout)
         examples = [prompt for rows in prompts.values() for prompt in rows[:NUM_EXAMPLES]]
         notes += filter(None, [preview_canary(plan, examples)])
+    elif config.reward.canary:
+        notes.append(f"{NOT_CALLED}the plan does not read all training prompts")
     num_prompts = sum(found.rows - found.too_long for found in previews if found.key.startswith("data."))
     return DataPreview(
         sources=tuple(previews),

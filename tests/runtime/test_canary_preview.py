@@ -59,6 +59,13 @@ def test_a_reward_that_does_not_end_is_killed_and_left_to_training(
     assert note == "canary: no score within 0.1 s, which is as long as a plan waits; training calls it again"
 
 
+def test_a_plan_that_does_not_read_the_prompts_says_that_the_canary_was_not_called(tmp_path: Path) -> None:
+    [note] = canary_notes(tmp_path, RIGHT, "data.sources.more={task: chain_sum, split: train}")
+    assert note == (
+        "canary: not called by the plan, but when training starts: the plan does not read all training prompts"
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
