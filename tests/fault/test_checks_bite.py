@@ -52,9 +52,13 @@ GROUPS = {
         (
             *(f"rlcore/errors/checks/{name}.py" for name in ("data", "interfaces", "targets")),
             *(f"rlcore/plugins/{name}.py" for name in ("hook_calls", "enabled", "discover")),
-            *(f"rlcore/contracts/{name}.py" for name in ("offers", "requests", "components", "clusters")),
+            *(
+                f"rlcore/contracts/{name}.py"
+                for name in ("offers", "requests", "components", "clusters", "named_classes")
+            ),
         ),
         (
+            "contracts/test_named_classes.py",
             "plan/test_cluster_offers.py",
             "plan/test_contract_classes.py",
             "plan/test_contract_data.py",

@@ -35,13 +35,13 @@ def breaches(cls: type[Any], interface: type[Any]) -> tuple[str, ...]:
     """
     if interface not in cls.__mro__:
         return (f"it does not inherit from {interface.__name__}; needs a subclass (`register` alone adds no methods)",)
-    members = _members(interface)
+    members = declared_members(interface)
     found = [
         f"{name}{problem}"
         for name, declared in sorted(members.items())
         if (problem := _departs(inspect.getattr_static(cls, name, None), declared))
     ]
-    found += _misspelled(cls, interface, members)
+    found += misspelled(cls, interface, members)
     missing = sorted(name for name in getattr(cls, "__abstractmethods__", ()))
     if missing:
         found.append(f"it is abstract: it does not define {', '.join(missing)}")
@@ -110,7 +110,7 @@ def _name(cls: type[Any]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _members(interface: type[Any]) -> dict[str, Any]:
+def declared_members(interface: type[Any]) -> dict[str, Any]:
     """The public methods and properties that an interface and its bases declare."""
     members: dict[str, Any] = {}
     for base in reversed(interface.__mro__):
@@ -125,10 +125,14 @@ def _members_of(cls: type[Any]) -> dict[str, Any]:
     return {name: value for name, value in vars(cls).items() if not name.startswith("_") and isinstance(value, kinds)}
 
 
-def _misspelled(cls: type[Any], interface: type[Any], members: dict[str, Any]) -> list[str]:
+def misspelled(cls: type[Any], interface: type[Any], members: dict[str, Any]) -> list[str]:
     """A clause for each method that is one slip away from a method of the interface that the class does not define."""
-    left = [name for name, declared in members.items() if inspect.getattr_static(cls, name, None) is declared]
-    written = [base for base in cls.__mro__ if issubclass(base, interface) and base not in interface.__mro__]
+    held = {name: inspect.getattr_static(cls, name, None) for name in members}
+    left = [name for name, declared in members.items() if held[name] is None or held[name] is declared]
+    if interface in cls.__mro__:
+        written = [base for base in cls.__mro__ if issubclass(base, interface) and base not in interface.__mro__]
+    else:  # bases of other modules have methods for other callers
+        written = [base for base in cls.__mro__ if base.__module__ == cls.__module__]
     names = sorted({name for base in written for name in _members_of(base) if name not in members})
     return [
         f"it defines {name}(), which nothing calls, and not {near}(); rename it, or begin its name with an underscore"
@@ -160,12 +164,12 @@ def _departs(found: Any, declared: Any) -> str:
         return " is a method; needs a property or a value" if callable_ else ""
     if isinstance(found, (property, functools.cached_property)):
         return " is a property; needs a method"
-    if not callable(_function(found)):
+    if not callable(underlying(found)):
         return f" is {shown(found)}; needs a method"
-    return _wrong_kind(_function(found), _function(declared)) or _wrong_parameters(found, declared)
+    return _wrong_kind(underlying(found), underlying(declared)) or wrong_parameters(found, declared)
 
 
-def _function(member: Any) -> Any:
+def underlying(member: Any) -> Any:
     """The function below staticmethod, classmethod and partialmethod."""
     while isinstance(member, (staticmethod, classmethod, functools.partialmethod)):
         member = member.func if isinstance(member, functools.partialmethod) else member.__func__
@@ -195,19 +199,19 @@ def kind_of(function: Callable[..., Any]) -> Kind:
     return Kind.STREAM if streams else Kind.PLAIN
 
 
-def _wrong_parameters(found: Any, declared: Any) -> str:
+def wrong_parameters(found: Any, declared: Any) -> str:
     """The problem with a method's parameters: the interface's have to bind, with and without the optional ones."""
     if isinstance(found, functools.partialmethod):
         return ""  # its bound arguments come between self and the others
     due = [
         parameter
-        for parameter in inspect.signature(_function(declared)).parameters.values()
+        for parameter in inspect.signature(underlying(declared)).parameters.values()
         if parameter.kind in _POSITIONAL
     ]
     if isinstance(found, staticmethod):
         due = due[1:]
     required = [parameter.name for parameter in due if parameter.default is parameter.empty]
     for names in (required, [parameter.name for parameter in due]):
-        if problem := refuses(_function(found), names):
+        if problem := refuses(underlying(found), names):
             return f"() {problem}"
     return ""

@@ -71,7 +71,7 @@ class Environments:
 
     async def start(self) -> None:
         """Find out whether the class is async. The pool must have been started."""
-        if await in_child(self._pool, "environment", 60.0, "environment_is_async"):
+        if await in_child(self._pool, "environment", 60.0, "environment_is_async", Environment):
             self._class = await asyncio.to_thread(import_target, self._settings.fn)
 
     def open(self, sample: str) -> "SampleEnvironment":

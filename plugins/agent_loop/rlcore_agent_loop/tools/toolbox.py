@@ -3,8 +3,10 @@
 import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from rlcore.contracts.named_classes import unusable
 from rlcore.errors import ChildError, boundary
 from rlcore.imports import import_target
 from rlcore_agent_loop.tools.calls import as_text, check_size
@@ -20,6 +22,38 @@ def kind_of(target: Any) -> tuple[str, bool]:
     return FUNCTION, inspect.iscoroutinefunction(target)
 
 
+class StatefulTool:
+    """The methods of a tool that is a class; `execute` takes the arguments of a call."""
+
+    def create(self, columns: Mapping[str, Any]) -> Any: ...
+
+    def execute(self, **arguments: Any) -> Any: ...
+
+    def release(self) -> Any: ...
+
+
+def check_usable(
+    key: str, target: Any, interface: type[Any], required: Sequence[str], kwargs: Mapping[str, Any]
+) -> None:
+    """ChildError, naming the setting, for a target that cannot be called, or a class that every sample would fail with.
+
+    A function may make objects of any class, so nothing is known of them.
+    """
+    found: tuple[str, ...] = ()
+    if isinstance(target, type):
+        found = unusable(target, interface, required)
+        with suppress(ValueError):  # a class of C without a text signature
+            try:
+                inspect.signature(target).bind(**kwargs)
+            except TypeError as cause:
+                found = (*found, f"it cannot be made with the arguments ({', '.join(kwargs)}): {cause}")
+    elif not callable(target):
+        found = (f"found a value of the type {type(target).__name__}; needs a class or a function",)
+    if found:
+        name = f"{target.__qualname__}: " if isinstance(target, type) else ""
+        raise ChildError(f"{key}: {name}{'; '.join(found)}")
+
+
 class Toolbox:
     """Holds functions, and the objects of samples; `rlcore.cluster.child_main` serves its methods."""
 
@@ -30,11 +64,15 @@ class Toolbox:
         self._objects: dict[tuple[str, str], Any] = {}
 
     def kinds(self) -> dict[str, tuple[str, bool]]:
-        """`kind_of` for each tool."""
+        """`kind_of` for each tool; ChildError for one that could not be called."""
+        for name, target in self._tools.items():
+            check_usable(f"plugins.agent_loop.tools.{name}.fn", target, StatefulTool, ["execute"], {})
         return {name: kind_of(target) for name, target in self._tools.items()}
 
-    def environment_is_async(self) -> bool:
-        """True if the environment runs on the run's event loop."""
+    def environment_is_async(self, interface: type[Any]) -> bool:
+        """True if the environment runs on the run's event loop; ChildError for one that could not be used."""
+        key, kwargs = "plugins.agent_loop.environment.fn", self._environment_kwargs
+        check_usable(key, self._environment, interface, ["reset", "step"], kwargs)
         return inspect.iscoroutinefunction(getattr(self._environment, "step", None))
 
     def call(self, name: str, arguments: Mapping[str, Any], max_chars: int) -> str:
@@ -62,7 +100,7 @@ class Toolbox:
 
     def step(self, sample: str, messages: Sequence[Mapping[str, Any]], max_messages: int, max_chars: int) -> Any:
         """The environment's answer, size-checked like `reset`'s."""
-        found = self._objects[sample, ""].step(messages)
+        found = finished(self._objects[sample, ""].step(messages))
         messages, info = getattr(found, "messages", ()), getattr(found, "info", None)
         check_size("step returned", messages, info, max_messages, max_chars)
         return found
