@@ -107,7 +107,8 @@ def read_file(path: Path) -> Layer:
         found = f"choose from: {', '.join(files)}" if files else "it holds none (*.yaml)"
         raise ConfigError(f"{path}: is a directory; needs a configuration file: {found}") from cause
     except yaml.MarkedYAMLError as cause:
-        raise ConfigError(f"{path}: {_not_yaml(cause, path)}") from cause
+        problem = _not_yaml(cause, path.read_text("utf-8", "replace"))
+        raise ConfigError(f"{path}: {problem}") from cause
     except OmegaConfBaseException as cause:
         problem = _null_key(path) or f"{describe(cause)}; keys must be text (quote them) and interpolations ${{a.b}}"
         raise ConfigError(f"{path}: {problem}") from cause
@@ -128,7 +129,7 @@ def _null_key(path: Path) -> str:
     return ""
 
 
-def _not_yaml(cause: yaml.MarkedYAMLError, path: Path) -> str:
+def _not_yaml(cause: yaml.MarkedYAMLError, text: str) -> str:
     """The place and the text that YAML cannot read, and the remedy if it is known."""
     in_quotes = "quoted scalar" in (cause.context or "")
     is_open = in_quotes and (cause.problem or "").startswith("found unexpected")  # end, or beginning of a document
@@ -137,7 +138,7 @@ def _not_yaml(cause: yaml.MarkedYAMLError, path: Path) -> str:
         return f"not valid YAML: {cause.problem}"
     if "single document" in (cause.context or ""):
         return f"a second document begins in line {mark.line + 1}, with '---'; needs one; divide it into two files"
-    lines = [*path.read_text("utf-8", "replace").splitlines(), ""]
+    lines = [*text.splitlines(), ""]
     line = lines[min(mark.line, len(lines) - 1)]
     problem = cause.problem or "it cannot be read"
     if is_open:
@@ -171,6 +172,8 @@ def _remedy(cause: yaml.MarkedYAMLError, lines: Sequence[str], line: str, column
         return f"; put a text that begins with {found!r} in quotes"
     if found == ":" and ": " in line[:column]:
         return "; put a text with ': ' in it in quotes"
+    if found and line[:column].rstrip()[-1:] in ("'", '"'):
+        return "; the quote before it ends the text: write '' for a ' in single quotes, or use the other quotes"
     return "; keys of one section begin in the same column" if found else ""
 
 
@@ -200,7 +203,9 @@ def read_override(override: str) -> Layer:
         raise ConfigError(f"{origin}: {describe(cause)}; interpolations are written ${{a.b}}") from cause
     except (yaml.YAMLError, RecursionError, UnicodeError) as cause:
         if not isinstance(cause, yaml.YAMLError) or value[:1] in "\"'[{":
-            raise ConfigError(f"{origin}: its value is not valid YAML: {describe(cause)}") from cause
+            marked = cause if isinstance(cause, yaml.MarkedYAMLError) else None
+            problem = _not_yaml(marked, text) if marked else f"not valid YAML: {describe(cause)}"
+            raise ConfigError(f"{origin}: its value is {problem}") from cause
     return Layer(origin, nest(key, value), key=key, text=text.strip())
 
 

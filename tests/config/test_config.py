@@ -231,6 +231,10 @@ NOT_YAML = {
     "a: 'b\n---\n'": ("1, column 4: the quote ' is not closed", ', in "a: \'b"'),
     'a: {b: "\\d+"}': ("1, column ", f"; {ESCAPE}"),
     'a: "\\xyz"': ("1, column ", f', in a: "\\xyz"; {ESCAPE}'),
+    "a: 'it's'": (
+        "1, column 8: ",
+        "; the quote before it ends the text: write '' for a ' in single quotes, or use the other quotes",
+    ),
     "a: {b: @c}": ("1, column 8: ", "; put a text that begins with '@' in quotes"),
     "a: b: c": ("1, column 5: ", "; put a text with ': ' in it in quotes"),
     "a:\n  b: 1\n c: 2": ("3, column 2: ", f"in ' c: 2', below '  b: 1'; {COLUMN}"),
@@ -244,6 +248,29 @@ def test_what_is_not_yaml_is_an_error_with_its_place_and_a_remedy_that_fits(tmp_
     place, remedy = NOT_YAML[text]
     message = error_of(files=[written(tmp_path / "c.yaml", text)])
     assert f": not valid YAML in line {place}" in message
+    assert message.endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("override", "place", "remedy"),
+    [
+        (r'a="\d+"', 2, f'found unknown escape character, in "\\d+"; {ESCAPE}'),
+        (r'rollout.stop=["\d"]', 3, ESCAPE),
+        ("a=[1, 2]]", 7, "the ']' closes nothing: leave it out, or open it"),
+        (
+            "a='it's'",
+            5,
+            "; the quote before it ends the text: write '' for a ' in single quotes, or use the other quotes",
+        ),
+        ('a="x', 1, """the quote " is not closed, in '"x'"""),
+        ("a=[@x]", 2, "; put a text that begins with '@' in quotes"),
+    ],
+)
+def test_an_override_that_is_not_yaml_is_an_error_with_its_place_and_a_remedy(
+    override: str, place: int, remedy: str
+) -> None:
+    message = error_of(override)
+    assert message.startswith(f"override '{override}': its value is not valid YAML in line 1, column {place}: ")
     assert message.endswith(remedy)
 
 
