@@ -41,7 +41,7 @@ Ask = Callable[..., Awaitable[tuple[int, dict[str, Any]]]]
 """Sends a body to the endpoint and returns (status, answer)."""
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     """A call in the format of the parser 'hermes'."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 

@@ -104,8 +104,8 @@ FAILING = """
 from rlcore_agent_loop import Environment, Step
 
 class Game(Environment):
-    def __init__(self, words):
-        self.words = words
+    def __init__(self, words=None):
+        self.num_words = len(words)
 
     async def reset(self, prompt, seed):
         if prompt.id.endswith("/3"):
@@ -127,7 +127,7 @@ def polite(trajectory):
 @pytest.mark.parametrize(
     ("slot", "name", "why"),
     [
-        ("environment", "Game", "environment failed: environment.reset: TypeError: Game.__init__() missing 1 required"),
+        ("environment", "Game", "environment failed: environment.reset: TypeError: object of type 'NoneType'"),
         ("agent", "solve", "agent failed: RuntimeError: my bug"),
     ],
 )

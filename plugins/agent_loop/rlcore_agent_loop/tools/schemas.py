@@ -1,11 +1,12 @@
 """Schemas of tools: made from the type hints and docstrings of Python functions, and applied to calls."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
 from typing import Any
 
-from rlcore.errors import ConfigError, boundary
+from rlcore.errors import ConfigError, boundary, nearest, shown
 from rlcore_agent_loop.tools.calls import ToolCall
 
 _TYPES: dict[type, set[str]] = {
@@ -51,6 +52,51 @@ def typed(call: ToolCall, schemas: Sequence[Any]) -> ToolCall:
         if "string" in allowed[name] and not _TYPES.get(type(call.arguments.get(name)), set()) & allowed[name]
     }
     return replace(call, arguments={**call.arguments, **texts})
+
+
+def mismatch(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """The first way in which the arguments of a call do not fit the schema of `schema_of`, with what is needed.
+
+    Empty if they fit, or without a schema. Values within lists and objects are left to the function, and so is null for
+    an argument that may be left out.
+    """
+    parameters = schema["function"]["parameters"] if schema else {}
+    properties, required = parameters.get("properties", {}), parameters.get("required", ())
+    if not schema:
+        return ""
+    for name in arguments:
+        if name not in properties:
+            return f"{tool} has no argument {shown(name)}; {nearest(name, list(properties))}"
+    for name, of in properties.items():
+        kinds = _types_of(of)
+        needs = f"needs {' or '.join(sorted(kinds))}" if kinds else "needs one"
+        if name not in arguments:
+            if name in required:
+                return f"{tool}: the argument '{name}' is missing; {needs}"
+            continue
+        value = arguments[name]
+        found = _kinds_of(value)
+        if kinds and found and not found & kinds and not (value is None and name not in required):
+            return f"{tool}: the argument '{name}' is {shown(value)}; {needs}"
+        if isinstance(value, str) and value not in of.get("enum", (value,)):
+            return f"{tool}: the argument '{name}' is {shown(value)}; needs one of {', '.join(map(str, of['enum']))}"
+    return ""
+
+
+def _kinds_of(value: Any) -> set[str]:
+    """The types of JSON schemas that a parsed value has; empty for values that JSON does not have."""
+    if isinstance(value, str):
+        return {"string"}
+    if isinstance(value, tuple):  # of a call in Python
+        return {"array"}
+    whole = {"integer"} if isinstance(value, float) and value.is_integer() else set()
+    return _TYPES.get(type(value), set()) | whole
+
+
+def takes_any(target: Any) -> bool:
+    """True for a function, or a class's `execute`, that takes arguments which its schema does not name."""
+    parameters = inspect.signature(getattr(target, "execute", target)).parameters.values()
+    return any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in parameters)
 
 
 def _properties(name: str, schemas: Sequence[Any]) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from rlcore.imports import import_target
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.calls import as_text
 from rlcore_agent_loop.tools.in_child import in_child
-from rlcore_agent_loop.tools.schemas import schema_of
+from rlcore_agent_loop.tools.schemas import mismatch, schema_of, takes_any
 from rlcore_agent_loop.tools.toolbox import FUNCTION, OBJECTS, created, kind_of
 
 T = TypeVar("T")
@@ -66,6 +66,8 @@ class Functions(ToolSource):
         self._kinds: dict[str, tuple[str, bool]] = {}
         self._async: dict[str, Any] = {}
         self._schemas: dict[str, Mapping[str, Any]] = {}
+        self._any: set[str] = set()
+        """Tools whose schemas do not name all the arguments that they take."""
         self._held: dict[tuple[str, str], _Held] = {}
         self._places: dict[str, _Place] = {}
 
@@ -89,6 +91,8 @@ class Functions(ToolSource):
             if is_async:
                 self._async[name] = target
             self._schemas[name] = await asyncio.to_thread(schema_of, name, target) if describe else {}
+            if describe and takes_any(target):
+                self._any.add(name)
 
     async def close(self) -> None:
         """Does nothing: the owner closes the pools."""
@@ -98,6 +102,8 @@ class Functions(ToolSource):
 
     async def call(self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
         """See `ToolSource.call`."""
+        if name not in self._any and (problem := mismatch(name, arguments, self._schemas[name])):
+            raise ChildError(problem)
         tool = self._settings.tools[name]
         max_chars = tool.max_result_chars or self._settings.max_result_chars
         if name in self._async:
