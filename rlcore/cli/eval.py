@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = Parser(
         "eval",
         "Evaluate the configured model, or a checkpoint, on the prompts of eval.sources, and keep "
-        "the samples. With only --checkpoint, the configuration is that of its run.",
+        "the samples. With only --checkpoint, or a directory in its place, the configuration is that of its run.",
     )
     parser.add_settings()
     parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="a run, or one of its checkpoints/step_N")
@@ -27,6 +28,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parsed = parser.parse(arguments)
     settings = settings_of(parsed)
+    if parsed.checkpoint is None and len(settings.files) == 1 and settings.files[0].is_dir():
+        parsed.checkpoint, settings = settings.files[0], replace(settings, files=())
 
     from rlcore.cli.console import stdout, table
     from rlcore.train import find_checkpoint, run_evaluation

@@ -105,7 +105,8 @@ def read_file(path: Path) -> Layer:
     except IsADirectoryError as cause:
         files = sorted(str(file) for ending in ("yaml", "yml") for file in path.glob(f"*.{ending}"))
         found = f"choose from: {', '.join(files)}" if files else "it holds none (*.yaml)"
-        raise ConfigError(f"{path}: is a directory; needs a configuration file: {found}") from cause
+        hint = "; `rlcore resume` and `rlcore eval` take a run" if (path / "plan.json").is_file() else ""
+        raise ConfigError(f"{path}: is a directory; needs a configuration file: {found}{hint}") from cause
     except yaml.MarkedYAMLError as cause:
         problem = _not_yaml(cause, path.read_text("utf-8", "replace"))
         raise ConfigError(f"{path}: {problem}") from cause

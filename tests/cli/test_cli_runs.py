@@ -178,6 +178,7 @@ def test_a_run_of_relative_paths_is_continued_evaluated_and_talked_to_from_any_d
         assert changed[0] == f"changed since the last start: config.train.max_steps: {step - 1} -> {step}"
         assert [line for line in changed[1:] if "max_steps" not in line] == []
     assert main(["eval", "--checkpoint", run_dir]) == 0
+    assert main(["eval", run_dir]) == 0
     for file in ("mine.py", "prompts.jsonl", "heldout.jsonl"):
         (task / file).unlink()
     monkeypatch.setattr("rlcore.cli.chat._read", str)

@@ -110,3 +110,5 @@ def test_a_directory_is_not_a_configuration_and_its_files_are_named(tmp_path: Pa
     file = tmp_path / "c.yaml"
     file.write_text("train: {seed: 1}")
     assert error_of(files=(tmp_path,)) == f"{line}choose from: {file}"
+    (tmp_path / "plan.json").write_text("{}")
+    assert error_of(files=(tmp_path,)) == f"{line}choose from: {file}; `rlcore resume` and `rlcore eval` take a run"
