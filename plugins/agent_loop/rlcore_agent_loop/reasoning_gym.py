@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import reasoning_gym  # takes many seconds when new: here, it counts as the start of a child and not as a first step
+
 from rlcore.errors import ChildError
 from rlcore.types import Message, Prompt, plain
 from rlcore_agent_loop.conversation.environments import Environment, Step
@@ -57,6 +59,4 @@ def answer_of(text: str) -> str:
 
 @cache
 def _scorer(task: str) -> Any:
-    import reasoning_gym
-
     return reasoning_gym.create_dataset(task, size=1, seed=0)

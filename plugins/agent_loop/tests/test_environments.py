@@ -10,6 +10,7 @@ from rlcore_agent_loop.settings import AgentLoopSettings, EnvironmentSettings, T
 from rlcore_agent_loop.testing import END, ScriptedPolicy, call, contents, says, talk
 
 from rlcore.errors import RewardError
+from rlcore.imports import import_target
 from rlcore.testing.rewards import make_prompt
 from rlcore.types import ROLLOUT_ERROR, FinishReason, Prompt
 
@@ -197,3 +198,7 @@ def test_the_answer_is_the_last_tag_else_the_last_line() -> None:
     assert answer_of("<answer>1</answer> or <answer> 2</answer>.") == "2"
     assert answer_of("so\nit is\n 3 \n") == "3"
     assert answer_of("") == ""
+
+
+def test_reasoning_gym_is_imported_with_the_environment_and_not_within_the_deadline_of_its_first_step() -> None:
+    assert import_target("rlcore_agent_loop.reasoning_gym:reasoning_gym.__name__") == "reasoning_gym"
