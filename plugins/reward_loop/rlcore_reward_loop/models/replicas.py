@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 
-from rlcore import Lane, RawScore, RewardReplica, RlcoreError, ScoreRequest, WorkerGroup
+from rlcore import Lane, RawScore, RewardReplica, RlcoreError, ScoreRequest, WorkerError, WorkerGroup
 from rlcore.aio import Stopwatch
 from rlcore.contracts.call_log import CallLog
+from rlcore.errors.redaction import clipped
 from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.client.limits import ConcurrencyLimiter
@@ -111,7 +113,8 @@ class Replicas:
                 self.counts["num_retries"] += lane is Lane.TRAIN
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + due - time.monotonic()):
-                    [raw] = await self._by_name[target.name].call(RewardReplica.score, [request])
+                    found = await self._by_name[target.name].call(RewardReplica.score, [request])
+                raw = _only_answer(target.name, request, found)
             except TimeoutError as cause:
                 self.router.failed(target, number, "no answer in time")
                 raise NoAnswer(
@@ -137,3 +140,14 @@ class Replicas:
             target.last_error = str(cause) or "no sign of life"
             return False
         return True
+
+
+def _only_answer(replica: str, request: ScoreRequest, found: Sequence[RawScore]) -> RawScore:
+    """The answer to the only request of a call; WorkerError naming the replica unless it is one answer, to this one."""
+    if len(found) != 1 or not isinstance(found[0], RawScore):
+        kinds = ", ".join(type(answer).__name__ for answer in found[:3])
+        raise WorkerError(f"{replica}.score() returned [{kinds}] for one request; needs [RawScore]")
+    if found[0].id != request.id:
+        answered = clipped(str(found[0].id), 100)
+        raise WorkerError(f"{replica}.score() answered request '{answered}'; needs '{request.id}', the request's id")
+    return found[0]
