@@ -1,12 +1,16 @@
 """Routes each call to the target expected to answer first, and avoids those that do not answer."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rlcore.aio import Dispatcher
+from rlcore.errors.redaction import clipped
+
+logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE = 30.0
 """Longest pause of an ejected target, in multiples of its first."""
@@ -14,6 +18,10 @@ LONGEST_REST_S = 60.0
 """Most seconds for which a target is left alone because it asked to be."""
 MEMORY = 0.2
 """Weight of the newest call in a target's running means."""
+LOG_CHARACTERS = 500
+"""Most characters of an error in the log."""
+LOG_PAUSE_S = 60.0
+"""Seconds between lines in the log about a target, which may fail and return many times a second."""
 
 
 class NoTarget(Exception):
@@ -42,6 +50,8 @@ class Target:
     """Since it last answered."""
     trial: int | None = None
     """The call that tests whether it is back; until it ends, no other call may use the target."""
+    log_time: float = float("-inf")
+    """Time of the last line in the log about this target."""
     rests_until: float = 0.0
     """Time until which it asked to be left alone; it is used if the others rest as well."""
 
@@ -154,6 +164,7 @@ class Router:
             target.num_ejections += 1
             target.ejected_until = time.monotonic() + pause_s
             target.trial = None
+            self._tell(target)
             self._dispatcher.notify()
         if self._probe is not None and target not in self._probing:
             self._probing[target] = asyncio.create_task(self._until_back(target), name=f"health of {target.name}")
@@ -163,6 +174,13 @@ class Router:
             return False
         others = any(other.ejected_until is None for other in self.targets if other is not target)
         return self._probe is not None or (others and len(target.witnesses) > 1)
+
+    def _tell(self, target: Target) -> None:
+        """Say in the log that a target is left alone, and why."""
+        if (now := time.monotonic()) >= target.log_time + LOG_PAUSE_S:
+            target.log_time = now
+            in_use, problem = len(self.targets) - self.num_ejected, clipped(target.last_error, LOG_CHARACTERS)
+            logger.warning("%s is left alone (%s); %d of %d in use", target.name, problem, in_use, len(self.targets))
 
     def dropped(self, target: Target, call: int) -> None:
         """Record that the caller has left: the call says nothing about the target."""
