@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -22,16 +21,15 @@ import ray
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-from ray._private.worker import global_worker
-from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlcore import WorkerError
+from rlcore import RlcoreError, WorkerError
 from rlcore.cluster.kit import WorkerThread, thread_environment
 from rlcore.contracts.clusters import ClusterContext, WorkerPlan
 from rlcore.errors import boundary, describe
 from rlcore_ray.actor import ASIDE, MAX_CALLS, ActorHost
 from rlcore_ray.body import LOOPBACK, ActorBody
+from rlcore_ray.directories import remove, session_directories
 from rlcore_ray.output import ActorOutput
 from rlcore_ray.placement import BundleSlot, Placement, bundles_of, slots_of
 from rlcore_ray.reaper import VARIABLE, Reaper
@@ -43,6 +41,8 @@ CONNECT_S = 60.0
 """Seconds for Ray to start, or to answer at its address."""
 LEAVE_S = 6.0
 """Seconds for leaving Ray, including a running attempt to connect; then a Ray of ours is killed."""
+SLOW_START = "timed out during startup"
+"""Part of Ray's error when its servers are not up after the 30 s that Ray waits for them."""
 REACH_S = 5.0
 """Seconds for the port at the address to accept a connection."""
 
@@ -58,8 +58,8 @@ class RaySession:
         self._thread: WorkerThread | None = None
         """The thread that connects and leaves; None if Ray was already connected."""
         self._reaper: Reaper | None = None
-        self._directory: Path | None = None
-        """Files of a Ray that we started: its logs, and all that workers print, without a limit."""
+        self._directories_before: frozenset[Path] = frozenset()
+        """Directories that Rays of this process had before it started ours."""
         self._output = ActorOutput()
         self._devices: dict[tuple[str, int], str] = {}
         """The device at each spot of a pool, where a bundle has several."""
@@ -96,6 +96,7 @@ class RaySession:
             pools = bundles_of(self._slots, self._context.pools).values()
             num_cpus = sum(bundle["CPU"] for pool in pools for bundle in pool)
             mark = uuid.uuid4().hex
+            self._directories_before = session_directories()
             self._reaper = Reaper(mark)
             os.environ[VARIABLE] = mark
             make_private_token()
@@ -110,8 +111,9 @@ class RaySession:
                     **quiet,
                 )
             self._environment["GLOO_SOCKET_IFNAME"] = "lo"
-            self._directory = Path(global_worker.node.get_session_dir_path())
-        except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except RlcoreError:
+            raise
+        except Exception as error:  # Ray raises a plain one if its servers do not answer in time
             joined = f"plugins.ray.address={settings.address}"
             place = joined if settings.address else "cluster: starting Ray on this machine"
             raise WorkerError(f"{place}: {_why(error)}") from error
@@ -182,8 +184,8 @@ class RaySession:
         finally:
             if self._reaper is not None:
                 await asyncio.to_thread(self._reaper.dismiss)
-            if self._directory is not None:
-                await asyncio.to_thread(_remove, self._directory)
+                for directory in session_directories() - self._directories_before:
+                    await asyncio.to_thread(remove, directory)
             await self._thread.stop(self._context.deadlines.close_s)
 
     def _leave(self) -> None:
@@ -192,15 +194,6 @@ class RaySession:
                 self._placement.close()
             finally:
                 ray.shutdown()
-
-
-def _remove(directory: Path) -> None:
-    """Remove the directory of a session that has ended, and Ray's link to it, which Ray would not replace then."""
-    latest = directory.parent / "session_latest"
-    with contextlib.suppress(OSError):
-        if latest.readlink() == directory:
-            latest.unlink()
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -339,5 +332,10 @@ def _why(error: BaseException) -> str:
         return (
             "the cluster refuses the token, or there is none; needs the token of its head, as RAY_AUTH_TOKEN or in "
             "~/.ray/auth_token"
+        )
+    if any(SLOW_START in str(error) for error in chain):
+        return (
+            "its servers did not answer in the time that Ray allows; needs a machine that is less busy; start the run "
+            "again, or run `ray start --head` and set plugins.ray.address=auto"
         )
     return f"{describe(error)}; `ray status` there tells more"

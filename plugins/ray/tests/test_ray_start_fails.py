@@ -1,0 +1,65 @@
+"""A Ray whose servers do not come up: its directory is removed, and the error names what can be done."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rlcore_ray.testing import NEEDS_RAY
+
+from rlcore.cluster.worker_context import cluster_context
+from rlcore.contracts.clusters import Deadlines
+from rlcore.errors import WorkerError
+from rlcore.plugins.planning import plan_run
+from rlcore.testing.null import SETTINGS
+
+pytestmark = NEEDS_RAY
+
+SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
+HERE = "cluster: starting Ray on this machine: "
+REMEDY = (
+    "its servers did not answer in the time that Ray allows; needs a machine that is less busy; start the run "
+    "again, or run `ray start --head` and set plugins.ray.address=auto"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (Exception(SLOW), HERE + REMEDY),
+        (Exception("no luck"), HERE + "Exception: no luck; `ray status` there tells more"),
+        (RuntimeError("no luck"), HERE + "RuntimeError: no luck; `ray status` there tells more"),
+    ],
+)
+def test_a_ray_that_does_not_start_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    import ray
+    from rlcore_ray.cluster import RayCluster
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    before = tmp_path / "ray" / f"session_2026-01-01_00-00-00_000000_{os.getpid()}"
+    before.mkdir(parents=True)
+    directory = tmp_path / "ray" / f"session_2026-01-02_00-00-00_000000_{os.getpid()}"
+
+    def init(*args: Any, **kwargs: Any) -> None:
+        (directory / "logs").mkdir(parents=True)
+        (tmp_path / "ray" / "session_latest").symlink_to(directory)
+        raise error
+
+    monkeypatch.setattr(ray, "init", init)
+    plan = plan_run([], [*SETTINGS, "plugins.ray.object_store_gib=0.1"], ["null"])
+    cluster = RayCluster(cluster_context(plan, tmp_path / "run", Deadlines()))
+
+    async def run() -> None:
+        try:
+            await cluster.open()
+        finally:
+            await cluster.close()
+
+    with pytest.raises(WorkerError) as raised:
+        asyncio.run(run())
+    assert str(raised.value) == message
+    assert list((tmp_path / "ray").iterdir()) == [before]
