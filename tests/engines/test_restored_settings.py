@@ -58,11 +58,26 @@ def test_an_adapter_that_was_trained_with_another_alpha_is_refused(llama: Path, 
     engine_of(llama, lora=LORA).save(tmp_path)
     engine = engine_of(llama, lora=replace(LORA, alpha=64.0), seed=1)
     before = weights_of(engine)
-    message = r"trained with lora\.alpha=8, and this run's is 64; needs actor\.lora\.alpha=8, or the critic's"
+    message = r"trained with lora\.alpha=8, and this run's is 64; needs actor\.lora\.alpha=8, or a new run"
     with pytest.raises(CheckpointError, match=message) as caught:
         engine.restore(tmp_path)
     assert "\n" not in str(caught.value)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(engine).items())
+
+
+def test_a_checkpoint_of_the_other_kind_names_the_setting_with_which_it_was_saved(llama: Path, tmp_path: Path) -> None:
+    kinds = {"a whole model": LoraConfig(), "a LoRA adapter": LORA}
+    for (saved, lora), (needed, other) in (tuple(kinds.items()), tuple(reversed(kinds.items()))):
+        directory = tmp_path / saved
+        engine_of(llama, lora=lora).save(directory)
+        enabled = str(lora.enabled).lower()
+        with pytest.raises(CheckpointError) as caught:
+            engine_of(llama, lora=other).restore(directory)
+        assert str(caught.value) == (
+            f"checkpoint '{directory}': it holds {saved}, and this run trains {needed}; needs "
+            f"actor.lora.enabled={enabled}, as it was when it was saved, or a new run that starts from the exported "
+            "model"
+        )
 
 
 def test_a_value_head_with_several_settings_is_always_written_in_the_same_bytes(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ class TrainEngine:
         """
         if self._shards is not None:
             self._shards.scatter()
-        load_weights(self.model, directory)
+        load_weights(self.model, directory, self._section)
         counters = load_training_state(directory, self._optimizer, *part_of(self._shards))
         if self._shards is not None and self._shards.stay_whole:
             self.stay_whole()

@@ -155,19 +155,40 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def load_weights(model: Model, directory: Path) -> None:
-    """Copy the files of `weight_files` into the model's tensors; CheckpointError if one is missing or differs."""
+def load_weights(model: Model, directory: Path, section: str) -> None:
+    """Copy the files of `weight_files` into the model's tensors; CheckpointError if one is missing or differs.
+
+    Errors name the settings by `section`.
+    """
     source = directory / (MODEL_DIR if model.adapter is None else ADAPTER_DIR)
-    if model.owns_transformer and not source.is_dir():
-        kind = "a full model" if model.adapter is None else "a LoRA adapter"
-        raise CheckpointError(f"checkpoint '{directory}': it has no '{source.name}/', and {kind} is to be restored")
+    if model.owns_transformer:
+        _check_kind(source, model.adapter is not None, section)
     with boundary(f"checkpoint '{directory}': reading '{source.name}/'", CheckpointError):
         if model.adapter is not None:
-            _load_adapter(model.adapter, source)
+            _load_adapter(model.adapter, source, section)
         elif model.owns_transformer:
             _load_transformer(model.transformer, source)
         if isinstance(model, ValueModel):
             load_value_head(model, directory / MODEL_DIR)
+
+
+def _check_kind(source: Path, has_adapter: bool, section: str) -> None:
+    """CheckpointError if the checkpoint of a whole model is to be restored into an adapter, or the other way round.
+
+    A critic's `model/` has its value head, also next to an adapter; only a whole model has a configuration.
+    """
+    directory, other = source.parent, "false" if has_adapter else "true"
+    is_whole, is_adapter = (directory / MODEL_DIR / "config.json").is_file(), (directory / ADAPTER_DIR).is_dir()
+    if (is_whole, is_adapter) == (has_adapter, not has_adapter):
+        found, needed = ("a whole model", "a LoRA adapter") if has_adapter else ("a LoRA adapter", "a whole model")
+        raise CheckpointError(
+            f"checkpoint '{directory}': it holds {found}, and this run trains {needed}; needs "
+            f"{section}.lora.enabled={other}, as it was when it was saved, or a new run that starts from the exported "
+            "model"
+        )
+    if not source.is_dir():
+        kind = "a LoRA adapter" if has_adapter else "a full model"
+        raise CheckpointError(f"checkpoint '{directory}': it has no '{source.name}/', and {kind} is to be restored")
 
 
 @torch.no_grad()
@@ -206,7 +227,7 @@ def _load_transformer(transformer: Any, source: Path) -> None:
 
 
 @torch.no_grad()
-def _load_adapter(adapter: Any, source: Path) -> None:
+def _load_adapter(adapter: Any, source: Path, section: str) -> None:
     from peft import load_peft_weights
 
     saved = load_peft_weights(str(source), device="cpu")
@@ -218,13 +239,13 @@ def _load_adapter(adapter: Any, source: Path) -> None:
         if found != needed:
             raise CheckpointError(
                 f"'{source}' holds an adapter of other settings: '{name}' is {found} there and {needed} in this run; "
-                "needs the actor.lora settings with which it was saved"
+                f"needs the {section}.lora settings with which it was saved"
             )
     alpha = json.loads((source / "adapter_config.json").read_text())["lora_alpha"]
     if alpha != (needed := adapter.peft_config[adapter.active_adapter].lora_alpha):
         raise CheckpointError(  # it multiplies what was learned: another one makes another policy
             f"'{source}' holds an adapter that was trained with lora.alpha={alpha:g}, and this run's is {needed:g}; "
-            f"needs actor.lora.alpha={alpha:g}, or the critic's, or a new run that starts from the exported model"
+            f"needs {section}.lora.alpha={alpha:g}, or a new run that starts from the exported model"
         )
     for name, pair in named.items():
         put(pair, saved[name])
