@@ -1,7 +1,6 @@
 """Replicas of a reward model that answer something other than one score for the one request of a call."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,8 @@ from rlcore.contracts.call_log import CallLog
 from rlcore.contracts.reward_replica import RawScore, RewardReplica, ScoreRequest
 from rlcore.types import FrozenDict, Lane
 
-WRONG: dict[str, tuple[list[Any], str]] = {
+WRONG: dict[str, tuple[Any, str]] = {
+    "nothing": (None, "returned NoneType for one request; needs [RawScore]"),
     "none": ([], "returned [] for one request; needs [RawScore]"),
     "two": ([RawScore("1", 1.0)] * 2, "returned [RawScore, RawScore] for one request; needs [RawScore]"),
     "a number": ([1.0], "returned [float] for one request; needs [RawScore]"),
@@ -30,7 +30,7 @@ class Handle:
     """A replica whose first answers, over all replicas, are wrong."""
 
     name: str
-    wrong: Sequence[Any]
+    wrong: Any
     left: list[None]
     """One entry per wrong answer that is still to come."""
     calls: list[str]
@@ -46,7 +46,7 @@ class Handle:
         return [RawScore("1", 3.0)]
 
 
-def ask(wrong: Sequence[Any], num_wrong: int, directory: Path) -> tuple[list[str], RawScore | str]:
+def ask(wrong: Any, num_wrong: int, directory: Path) -> tuple[list[str], RawScore | str]:
     """The replicas that were called, and the answer or the reason why there is none."""
     left, calls = [None] * num_wrong, list[str]()
     group: Any = SimpleNamespace(replicas=[Handle(f"reward[{index}]", wrong, left, calls) for index in range(3)])

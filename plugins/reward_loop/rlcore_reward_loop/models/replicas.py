@@ -142,8 +142,10 @@ class Replicas:
         return True
 
 
-def _only_answer(replica: str, request: ScoreRequest, found: Sequence[RawScore]) -> RawScore:
+def _only_answer(replica: str, request: ScoreRequest, found: object) -> RawScore:
     """The answer to the only request of a call; WorkerError naming the replica unless it is one answer, to this one."""
+    if not isinstance(found, Sequence):
+        raise WorkerError(f"{replica}.score() returned {type(found).__name__} for one request; needs [RawScore]")
     if len(found) != 1 or not isinstance(found[0], RawScore):
         kinds = ", ".join(type(answer).__name__ for answer in found[:3])
         raise WorkerError(f"{replica}.score() returned [{kinds}] for one request; needs [RawScore]")
