@@ -11,6 +11,9 @@ from rlcore.config.options import condition_of, needed, within
 from rlcore.config.sections import RunConfig, SourceConfig
 from rlcore.errors import ConfigError, nearest
 
+LARGEST_COUNT = 2**31 - 1
+"""Of prompts, samples, tokens, steps: more is a slip of the keys, and a run would fill the memory before it ends."""
+
 
 @dataclass(frozen=True)
 class Value:
@@ -88,6 +91,9 @@ def check_bounds(config: RunConfig, describe: Callable[[str], str]) -> None:
             raise ConfigError(f"{entry.key}: found {describe(entry.key)}; needs a finite number")
         if not within(number, entry.metadata):
             raise ConfigError(f"{entry.key}: found {describe(entry.key)}; needs {needed(entry.metadata)}")
+        counts = isinstance(number, int) and not entry.key.startswith("plugins.") and not entry.key.endswith("seed")
+        if counts and abs(number) > LARGEST_COUNT:
+            raise ConfigError(f"{entry.key}: found {describe(entry.key)}; needs at most {LARGEST_COUNT}")
 
 
 def check_effects(config: RunConfig, explicit: Mapping[str, int], describe: Callable[[str], str]) -> None:

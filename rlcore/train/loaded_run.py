@@ -52,7 +52,10 @@ async def evaluate_async(plan: RunPlan, weights: Path | None) -> EvalResult:
     """The held-out prompts under the configured model or a checkpoint's weights."""
     heldout = load_prompts(plan.config.eval.sources, plan.config.data)
     if not heldout:
-        raise ConfigError("eval.sources: nothing to evaluate on; name at least one source")
+        raise ConfigError(
+            "eval.sources: nothing to evaluate on; needs at least one source, such as "
+            "eval.sources.heldout.path=heldout.jsonl"
+        )
     async with loaded_run(plan, weights) as run:
         check = fits_evaluation(plan.config, window_of(run))
         prompts = fitting(heldout, run.tokens, plan.config, check, Terminal())

@@ -144,6 +144,7 @@ def test_an_entry_of_a_named_section_is_completed_and_overridden(tmp_path: Path)
         ("actor.lr=-1", ("actor.lr: found -1", "needs above 0")),
         ("actor.lr=0", ("needs above 0",)),
         ("actor.lr=.nan", ("actor.lr", "needs a finite number")),
+        ("rollout.samples_per_prompt=2147483648", ("rollout.samples_per_prompt", "needs at most 2147483647")),
         ("reward.functions.ok.weight=.nan", ("reward.functions.ok.weight", "needs a finite number")),
         ("rollout.samples_per_prompt=0", ("needs at least 1",)),
         ("rollout.temperature=-0.1", ("rollout.temperature", "needs above 0")),

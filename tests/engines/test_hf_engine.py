@@ -105,8 +105,8 @@ def plain_loss(engine: TrainEngine, batch: Batch, algo: AlgoConfig) -> Tensor:
             clipped = ratio.clamp(1 - algo.clip_low, 1 + algo.clip_high)
             loss = torch.maximum(-ratio * advantage, -clipped * advantage)
             difference = logprob - float(batch.reference_logprobs_BT[row, t])
-            kl = torch.exp(-difference) - 1 + difference
-            loss = loss + algo.kl.coef * (ratio * kl if algo.kl.unbiased else kl)
+            factor = ratio if algo.kl.unbiased else 1.0
+            loss = loss + algo.kl.coef * factor * (torch.exp(-difference) - 1 + difference)
             loss = loss + algo.entropy_coef * (logprobs_V.exp() * logprobs_V).sum()
             total = total + float(batch.weights_B[row]) * loss
     return total
@@ -129,8 +129,7 @@ def test_logprobs_are_those_of_the_full_logits_at_the_rollouts_temperature(llama
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_the_loss_and_its_gradient_equal_a_plain_loop(llama: Path, unbiased: bool) -> None:
     algo = replace(FULL, kl=replace(FULL.kl, unbiased=unbiased))
-    engine = engine_of(llama, algo, temperature=0.8, max_grad_norm=0.0)
-    batch = policy_batch(engine)
+    batch = policy_batch(engine := engine_of(llama, algo, temperature=0.8, max_grad_norm=0.0))
     loss = plain_loss(engine, batch, algo)
     expected = torch.autograd.grad(loss, engine._optimizer.parameters)
     gradients, metrics = gradients_of(engine, batch)

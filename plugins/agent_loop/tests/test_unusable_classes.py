@@ -10,6 +10,8 @@ from rlcore_agent_loop.testing import call, contents, says, talk
 from rlcore.errors import ChildError
 
 CLASSES = """
+from pathlib import Path
+
 from rlcore_agent_loop.conversation.environments import Environment, Step
 
 class Game(Environment):
@@ -36,6 +38,16 @@ game = Game()
 
 def made(level):
     return NeedsLevel(level)
+
+class Prison(Game):
+    def __init__(self, log):
+        self.log = log
+
+    def release(self):
+        Path(self.log).write_text("prisoner")
+
+    def close(self):
+        Path(self.log).write_text("closed")
 
 class Wrapped(Environment):
     def step(self, messages):
@@ -112,6 +124,12 @@ def test_classes_and_functions_that_make_an_environment_are_used(
 
 def test_a_step_that_returns_a_coroutine_without_being_one_is_awaited(tmp_path: Path) -> None:
     assert talk(says("one"), environment(tmp_path, "Wrapped")).only.info["environment_reward"] == 1.0
+
+
+def test_an_environment_is_closed_also_if_its_game_has_a_method_release(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert talk(says("one"), environment(tmp_path, "Prison", log=str(log))).only.info["environment_reward"] == 1.0
+    assert log.read_text() == "closed"
 
 
 def test_a_tool_that_is_a_class_is_used(tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ class Toolbox:
         problems = []
         for key in mine:
             done = self._objects.pop(key)
-            release = getattr(done, "release", None) or getattr(done, "close", None)
+            # An environment may have a method `release` that belongs to its game.
+            release = (key[1] and getattr(done, "release", None)) or getattr(done, "close", None)
             if callable(release):
                 try:
                     with boundary(key[1] or "environment", ChildError):
