@@ -119,7 +119,7 @@ def check_directory(directory: Path, resume: bool) -> None:
     if not resume and (others or has_results(directory)):
         raise ConfigError(
             f"train.name: the run directory '{directory}' exists; choose another name, or continue that run with "
-            "--resume"
+            "--resume (in Python: resume=True)"
         )
     if resume and not directory.is_dir():
         found = tuple(path.name for path in sorted(directory.parent.glob("*")) if (path / "config.yaml").exists())

@@ -45,7 +45,7 @@ def test_a_directory_that_holds_a_run_is_refused_unless_it_is_resumed(tmp_path: 
     directory = open_directory(tmp_path / "run", resume=False)
     (directory / "config.yaml").write_text("{}")
     (directory / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(ConfigError, match="exists; choose another name, or continue that run with --resume"):
+    with pytest.raises(ConfigError, match=r"continue that run with --resume \(in Python: resume=True\)"):
         open_directory(directory, resume=False)
     assert open_directory(directory, resume=True) == directory
     with pytest.raises(ConfigError, match=r"found no run '.*rnu'; did you mean 'run'\?"):

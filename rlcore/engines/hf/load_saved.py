@@ -27,7 +27,13 @@ def load_model(checkpoint_dir: Path, **arguments: Any) -> Any:
 
 
 def load_tokenizer(checkpoint_dir: Path) -> Any:
-    """The tokenizer."""
+    """The tokenizer. ConfigError when the run has none for transformers, as with `model.tokenizer=bytes`."""
+    directory = checkpoint_dir / MODEL_DIR
+    if not any(directory.glob("tokenizer*")):
+        raise ConfigError(
+            f"load_tokenizer: found no tokenizer in '{directory}', as in runs with model.tokenizer=bytes; needs a run "
+            "with a tokenizer of transformers"
+        )
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(checkpoint_dir / MODEL_DIR)
+    return AutoTokenizer.from_pretrained(directory)
