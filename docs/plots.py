@@ -36,6 +36,7 @@ COLOURS = ("#3f51b5", "#e07b39", "#7a7a7a", "#2e8b57")
 
 PPO = {"grpo": "GRPO", "ppo": "PPO", "permuted": "rewards permuted"}
 TURNS = {"turns": "credit for each turn", "sum": "one reward for all turns"}
+DISTILLED = {"distilled": "distillation", "grpo": "GRPO"}
 LATE = {"synchronous": "synchronous", "one_step_off": "one step off-policy"}
 
 Curves = Mapping[str, Sequence[Mapping[int, float]]]
@@ -51,6 +52,7 @@ def main(check: bool) -> int:
         "tool_agent": drawn("Held-out success of a tool agent", _agent("tool_agent")),
         "openai_agent": drawn("Held-out success of an agent with the openai client", _agent("openai_agent")),
         "words_by_turn": drawn("Held-out answers, two seeds", _runs("words_by_turn", TURNS)),
+        "distillation": drawn("Held-out sums, two seeds", _runs("distillation", DISTILLED)),
         "char_count": drawn(
             "Held-out accuracy, words of 3 to 5 letters", _runs("char_count", {"grpo": "GRPO", "ppo": "PPO"})
         ),

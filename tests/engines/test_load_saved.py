@@ -1,4 +1,4 @@
-"""What a checkpoint gives to transformers."""
+"""The model and the tokenizer of a checkpoint, for transformers."""
 
 from pathlib import Path
 

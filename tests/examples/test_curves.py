@@ -112,6 +112,20 @@ def test_credit_for_each_turn_is_reported_against_one_reward_for_all() -> None:
     assert compare.SAME_SKILL in compare.report(runs, verdict, {"commit": "c", "machine": "m"})
 
 
+def test_distillation_is_reported_against_grpo_without_times_of_machines() -> None:
+    compare = script("distillation/compare")
+    runs = {"distilled": [run(0.5, 0.9), run(0.5, 1.0)], "grpo": [run(0.5, 0.7), run(0.5, 0.7)]}
+    verdict = compare.compared(runs["distilled"], runs["grpo"])
+    lines = "\n".join(compare.report(runs, verdict, {"commit": "c", "machine": "m"}))
+    assert "| step | distillation | GRPO |" in lines
+    assert "| 4 | 0.950 | 0.700 |" in lines
+    assert "Area, distillation - GRPO: +0.125" in lines
+    assert "s/step" not in lines
+    assert compare.QUICK_TASK not in lines
+    verdict = compare.compared(runs["grpo"], runs["grpo"])
+    assert compare.QUICK_TASK in compare.report(runs, verdict, {"commit": "c", "machine": "m"})
+
+
 def test_the_constant_guess_of_char_count_is_of_the_words_that_the_curves_are_of(tmp_path: Path) -> None:
     recipe = script("char_count/run")
     (tmp_path / "trajectories").mkdir()
