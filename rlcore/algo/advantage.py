@@ -50,7 +50,7 @@ class AdvantageInputs:
 
 def none(inputs: AdvantageInputs) -> Tensor:
     """(B,) 0: the reward teaches nothing. For runs that learn from a KL term alone (`algo.kl.placement=advantage`)."""
-    return torch.zeros_like(inputs.rewards_B)
+    return inputs.rewards_B * 0.0 + 0.0  # NaN of a reward that is not finite, and no negative zero
 
 
 def grpo(inputs: AdvantageInputs) -> Tensor:

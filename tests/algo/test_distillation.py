@@ -93,5 +93,7 @@ def test_the_estimator_none_gives_zeros_of_the_rewards_dtype() -> None:
     rewards_B = torch.tensor([1.0, -2.0, float("inf")], dtype=torch.float64)
     rows_B = torch.arange(3)
     found_B = none(AdvantageInputs(rewards_B, rows_B, rows_B, torch.ones(3)))
-    assert found_B.tolist() == [0.0, 0.0, 0.0]
+    assert found_B[:2].tolist() == [0.0, 0.0]
+    assert not found_B[:2].signbit().any()
+    assert found_B[2].isnan()
     assert found_B.dtype == torch.float64

@@ -142,7 +142,7 @@ def test_an_edited_model_in_a_checkpoint_is_not_restored(model: Path, tmp_path: 
     edit, words = EDITS[name]
     edited(model, tmp_path, edit)
     with pytest.raises(CheckpointError, match=words) as caught:
-        load_weights(opened(model), tmp_path)
+        load_weights(opened(model), tmp_path, "actor")
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -153,7 +153,7 @@ def test_weights_that_are_not_finite_are_neither_trained_nor_restored(model: Pat
     with pytest.raises(ConfigError, match="nan"):
         opened(path)
     with pytest.raises(CheckpointError, match=f"weight '{WEIGHT}' has numbers that are not finite"):
-        load_weights(opened(model), tmp_path)
+        load_weights(opened(model), tmp_path, "actor")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -166,4 +166,4 @@ def test_weights_of_other_wide_formats_are_taken(
     name = WEIGHT.removeprefix("model.") if kind is ModelKind.VALUE else WEIGHT
     assert torch.equal(found[name], load_file(model / FILE)[WEIGHT].to(dtype).float())
     if kind is ModelKind.CAUSAL_LM:
-        load_weights(opened(model), tmp_path)
+        load_weights(opened(model), tmp_path, "actor")

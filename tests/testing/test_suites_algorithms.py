@@ -23,6 +23,7 @@ LAWS: dict[str, dict[str, Any]] = {
     "reinforce_pp_baseline": {**COMPARES, "ignores_scale": True},
     "gae": {"scales": True},
     "remax": {"scales": True},
+    "none": {**COMPARES, "scales": True, "prefers_reward": False},
 }
 """Claims of each estimator's paper."""
 LOSSES: dict[str, dict[str, Any]] = {"cispo": {"is_its_own_gradient": False}}
