@@ -88,7 +88,8 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
                     return result
                 except (CheckpointError, PluginError, RewardError, WorkerError) as error:
                     last = session.saver.last
-                    if last is None or (isinstance(error, CheckpointError) and not session.took_steps):
+                    way_is_named = not session.took_steps or "--resume" in str(error)
+                    if last is None or (isinstance(error, CheckpointError) and way_is_named):
                         raise  # what cannot be restored names another checkpoint
                     raise type(error)(f"{error}; {way_on(last, session.took_steps)}") from error
                 except asyncio.CancelledError:

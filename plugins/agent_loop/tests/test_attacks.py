@@ -183,7 +183,6 @@ STEPS = {
     "raise BaseExceptionGroup('x', [SystemExit(0)])": "x",
     "raise ValueError('\\x1b[2J[red]')": "ValueError",
     "await asyncio.Event().wait()": "took longer",
-    "yield Step(done=True)": "",
     "return Step(done=True), 1": "tuple",
     "return Step([{'role': 'user', 'content': 'x'}] * 10**6)": "returned 1000000 messages; needs at most",
     "return Step([{'role': 'user', 'content': 'x' * 10**8}])": "messages of more characters than plugins.agent_loop",

@@ -39,6 +39,10 @@ game = Game()
 def made(level):
     return NeedsLevel(level)
 
+class Yields(Environment):
+    def step(self, messages):
+        yield Step(done=True)
+
 class Prison(Game):
     def __init__(self, log):
         self.log = log
@@ -78,6 +82,7 @@ ENVIRONMENTS = {
     "WithoutStep": "WithoutStep: it does not define step",
     "OldReset": "OldReset: reset() takes (self), needs (self, prompt, seed): too many positional arguments",
     "NeedsLevel": "NeedsLevel: it cannot be made with the arguments (size): missing a required argument: 'level'",
+    "Yields": "Yields: step() is a generator; needs a method that returns",
     "game": "found a value of the type Game; needs a class or a function",
 }
 TOOLS = {
