@@ -82,7 +82,8 @@ class StopRequest:
             return
         if self.signum is not None:
             # Not through sys.stderr: whatever holds the first one up may hold its lock.
-            os.write(2, f"\nrlcore: ended at once by a second {name_of(signum)}; {self.remains()}\n".encode())
+            remains = displayable(self.remains())
+            os.write(2, f"\nrlcore: ended at once by a second {name_of(signum)}; {remains}\n".encode())
             os._exit(128 + signum)
         self.signum, self._received_at = signum, time.monotonic()
         blocked = threading.Timer(BLOCKED_S, _report_blocked, (name_of(signum), threading.get_ident()))
