@@ -88,9 +88,8 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
                     return result
                 except (CheckpointError, PluginError, RewardError, WorkerError) as error:
                     last = session.saver.last
-                    way_is_named = not session.took_steps or "--resume" in str(error)
-                    if last is None or (isinstance(error, CheckpointError) and way_is_named):
-                        raise  # what cannot be restored names another checkpoint
+                    if last is None or _names_a_way(error, session.took_steps):
+                        raise
                     raise type(error)(f"{error}; {way_on(last, session.took_steps)}") from error
                 except asyncio.CancelledError:
                     if stop.signum is None:
@@ -104,6 +103,11 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
             _uncancel()
             logger.info("stopped by %s: %s", name_of(stop.signum), reason)
         raise Stopped(stop.signum, f"stopped by {name_of(stop.signum)}: {reason}")
+
+
+def _names_a_way(error: Exception, took_steps: bool) -> bool:
+    """True if the error of a checkpoint says how to continue: what cannot be restored names another checkpoint."""
+    return isinstance(error, CheckpointError) and (not took_steps or "--resume" in str(error))
 
 
 def _uncancel() -> None:
