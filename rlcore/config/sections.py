@@ -300,3 +300,8 @@ class RunConfig:
     """Trackers in addition to metrics.jsonl."""
     plugins: dict[str, Any] = field(default_factory=dict)
     """Settings of the enabled plugins; a section enables its plugin."""
+
+    @property
+    def has_other_reference(self) -> bool:
+        """True if `reference.path` names another model than `model.path`."""
+        return self.reference.path not in ("", self.model.path)

@@ -215,13 +215,13 @@ def check_reference_ids(tokens: Tokens, path: str) -> None:
     with boundary(f"reference.path='{path}': its tokenizer", ConfigError):
         check_model_files(f"reference.path='{path}'", directory)
         known: Mapping[str, int] = AutoTokenizer.from_pretrained(path, trust_remote_code=False).get_vocab()
-    wrong = [token for token, id_ in tokens.ids().items() if known.get(token) != id_]
-    if wrong:
-        first = min(wrong, key=tokens.ids().__getitem__)
+    ids = tokens.ids()
+    if wrong := [token for token, id_ in ids.items() if known.get(token) != id_]:
+        first = min(wrong, key=ids.__getitem__)
         there = f"has id {known[first]}" if first in known else "does not exist"
         raise ConfigError(
-            f"reference.path='{path}': {len(wrong)} of the policy's {len(tokens.ids())} tokens have other ids or none "
-            f"in its tokenizer, such as {first!r}, which has id {tokens.ids()[first]} and there {there}; needs a model "
+            f"reference.path='{path}': {len(wrong)} of the policy's {len(ids)} tokens have other ids or none "
+            f"in its tokenizer, such as {first!r}, which has id {ids[first]} and there {there}; needs a model "
             "with the tokenizer of model.path"
         )
 

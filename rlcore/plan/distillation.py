@@ -26,7 +26,7 @@ def check_distillation(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan
             "algo.advantage=none: its advantages are 0, so nothing is learned; choose an estimator such as grpo, or "
             "algo.preset=distillation with reference.path=TEACHER"
         )
-    if in_advantage and config.reference.path in ("", config.model.path):
+    if in_advantage and not config.has_other_reference:
         raise ConfigError(
             f"reference.path={config.reference.path or 'empty'}: the teacher is the policy's starting point, from "
             "which algo.advantage=none learns nothing; needs the directory or hub name of another model"

@@ -227,8 +227,8 @@ def _reference_bytes(config: RunConfig, facts: Facts) -> tuple[int, int]:
     second = config.algo.kl.placement != "none" and (not config.actor.lora.enabled or config.reference.path)
     if not second:
         return 0, 0
-    other = config.reference.path not in ("", config.model.path)
-    parameters = num_parameters(model_directory(config.reference.path)) if other else None
+    other = model_directory(config.reference.path) if config.has_other_reference else None
+    parameters = num_parameters(other) if other else None
     return int(frozen_bytes_per_parameter(config.actor) * (parameters or facts.parameters or 0)), 1
 
 

@@ -67,9 +67,8 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
         ),
     ]
     if config.algo.kl.placement != "none":
-        other = config.reference.path not in ("", config.model.path)
         directory = model_directory(config.reference.path)
-        model = ModelFacts(num_parameters(directory), model_shape(directory)) if other else None
+        model = ModelFacts(num_parameters(directory), model_shape(directory)) if config.has_other_reference else None
         known = model is None or model.parameters is not None
         reference = WorkerRequest(
             REFERENCE,

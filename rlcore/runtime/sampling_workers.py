@@ -153,8 +153,7 @@ def _tokens(plan: RunPlan) -> Tokens:
     config = plan.config
     tokens = load_tokens(config.model, config.data.system_prompt)
     tokens.check_stop(config.rollout.stop)
-    reference = next((worker for worker in plan.workers if worker.request.role == REFERENCE), None)
-    if reference is not None and config.reference.path not in ("", config.model.path):
+    if config.has_other_reference and any(worker.request.role == REFERENCE for worker in plan.workers):
         check_reference_ids(tokens, config.reference.path)
     return tokens
 

@@ -39,7 +39,7 @@ def model_digest(model: ModelConfig) -> str:
 def model_digests(config: RunConfig) -> dict[str, str]:
     """The digest of the model at `model.path`, and that of a reference which is another model."""
     digests = {MODEL: model_digest(config.model)}
-    if config.algo.kl.placement != "none" and _is_other(config):
+    if config.algo.kl.placement != "none" and config.has_other_reference:
         digests[REFERENCE_MODEL] = model_digest(replace(config.model, path=config.reference.path, revision="main"))
     return digests
 
@@ -52,7 +52,7 @@ def check_same_models(plan: RunPlan, checkpoint: Path, state: Mapping[str, Any],
     config = plan.config
     refers = any(worker.request.role.name == REFERENCE.name for worker in plan.workers)
     uses = {
-        "the reference would be": refers and not _is_other(config),
+        "the reference would be": refers and not config.has_other_reference,
         "the adapter's base would be": config.actor.lora.enabled,
     }
     whose = next((text for text, applies in uses.items() if applies), "")
@@ -61,10 +61,6 @@ def check_same_models(plan: RunPlan, checkpoint: Path, state: Mapping[str, Any],
     if REFERENCE_MODEL in found:
         digests = state.get(REFERENCE_MODEL, ""), found[REFERENCE_MODEL]
         _refuse_other("reference.path", config.reference.path, "the reference would be", checkpoint, digests)
-
-
-def _is_other(config: RunConfig) -> bool:
-    return config.reference.path not in ("", config.model.path)
 
 
 def _refuse_other(key: str, path: str, whose: str, checkpoint: Path, digests: tuple[str, str]) -> None:

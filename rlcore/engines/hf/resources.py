@@ -49,7 +49,7 @@ def complete_reference(config: RunConfig, section: Any, request: WorkerRequest) 
     actor = config.actor
     if actor.lora.enabled and not config.reference.path and actor.backend == request.backend:
         return replace(request, embedded_in=ACTOR, engine=actor, bytes_per_parameter=0.0, note=BASE_NOTE)
-    if config.reference.path not in ("", config.model.path):
+    if config.has_other_reference:
         check_planned("reference.path", config.reference.path)
     held = frozen_bytes_per_parameter(actor) if request.bytes_per_parameter else 0.0
     slices, heads = actor.context_parallel, request.model.shape.heads if request.model and request.model.shape else 0

@@ -217,7 +217,6 @@ class HfReference(ReferenceWorker):
         context, config = self.context, self.context.config
         _use_threads(context)
         path = config.reference.path
-        other = path not in ("", config.model.path)  # whose revisions are not the policy's
         slices = context.spec if isinstance(context.spec, ReferenceSlices) else ReferenceSlices()
         scoring = EngineConfig(
             dtype=config.actor.dtype,
@@ -229,7 +228,8 @@ class HfReference(ReferenceWorker):
         )
         return TrainEngine(
             ModelKind.CAUSAL_LM,
-            replace(config.model, path=path, revision="main") if other else config.model,
+            # Another model has other revisions.
+            replace(config.model, path=path, revision="main") if config.has_other_reference else config.model,
             scoring,
             None,
             name=context.role,

@@ -60,10 +60,10 @@ def mismatch(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any])
     Empty if they fit, or without a schema. Values within lists and objects are left to the function, and so is null for
     an argument that may be left out.
     """
-    parameters = schema["function"]["parameters"] if schema else {}
-    properties, required = parameters.get("properties", {}), parameters.get("required", ())
     if not schema:
         return ""
+    parameters = schema["function"]["parameters"]
+    properties, required = parameters.get("properties", {}), parameters.get("required", ())
     for name in arguments:
         if name not in properties:
             return f"{tool} has no argument {shown(name)}; {nearest(name, list(properties))}"
