@@ -36,7 +36,7 @@ def kl_loss(kl_BT: Tensor, logprobs_BT: Tensor, old_logprobs_BT: Tensor) -> Tens
     """(B, T) the estimates of `kl_penalty` times pi / pi_old, whose expectation over samples of pi_old is that over pi.
 
     For k1 and k3, whose expectation over pi is KL(policy || reference), the expected gradient is that of the
-    divergence (DeepSeek-V3.2, arXiv 2512.02556), on policy, too. k2 has no use for it: alone it has that gradient.
+    divergence (DeepSeek-V3.2, arXiv 2512.02556), on policy, too. k2 has that gradient without the factor.
     """
     return kl_BT * (logprobs_BT - old_logprobs_BT).exp()
 

@@ -12,7 +12,8 @@ from rlcore.config.sections import RunConfig, SourceConfig
 from rlcore.errors import ConfigError, nearest
 
 LARGEST_COUNT = 2**31 - 1
-"""Of prompts, samples, tokens, steps: more is a slip of the keys, and a run would fill the memory before it ends."""
+"""The largest number of prompts, samples, tokens or steps. A larger one is a typing error, and the run would
+exhaust the memory."""
 
 
 @dataclass(frozen=True)

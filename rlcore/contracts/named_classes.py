@@ -1,4 +1,4 @@
-"""For classes that a configuration names by reference, and that need not inherit: have they what a caller calls?"""
+"""Checks classes that a configuration names by reference and that need not inherit from the interface they have."""
 
 import inspect
 from collections.abc import Sequence

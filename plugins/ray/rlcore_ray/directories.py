@@ -9,7 +9,7 @@ from ray._common.utils import get_default_ray_temp_dir
 
 
 def session_directories() -> frozenset[Path]:
-    """Directories of all Rays that this process has started, even of one that did not get as far as to tell its own."""
+    """Directories of all Rays that this process has started, also of one that failed before it named its directory."""
     return frozenset(Path(get_default_ray_temp_dir()).glob(f"session_*_{os.getpid()}"))
 
 
