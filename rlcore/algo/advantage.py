@@ -46,6 +46,11 @@ class AdvantageInputs:
     """The reward of a greedy sample of the row's prompt, for estimators that need one."""
     pass_k: int = 1
     """k of pass@k."""
+    scores_BF: Tensor | None = None
+    """The unweighted score of each reward function, for estimators that need them; NaN where a function skipped the
+    sample."""
+    weights_F: Tensor | None = None
+    """The weights of the functions: `rewards_B` is the weighted sum of their scores."""
 
 
 def none(inputs: AdvantageInputs) -> Tensor:

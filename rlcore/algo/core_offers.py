@@ -36,6 +36,13 @@ OFFERS: tuple[Algorithm, ...] = (
         for name in ("gpg", "reinforce_pp_baseline")
     ),
     Algorithm(
+        "gdpo",
+        AlgorithmKind.ADVANTAGE,
+        "rlcore.algo.decoupled:gdpo",
+        Scope.BATCH,
+        needs=frozenset({Need.GROUP, Need.FUNCTION_SCORES}),
+    ),
+    Algorithm(
         "remax",
         AlgorithmKind.ADVANTAGE,
         "rlcore.algo.advantage:remax",

@@ -6,6 +6,7 @@ Shape letters are those of `rlcore.types`.
 """
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,17 @@ _SAMPLE_B = (0, 1, 1, 2, 3, 4, 5)
 """Sample 1 has two rows; group 1 has equal rewards, group 2 one sample."""
 _EQUAL = "in a group of equal rewards"
 _ABOUT_B = ("", "", "", "", _EQUAL, _EQUAL, "the only sample left in its group")
+_SCORES_BF = (
+    (0.0, math.nan),
+    (1.0, 0.5),
+    (1.0, 0.5),
+    (0.5, -1.0),
+    (1.0, 0.0),
+    (1.0, 0.25),
+    (0.25, math.nan),
+)
+"""Scores of two functions, of which the second skips two samples."""
+_WEIGHTS_F = (1.0, 0.5)
 _REWARDS_B = (0.0, 1.0, 1.0, 0.5, 1.0, 1.0, 0.25)
 _MASK_BT = ("..xxx...", "..xx..xx", ".....xx.", "..x.x.x.", "..xxxxxx", "..x.....", "..xx....")
 """x: the policy sampled the token."""
@@ -136,6 +148,8 @@ def _probe_estimator(function: Callable[..., Any], algorithm: Algorithm, who: st
         lam=config.lam,
         baseline_B=torch.full_like(rewards_B, 0.5) if Need.GREEDY_BASELINE in algorithm.needs else None,
         pass_k=config.pass_k,
+        scores_BF=torch.tensor(_SCORES_BF) if Need.FUNCTION_SCORES in algorithm.needs else None,
+        weights_F=torch.tensor(_WEIGHTS_F) if Need.FUNCTION_SCORES in algorithm.needs else None,
     )
     who = f"{who}: probed on 7 rows of 3 groups, it"
     found = _called(function, inputs, who)
@@ -246,7 +260,7 @@ def _called(function: Callable[..., Any], inputs: Any, who: str) -> Any:
         with unchanged_torch(who):
             found = function(inputs)
     for name, before in copies.items():
-        if not torch.equal(getattr(inputs, name), before):
+        if not _same(getattr(inputs, name), before):
             raise PluginError(f"{who} changed {name} in place; needs its inputs left as they are")
     return found
 
@@ -268,3 +282,9 @@ def _described(found: Any) -> str:
 
 def _mask(rows: tuple[str, ...]) -> Tensor:
     return torch.tensor([[value == "x" for value in row] for row in rows])
+
+
+def _same(found: Tensor, before: Tensor) -> bool:
+    """True if all numbers are equal, or NaN in both."""
+    equal = found.shape == before.shape and torch.isclose(found, before, rtol=0.0, atol=0.0, equal_nan=True).all()
+    return bool(equal)

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlcore.algo.advantage import AdvantageInputs, whitened
 from rlcore.algo.aggregation import row_weights
 from rlcore.algo.covariance import SelectionInputs
+from rlcore.algo.decoupled import FunctionScores
 from rlcore.algo.kl import FixedKl, kl_penalty
 from rlcore.algo.probe import checked_advantages, checked_selection
 from rlcore.algo.reward_shaping import keeps_loss, length_penalty
@@ -27,10 +28,16 @@ Selection = Callable[[SelectionInputs], Tensor]
 
 
 def with_advantages(
-    batch: Batch, estimator: Estimator, per_token: bool, algo: AlgoConfig, max_tokens: int, kl: FixedKl
+    batch: Batch,
+    estimator: Estimator,
+    per_token: bool,
+    algo: AlgoConfig,
+    max_tokens: int,
+    kl: FixedKl,
+    scores: FunctionScores | None = None,
 ) -> tuple[Batch, Metrics]:
     """The batch with advantages, and metrics. Advantages are per token for a `per_token` estimator and with
-    `algo.kl.placement=advantage`, else per row.
+    `algo.kl.placement=advantage`, else per row. `scores` are for an estimator that needs those of each function.
 
     The reward of a sample is the sum of its score, its token scores, the soft length penalty if `algo.overlong` is
     'penalty', and minus the KL penalty if `algo.kl.placement` is 'reward'. With 'advantage' the penalty is subtracted
@@ -46,10 +53,8 @@ def with_advantages(
     if algo.kl.placement in ("reward", "advantage"):
         of_tokens_BT = torch.where(loss_mask_BT, _kl(batch, algo), 0.0)
         metrics = _kl_metrics(of_tokens_BT, batch, kl)
-        if algo.kl.placement == "reward":
-            kl_BT = of_tokens_BT
-        else:
-            penalty_BT = coef * of_tokens_BT
+        kl_BT = of_tokens_BT if algo.kl.placement == "reward" else None
+        penalty_BT = coef * of_tokens_BT if algo.kl.placement == "advantage" else None
     values_BT = None if batch.values_BT is None else _tensor(batch.values_BT)
     rewards_BT = token_rewards(rewards_B, sample_B, loss_mask_BT, scores_BT, kl_BT, coef) if per_token else None
     inputs = AdvantageInputs(
@@ -64,6 +69,8 @@ def with_advantages(
         lam=algo.lam,
         baseline_B=None if batch.baselines_B is None else _tensor(batch.baselines_B),
         pass_k=algo.pass_k,
+        scores_BF=None if scores is None else _tensor(scores.scores_BF),
+        weights_F=None if scores is None else _tensor(scores.weights_F),
     )
     who = f"algo.advantage={algo.advantage}"
     with boundary(who, PluginError, CALLED), unchanged_torch(who, this_thread_only=True):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from rlcore.config.options import option
 
-UNDISCOUNTED = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "pass_at_k", "remax", "reinforce_pp_baseline", "none")
+UNDISCOUNTED = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "pass_at_k", "remax", "reinforce_pp_baseline", "gdpo", "none")
 """The core's estimators that give one advantage per sample, without a discount per token."""
 WITHOUT_VALUES = (*UNDISCOUNTED, "reinforce_pp", "turn_rloo")
 
@@ -119,6 +119,7 @@ class AlgoConfig:
         "remax",
         "reinforce_pp",
         "reinforce_pp_baseline",
+        "gdpo",
         "distillation",
     ] = "grpo"
     """Sets advantage, policy_loss, aggregation, clipping and KL together: docs/algorithms.md."""

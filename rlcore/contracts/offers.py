@@ -46,6 +46,8 @@ class Need(StrEnum):
     MINIBATCH_STATISTICS = "minibatch_statistics"
     GROUP = "group"
     """At least two samples per prompt, because they are compared. `Scope.GROUP` implies it."""
+    FUNCTION_SCORES = "function_scores"
+    """The score of each reward function, not only their sum."""
 
 
 class AlgorithmKind(StrEnum):

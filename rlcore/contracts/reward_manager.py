@@ -35,6 +35,14 @@ class RewardManager(ABC):
         """The unit that is scored together. Checkpoints keep rewards of half-scored groups only with SAMPLE."""
         return Scope.SAMPLE
 
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The weight of each entry of `Reward.components` whose weighted sum is the score. Empty: it is another number.
+
+        Estimators with `Need.FUNCTION_SCORES` need them.
+        """
+        return {}
+
     async def start(self) -> None:
         """Prepare for `score`: start children, connect. RewardError or ConfigError if that fails."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.config import RunConfig
+from rlcore.config import AlgoConfig, RunConfig
 from rlcore.config.peer_names import renamed_value
 from rlcore.config.providers import Offer, Provider
 from rlcore.contracts.components import Component
@@ -185,6 +185,8 @@ def _check_other_needs(config: RunConfig, algorithm: Algorithm, who: str) -> Non
             f"algo.kl.placement=none: {who} needs the reference policy; choose from: algo.kl.placement=loss, reward, "
             "advantage"
         )
+    if Need.FUNCTION_SCORES in algorithm.needs:
+        _check_no_sums(config.algo, who)
     schedule = config.schedule
     if Need.GREEDY_BASELINE in algorithm.needs and (schedule.stream_minibatches or schedule.max_staleness):
         raise PlanError(
@@ -198,6 +200,26 @@ def _check_other_needs(config: RunConfig, algorithm: Algorithm, who: str) -> Non
             f"{who}: found {found}; an algorithm needs {Need.MINIBATCH_STATISTICS} if and only if it names a selection"
         )
     _check_group(config, algorithm, who)
+
+
+ON_SUMS = {
+    "algo.overlong=penalty": "algo.overlong=mask, or a reward function of the length",
+    "algo.kl.placement=reward": "algo.kl.placement=loss or advantage",
+    "algo.dynamic_sampling=true": "algo.dynamic_sampling=false",
+}
+"""Settings that change or compare the sums of the functions' scores, and what to choose instead."""
+
+
+def _check_no_sums(algo: AlgoConfig, who: str) -> None:
+    """PlanError for a setting that works on sums, which an estimator of each function's scores does not see."""
+    found = {f"algo.overlong={algo.overlong}", f"algo.kl.placement={algo.kl.placement}"}
+    found.add(f"algo.dynamic_sampling={str(algo.dynamic_sampling).lower()}")
+    for setting, other in ON_SUMS.items():
+        if setting in found:
+            raise PlanError(
+                f"{setting}: {who} compares the scores of each reward function, and this setting works on their sum; "
+                f"choose {other}"
+            )
 
 
 def _check_group(config: RunConfig, algorithm: Algorithm, who: str) -> None:

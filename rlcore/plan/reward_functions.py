@@ -27,6 +27,12 @@ from rlcore.types import SAMPLE_NAMES
 MAX_NAMED = 6
 """Maximum number of files that an error suggests instead of a missing one."""
 
+NEEDED = (
+    "needs f(prompts, completions, **columns) with any of these names, compute_score(data_source, solution_str, "
+    "ground_truth), f(trajectory) or f(trajectories)"
+)
+"""The signatures of docs/rewards.md."""
+
 
 def resolve_rewards(loaded: LoadedConfig, offers: Offers, manager: ComponentPlan) -> tuple[ResolvedReward, ...]:
     """The configured reward functions by name, without importing them.
@@ -94,7 +100,7 @@ def no_reward_function(target: str) -> str | None:
         return None
     return (
         f"{target} has the signature ({ast.unparse(node.args)}), which takes nothing of a sample, and a call of it "
-        "returns no function; needs a signature of docs/rewards.md"
+        f"returns no function; {NEEDED}"
     )
 
 
@@ -116,9 +122,8 @@ def _takes_nothing_of_a_sample(key: str, target: str, config: RewardFunctionConf
     missing = sorted(required - set(config.kwargs) - ({"settings"} if settings is not None else set()))
     if missing:
         raise ConfigError(
-            f"{key}: {target} has the signature ({ast.unparse(node.args)}), which takes nothing of a sample; needs "
-            "a signature of docs/rewards.md, or, where a call of it returns the function, kwargs for "
-            f"{', '.join(missing)}"
+            f"{key}: {target} has the signature ({ast.unparse(node.args)}), which takes nothing of a sample; "
+            f"{NEEDED}, or, where a call of it returns the function, kwargs for {', '.join(missing)}"
         )
     return True
 

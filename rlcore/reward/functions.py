@@ -63,6 +63,10 @@ class FunctionRewards(RewardManager):
         scopes |= {Scope(scorer.scope) for scorer in self._scorers}
         return next((scope for scope in (Scope.BATCH, Scope.GROUP) if scope in scopes), Scope.SAMPLE)
 
+    @property
+    def weights(self) -> Mapping[str, float]:
+        return {scorer.name: scorer.weight for scorer in self._scorers}
+
     async def start(self) -> None:
         """Start the children and make every function ready. PluginError or ConfigError naming the function."""
         children, queued = self._context.children, self._queued

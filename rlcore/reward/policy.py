@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rlcore.config import RewardConfig
 from rlcore.errors import RewardError
-from rlcore.types import Metrics, Reward, RewardStatus, ScoredTrajectory, TrajectoryId
+from rlcore.types import FrozenDict, Metrics, Reward, RewardStatus, ScoredTrajectory, TrajectoryId
 
 STRENGTH = {"value": 0, "drop_sample": 1, "retry": 1, "drop_group": 2, "abort": 3}
 NUM_CAUSES = 3
@@ -124,7 +124,8 @@ def causes(failures: Iterable[Reward]) -> str:
 
 
 def _valued(scored: ScoredTrajectory, decisions: dict[TrajectoryId, str], config: RewardConfig) -> ScoredTrajectory:
-    """The sample with `failure_value` as the score of each function that failed, under the policy value.
+    """The sample with `failure_value` as the score and the component of each function that failed, under the policy
+    value.
 
     The token scores of the other functions stay.
     """
@@ -135,4 +136,5 @@ def _valued(scored: ScoredTrajectory, decisions: dict[TrajectoryId, str], config
     scores |= {name: config.functions[name].failure_value for name in reward.info["failed"]}
     total = sum(config.functions[name].weight * score for name, score in scores.items())
     total += reward.info.get("others_score", 0.0)
-    return replace(scored, reward=replace(reward, score=total, status=RewardStatus.OK))
+    parts = FrozenDict({**reward.components, **scores})
+    return replace(scored, reward=replace(reward, score=total, components=parts, status=RewardStatus.OK))

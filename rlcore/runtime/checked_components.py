@@ -197,6 +197,13 @@ class CheckedRewards(_Checked):
             found: Scope = plain(f"{self._who}: scope", self._component.scope, Scope, "a member of Scope")
             return found
 
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """See `RewardManager.weights`."""
+        with self._boundary("weights"):
+            found: Mapping[str, float] = plain(f"{self._who}: weights", self._component.weights, Mapping, "a mapping")
+            return found
+
     def restore(self, state: dict[str, Any]) -> None:
         """See `RewardManager.restore`."""
         with self._boundary("restore()"):

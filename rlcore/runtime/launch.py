@@ -25,7 +25,7 @@ from rlcore.contracts.reference import REFERENCE, ReferenceWorker
 from rlcore.contracts.requests import Role
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.workers import WorkerGroup
-from rlcore.errors import CALLED, PlanError, PluginError, RlcoreError, WorkerError, boundary
+from rlcore.errors import CALLED, ConfigError, PlanError, PluginError, RlcoreError, WorkerError, boundary
 from rlcore.errors.checks.interfaces import check_product
 from rlcore.plan import CORE, ComponentPlan, RunPlan
 from rlcore.plan.time_limit import limit_s, limited, not_done, where_in
@@ -228,9 +228,17 @@ def _checked(plan: RunPlan, slot: str, component: Any, who: str, watch: HangWatc
     """The component, wrapped in checks of its results."""
     if slot == "agent":
         return CheckedAgent(component, who, watch, lanes)
+    needs = {need for chosen in plan.algorithms.values() for need in chosen.algorithm.needs}
     if slot == "reward":
-        return CheckedRewards(component, who, watch)
-    needed = any(Need.VALUES in algorithm.algorithm.needs for algorithm in plan.algorithms.values())
+        rewards = CheckedRewards(component, who, watch)
+        if Need.FUNCTION_SCORES in needs and not rewards.weights:
+            raise ConfigError(
+                f"reward.manager={plan.config.reward.manager}: {who} states no `weights` of the parts of its "
+                f"score, which algo.advantage={plan.config.algo.advantage} compares; choose an estimator of the whole "
+                "score, such as algo.advantage=grpo"
+            )
+        return rewards
+    needed = Need.VALUES in needs
     return CheckedCritic(component, who, watch, needed=needed)
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 
 from rlcore_view import StepFacts
 
+from rlcore.algo.decoupled import FunctionScores, function_scores
 from rlcore.algo.kl import FixedKl
 from rlcore.algo.reward_shaping import rewards_all_equal
 from rlcore.algo.step import weigh, with_advantages
@@ -281,12 +282,20 @@ class StepBatcher:
             same_BT = sampled_with([row.trajectory for row in rows], self._step - 1, alone=mixed)
             batch = replace(batch, same_weights_BT=same_BT)
         per_token, max_tokens = run.advantage_algorithm.per_token, config.rollout.max_tokens
-        batch, metrics = with_advantages(batch, run.advantage, per_token, config.algo, max_tokens, self._kl)
+        scores = self._function_scores(rows, ids)
+        batch, metrics = with_advantages(batch, run.advantage, per_token, config.algo, max_tokens, self._kl, scores)
         self.advantages |= zip(ids, row_advantages(batch), strict=True)
         self.batches.append((ids, batch))
         self._prepared.append(metrics)
         self._trained += [(index, row) for row in rows]
         return replace(batch, entropy_BT=None)  # recorded, and not sent with every mini-batch
+
+    def _function_scores(self, rows: Sequence[ScoredTrajectory], ids: Sequence[TrajectoryId]) -> FunctionScores | None:
+        """Those of the rows with these ids, in their order; None if the estimator needs none."""
+        if Need.FUNCTION_SCORES not in self._run.advantage_algorithm.needs:
+            return None
+        by_id = {row.trajectory.id: row for row in rows}
+        return function_scores([by_id[row] for row in ids], self._run.reward.weights)
 
     def _count(self, counts: Metrics) -> None:
         for name, value in counts.items():

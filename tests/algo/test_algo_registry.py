@@ -32,13 +32,14 @@ def test_offers_state_scope_and_needs() -> None:
     assert scopes == {
         Scope.SAMPLE: {"gae", "remax", "none"},
         Scope.GROUP: {"grpo", "dr_grpo", "rloo", "opo", "pass_at_k", "turn_rloo"},
-        Scope.BATCH: {"gpg", "reinforce_pp", "reinforce_pp_baseline"},
+        Scope.BATCH: {"gpg", "reinforce_pp", "reinforce_pp_baseline", "gdpo"},
     }
     assert {name: set(offer.needs) for name, offer in estimators.items() if offer.needs} == {
         "gae": {Need.VALUES},
         "remax": {Need.GREEDY_BASELINE},
         "gpg": {Need.GROUP},
         "reinforce_pp_baseline": {Need.GROUP},
+        "gdpo": {Need.GROUP, Need.FUNCTION_SCORES},
     }
     assert {name for name, offer in estimators.items() if offer.per_token} == {"gae", "reinforce_pp", "turn_rloo"}
     assert set(losses) == {"clip", "gspo", "cispo", "sapo", "gpg", "gmpo", "clip_cov", "kl_cov"}

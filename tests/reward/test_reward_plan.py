@@ -283,6 +283,7 @@ def test_a_function_that_takes_nothing_of_a_sample_and_returns_data_is_refused_w
     kwargs = ("reward.functions.letters.kwargs.one=a", "reward.functions.letters.kwargs.two=b")
     message = refused(ConfigError, f"{FN}=mine.py:wrong", *kwargs)
     assert "has the signature (one, two), which takes nothing of a sample, and a call of it returns no" in message
+    assert message.endswith("ground_truth), f(trajectory) or f(trajectories)")
 
 
 def test_a_module_or_function_that_does_not_exist_is_refused_before_any_process_starts(site: Path) -> None:

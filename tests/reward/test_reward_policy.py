@@ -52,6 +52,12 @@ def scores(groups: list[list[ScoredTrajectory]]) -> list[list[float]]:
     return [[sample.reward.score for sample in group] for group in groups]
 
 
+def test_the_value_of_a_failed_function_is_its_component() -> None:
+    [[valued, _]], _ = remaining([group(0, fails("f", g=0.5), 1.0)], config(f="value", g="abort"))
+    assert valued.reward.score == 2.0 * -1.0 + 2.0 * 0.5
+    assert dict(valued.reward.components) == {"g": 0.5, "f": -1.0}
+
+
 @pytest.mark.parametrize("policy", ["drop_sample", "retry"])
 def test_a_dropped_sample_is_absent_and_changes_nothing_else(policy: str) -> None:
     groups = [group(0, 1.0, fails("f"), 0.0), group(1, 0.5, 0.25)]

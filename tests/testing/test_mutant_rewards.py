@@ -259,6 +259,10 @@ MANAGERS = [
     (ClockState, "test_its_state_survives_json"),
     (SetState, "test_its_state_survives_json"),
     (Unscoped, "test_its_scope_is_one"),
+    (
+        changed(lambda sample: [replace(sample, reward=replace(sample.reward, score=1.0))]),
+        "test_the_weighted_parts_are_the_score",
+    ),
     (changed(lambda sample: [sample] if sample.trajectory.id.sample else []), ONCE),
     (changed(lambda sample: [sample, sample]), ONCE),
     (changed(lambda sample: [replace(sample, reward=Reward(float("nan")))]), ONCE),

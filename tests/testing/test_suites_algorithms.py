@@ -21,6 +21,7 @@ LAWS: dict[str, dict[str, Any]] = {
     "pass_at_k": {**COMPARES, "ignores_scale": True},
     "reinforce_pp": {**COMPARES, "ignores_scale": True},
     "reinforce_pp_baseline": {**COMPARES, "ignores_scale": True},
+    "gdpo": {**COMPARES, "ignores_scale": True, "prefers_reward": False},
     "gae": {"scales": True},
     "remax": {"scales": True},
     "none": {**COMPARES, "scales": True, "prefers_reward": False},

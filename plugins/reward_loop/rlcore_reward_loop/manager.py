@@ -1,7 +1,7 @@
 """The reward manager: functions, services, judges and models, each called as soon as a sample is complete."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Protocol
 
@@ -79,6 +79,11 @@ class RewardLoop(RewardManager):
         """The widest scope of any component; see `RewardManager.scope`."""
         found = {self._functions.scope, *(reward.needs for reward in self._rewards)}
         return next(scope for scope in (Scope.BATCH, Scope.GROUP, Scope.SAMPLE) if scope in found)
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The weights of the functions and of the plugin's rewards."""
+        return self._functions.weights
 
     async def start(self) -> None:
         """Connect, and start children. Exposure starts first, so that reward functions find it."""

@@ -65,6 +65,12 @@ class TestManager(OnService, RewardManagerSuite):
     def expected(trajectory: Trajectory) -> float:
         return float(len(trajectory.text()))
 
+    def test_its_weights_are_those_of_functions_and_rewards(self) -> None:
+        async def main(manager: RewardLoop) -> None:
+            assert manager.weights == {"letters": 0.0, "helpful": 1.0}
+
+        self.use(main)
+
 
 class TestManagerWithRunningStatistics(OnService, RewardManagerSuite):
     target = build

@@ -45,8 +45,12 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
         mask_BT = (place_T >= PROMPT) & (place_T < PROMPT + lengths_B[:, None])
         needs = self.offer().needs
         values_BT = torch.where(mask_BT, torch.randn(ROWS, LENGTH, generator=draw), 0.0)
+        rewards_B, scores_BF, weights_F = torch.randn(ROWS, generator=draw), None, None
+        if Need.FUNCTION_SCORES in needs:
+            scores_BF, weights_F = torch.randn(ROWS, 2, generator=draw), torch.tensor([0.25, 0.75])
+            rewards_B = scores_BF @ weights_F
         return AdvantageInputs(
-            rewards_B=torch.randn(ROWS, generator=draw),
+            rewards_B=rewards_B,
             group_B=torch.arange(ROWS) // SAMPLES,
             sample_B=torch.arange(ROWS),
             lengths_B=lengths_B,
@@ -56,6 +60,8 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
             lam=self.lam,
             baseline_B=torch.randn(ROWS, generator=draw) if Need.GREEDY_BASELINE in needs else None,
             pass_k=self.pass_k,
+            scores_BF=scores_BF,
+            weights_F=weights_F,
         )
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:
@@ -111,7 +117,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
         size = SAMPLES if scope is Scope.GROUP else 1
         changed_B = inputs.rewards_B.clone()
         changed_B[size:] += torch.arange(1.0, ROWS - size + 1)
-        one, other = (self.advantages(rewarded)[:size] for rewarded in (inputs, replace(inputs, rewards_B=changed_B)))
+        one, other = (self.advantages(found)[:size] for found in (inputs, rewarded(inputs, changed_B)))
         self.need_equal(f"rewards of another {scope.value}, with scope={scope.value}", one, other)
 
     def test_parts_of_a_sample_count_once(self) -> None:
@@ -134,7 +140,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
     def test_equal_rewards_have_no_advantage(self) -> None:
         """Advantages are exactly 0, without rounding errors."""
         for reward in (0.0, 0.1, -7.3):
-            found = self.advantages(replace(self.inputs(), rewards_B=torch.full((ROWS,), reward)))
+            found = self.advantages(rewarded(self.inputs(), torch.full((ROWS,), reward)))
             self.need(not bool(found.any()), f"rewards that are all {reward} have an advantage; needs exactly 0")
 
     def test_a_reward_that_is_no_number_is_not_overlooked(self) -> None:
@@ -143,7 +149,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
         rewards_B = inputs.rewards_B.clone()
         rewards_B[1] = float("nan")
         try:
-            found = self.function()(replace(inputs, rewards_B=rewards_B))
+            found = self.function()(rewarded(inputs, rewards_B))
         except (ValueError, ArithmeticError):
             return
         row = found[1] if not self.offer().per_token else found[1][self._mask(inputs)[1]]
@@ -157,7 +163,8 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
     def test_a_constant_changes_nothing(self) -> None:
         """The constant is added to all rewards."""
         inputs = self.inputs()
-        found = self.advantages(replace(inputs, rewards_B=inputs.rewards_B + 5.0))
+        scores_BF = None if inputs.scores_BF is None else inputs.scores_BF + 5.0
+        found = self.advantages(replace(inputs, rewards_B=inputs.rewards_B + 5.0, scores_BF=scores_BF))
         self.need_equal("5 added to all rewards", self.advantages(inputs), found, 1e-4)
 
     @extra("ignores_scale")
@@ -197,14 +204,22 @@ PARTED = 5
 def rows_of(inputs: AdvantageInputs, order_B: Tensor) -> AdvantageInputs:
     """The rows in this order."""
     moved: dict[str, Any] = {
-        name: tensor[order_B] for name, tensor in vars(inputs).items() if isinstance(tensor, Tensor)
+        name: tensor[order_B]
+        for name, tensor in vars(inputs).items()
+        if isinstance(tensor, Tensor) and name != "weights_F"
     }
     return replace(inputs, **moved)
 
 
+def rewarded(inputs: AdvantageInputs, rewards_B: Tensor) -> AdvantageInputs:
+    """The inputs with these rewards, on which all functions agree: their weights add up to 1."""
+    scores_BF = None if inputs.scores_BF is None else rewards_B[:, None].expand_as(inputs.scores_BF)
+    return replace(inputs, rewards_B=rewards_B, scores_BF=scores_BF)
+
+
 def scaled(inputs: AdvantageInputs, factor: float) -> AdvantageInputs:
-    """Rewards, values and baselines, times the factor."""
-    names: Sequence[str] = ("rewards_B", "values_BT", "baseline_B")
+    """Rewards, functions' scores, values and baselines, times the factor."""
+    names: Sequence[str] = ("rewards_B", "scores_BF", "values_BT", "baseline_B")
     found: dict[str, Any] = {
         name: value * factor for name in names if isinstance(value := getattr(inputs, name), Tensor)
     }

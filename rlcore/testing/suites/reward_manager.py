@@ -53,6 +53,20 @@ class RewardManagerSuite(ComponentSuite):
 
         self.use(main)
 
+    def test_the_weighted_parts_are_the_score(self) -> None:
+        """The score is the sum of the components that `weights` names, times their weights. Without `weights` it may be
+        any number."""
+
+        async def main(manager: RewardManager) -> None:
+            weights = manager.weights
+            for sample in await score_all(manager, self.samples()) if weights else ():
+                score, parts = sample.reward.score, sample.reward.components
+                total = math.fsum(weight * parts.get(name, 0.0) for name, weight in weights.items())
+                good = math.isclose(score, total, rel_tol=1e-6, abs_tol=1e-6)
+                self.need(good, f"{sample.trajectory.id}: scored {score}; components times `weights` are {total}")
+
+        self.use(main)
+
     def test_each_trajectory_comes_back_once_in_either_lane_and_any_order(self) -> None:
         """Each has its own tokens and a finite score."""
 
