@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import logging
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -110,6 +111,35 @@ def test_a_replica_that_is_killed_mid_batch_costs_no_sample_and_serves_again(tmp
             assert live.reward.metrics()["reward/ejected"] == 0.0
 
     asyncio.run(run())
+
+
+def test_a_replica_that_is_frozen_is_restarted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "who.py").write_text(PLUGIN)
+    model = {"path": "none", "backend": "who", "replicas": 2, "health_s": 0.1, "deadline_s": 4}
+    plugin = {"rewards": {"liked": {"kind": "model", "served_by": "reward"}}, "models": {"reward": model}}
+    config = config_of(tmp_path, plugin) | {"reward": {"error_budget_frac": 1}}
+    plan = plan_run([config], [], [str(tmp_path / "who.py")])
+    samples = [make_trajectory(index // 4, index % 4) for index in range(40)]
+
+    async def run() -> None:
+        async with launch(plan, tmp_path / "run") as live:
+            before = pids(await score_all(live.reward, samples, Lane.TRAIN))
+            victim = min(before)
+            os.kill(victim, signal.SIGSTOP)
+            found = await score_all(live.reward, samples, Lane.TRAIN)
+            assert RewardStatus.FAILED in {sample.reward.status for sample in found}, "its calls reach the deadline"
+            async with asyncio.timeout(60):
+                while len(now := pids(await score_all(live.reward, samples, Lane.TRAIN))) < 2:
+                    await asyncio.sleep(0.1)
+            assert victim not in now
+            assert not Path(f"/proc/{victim}").exists()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    [lost] = [record.message for record in caplog.records if "lost (" in record.message]
+    assert "longer than plugins.reward_loop.models.reward.deadline_s=4); it is being restarted" in lost
+    [silent_s] = re.findall(r"reward\[\d\]: lost \(no sign of life for (\d+) s", lost)
+    assert int(silent_s) >= 4
 
 
 def test_an_agent_a_reward_model_in_another_pool_and_a_judge_train_together(tmp_path: Path) -> None:

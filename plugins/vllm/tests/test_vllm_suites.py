@@ -108,7 +108,8 @@ class OnOneEngine(WorkerSuite):
             vars(worker).update(vars(self.replica.worker))  # its engine, too
             thread, name = self.replica.thread, self.replica.name
             broken = ThreadReplica(worker, mutant, thread, name, SLOW)
-            tested = type("Tested", (type(self),), {"target": mutant, "replica": broken})
+            patient = {"asleep_s": 60.0}  # a mutant that sleeps badly answers earlier, which ends the wait
+            tested = type("Tested", (type(self),), {"target": mutant, "replica": broken, **patient})
             assert words in failures(tested, [check]).get(check, ""), mutant
 
     @classmethod

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 
 from rlcore import Lane, RawScore, RewardReplica, RlcoreError, ScoreRequest, WorkerError, WorkerGroup
 from rlcore.aio import Stopwatch
@@ -38,6 +39,8 @@ class Replicas:
         self.limiter = ConcurrencyLimiter(settings.concurrency, settings.eval_slots, False, self._for_slot)
         self.router = Router(list(self._by_name), 1, settings.health_s, self._healthy)
         self.counts: dict[str, float] = defaultdict(float)
+        self._silent_since: dict[str, float] = {}
+        """By replica that does not answer health checks: when the first of them began."""
 
     async def close(self) -> None:
         """Stop probing failed replicas."""
@@ -133,13 +136,30 @@ class Replicas:
         raise NoAnswer(f"model '{self.name}': {reasons[-1]}; the try before that: {reasons[0]}")
 
     async def _healthy(self, target: Target) -> bool:
+        """True if it answers. One whose processes live and that is silent for `deadline_s` is restarted."""
+        began = time.monotonic()
         try:
             async with asyncio.timeout(health_limit_s(self.settings)):
                 await self._by_name[target.name].call(RewardReplica.health)
-        except (RlcoreError, TimeoutError) as cause:
-            target.last_error = str(cause) or "no sign of life"
+        except TimeoutError:
+            target.last_error = "no sign of life"
+            self._restart_if_silent(target.name, self._silent_since.setdefault(target.name, began))
             return False
+        except RlcoreError as cause:  # it has ended, or answered with an error
+            target.last_error = str(cause)
+            self._silent_since.pop(target.name, None)
+            return False
+        self._silent_since.pop(target.name, None)
         return True
+
+    def _restart_if_silent(self, name: str, since: float) -> None:
+        silent_s, limit_s = time.monotonic() - since, self.settings.deadline_s
+        if silent_s < limit_s or not self._by_name[name].alive:
+            return
+        del self._silent_since[name]
+        key = f"{WHERE}.models.{self.name}.deadline_s"
+        with suppress(WorkerError):  # it has ended by now
+            self._by_name[name].restart(f"no sign of life for {silent_s:.0f} s, longer than {key}={limit_s:g}")
 
 
 def _only_answer(replica: str, request: ScoreRequest, found: object) -> RawScore:
