@@ -104,7 +104,8 @@ RESULTS = {
     "Number(3)": "3.0",
     "10**5000": "error: the result is not text: int",
     "np.zeros(3)": "error: the result is not text: ndarray",
-    "coroutine()": "error: the result is not text: coroutine",
+    "coroutine()": "error: the result is not text: coroutine (Object of type coroutine is not JSON serializable); "
+    "needs an `async def` tool, which is awaited",
     "Mapped(a=1)": "error: ",
     "Listed([1])": "error: ",
     "Odd()": "error: ",

@@ -1,6 +1,7 @@
 """Tools of every kind, and what bounds a sample."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -246,6 +247,10 @@ def test_a_function_and_a_class_become_schemas_under_the_tools_own_names(setting
     assert schema_of("count", namespace["Counter"])["function"]["parameters"]["required"] == ["by"]
     with pytest.raises(ConfigError, match=r"plugins\.agent_loop\.tools\.n: its schema: "):
         schema_of("n", namespace["nothing"])
+    with pytest.raises(
+        ConfigError, match=r"^plugins\.agent_loop\.tools\.p\.fn: found a functools\.partial, .* calls it$"
+    ):
+        schema_of("p", partial(namespace["add"], a=1))  # type: ignore[arg-type]
 
 
 def test_a_schema_stands_in_the_prompt_when_the_template_tells_about_tools(settings: AgentLoopSettings) -> None:

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 CONNECT_S = 60.0
 """Seconds for Ray to start, or to answer at its address."""
+LESS_BUSY = (
+    "needs a machine that is less busy; start the run again, or run `ray start --head` and set plugins.ray.address=auto"
+)
 LEAVE_S = 6.0
 """Seconds for leaving Ray, including a running attempt to connect; then a Ray of ours is killed."""
 SLOW_START = "timed out during startup"
@@ -76,8 +79,23 @@ class RaySession:
             # Processes that Ray starts here end with the thread that started them, so keep that thread.
             self._thread = WorkerThread("ray").start()
             with _own_signals():
-                await self._thread.run(self._connect, "cluster: connecting to Ray", CONNECT_S)
+                await self._connect_in_time(self._thread)
         await self._placement.place(bundles_of(self._slots, self._context.pools), settings.placement_s)
+
+    async def _connect_in_time(self, thread: WorkerThread) -> None:
+        try:
+            await thread.run(self._connect, "cluster: connecting to Ray", CONNECT_S)
+        except WorkerError as error:
+            if not isinstance(error.__cause__, TimeoutError):
+                raise
+            way_out = "`ray status` there tells more" if self._settings.address else LESS_BUSY
+            raise WorkerError(f"{self._place}: it took longer than {CONNECT_S:g} s; {way_out}") from error
+
+    @property
+    def _place(self) -> str:
+        """The Ray to connect to, in errors."""
+        address = self._settings.address
+        return f"plugins.ray.address={address}" if address else "cluster: starting Ray on this machine"
 
     def _connect(self) -> None:
         settings = self._settings
@@ -114,9 +132,7 @@ class RaySession:
         except RlcoreError:
             raise
         except Exception as error:  # Ray raises a plain one if its servers do not answer in time
-            joined = f"plugins.ray.address={settings.address}"
-            place = joined if settings.address else "cluster: starting Ray on this machine"
-            raise WorkerError(f"{place}: {_why(error)}") from error
+            raise WorkerError(f"{self._place}: {_why(error)}") from error
         finally:
             os.environ.pop(VARIABLE, None)
 
@@ -334,8 +350,5 @@ def _why(error: BaseException) -> str:
             "~/.ray/auth_token"
         )
     if any(SLOW_START in str(error) for error in chain):
-        return (
-            "its servers did not answer in the time that Ray allows; needs a machine that is less busy; start the run "
-            "again, or run `ray start --head` and set plugins.ray.address=auto"
-        )
+        return f"its servers did not answer in the time that Ray allows; {LESS_BUSY}"
     return f"{describe(error)}; `ray status` there tells more"

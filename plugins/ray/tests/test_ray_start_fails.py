@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ pytestmark = NEEDS_RAY
 
 SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
 HERE = "cluster: starting Ray on this machine: "
-REMEDY = (
-    "its servers did not answer in the time that Ray allows; needs a machine that is less busy; start the run "
-    "again, or run `ray start --head` and set plugins.ray.address=auto"
+LESS_BUSY = (
+    "needs a machine that is less busy; start the run again, or run `ray start --head` and set plugins.ray.address=auto"
 )
+REMEDY = f"its servers did not answer in the time that Ray allows; {LESS_BUSY}"
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,39 @@ def test_a_ray_that_does_not_start_leaves_no_directory(
         asyncio.run(run())
     assert str(raised.value) == message
     assert list((tmp_path / "ray").iterdir()) == [before]
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("", f"{HERE}it took longer than 0.3 s; {LESS_BUSY}"),
+        ("there:6379", "plugins.ray.address=there:6379: it took longer than 0.3 s; `ray status` there tells more"),
+    ],
+)
+def test_a_ray_that_never_answers_is_left_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, message: str
+) -> None:
+    import ray
+    from rlcore_ray import session
+    from rlcore_ray.cluster import RayCluster
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(session, "CONNECT_S", 0.3)
+    monkeypatch.setattr(session, "_check_reachable", lambda address: None)
+    monkeypatch.setattr(ray, "init", lambda *args, **kwargs: time.sleep(1))
+    settings = (*SETTINGS, *([f"plugins.ray.address={address}"] if address else []))
+    cluster = RayCluster(
+        cluster_context(
+            plan_run([], [*settings, "cluster.backend=ray"], ["null", "ray"]), tmp_path / "run", Deadlines()
+        )
+    )
+
+    async def run() -> None:
+        try:
+            await cluster.open()
+        finally:
+            await cluster.close()
+
+    with pytest.raises(WorkerError) as raised:
+        asyncio.run(run())
+    assert str(raised.value) == message

@@ -70,11 +70,11 @@ def as_text(value: Any, max_chars: int) -> str:
         try:
             text = json.dumps(value, ensure_ascii=False, default=_scalar)
         except (TypeError, ValueError, RecursionError) as cause:
+            needs = "text, a number or a JSON value"
             if inspect.iscoroutine(value):
                 value.close()
-            raise ChildError(
-                f"the result is not text: {type(value).__name__} ({cause}); needs text, a number or a JSON value"
-            ) from cause
+                needs = "an `async def` tool, which is awaited, where one calls an async function"
+            raise ChildError(f"the result is not text: {type(value).__name__} ({cause}); needs {needs}") from cause
     text = encodable_text(text)
     return text if len(text) <= max_chars else f"{text[:max_chars]} ... ({len(text) - max_chars} characters cut off)"
 

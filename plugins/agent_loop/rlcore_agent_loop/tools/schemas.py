@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -27,6 +28,11 @@ def schema_of(name: str, target: Any) -> dict[str, Any]:
     """
     from transformers.utils.chat_template_utils import get_json_schema
 
+    if isinstance(target, partial):
+        raise ConfigError(
+            f"plugins.agent_loop.tools.{name}.fn: found a functools.partial, which has neither a name nor a docstring "
+            "that the model could read; needs a function that calls it"
+        )
     with boundary(f"plugins.agent_loop.tools.{name}: its schema", ConfigError):
         function = target
         if isinstance(target, type):
