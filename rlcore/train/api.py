@@ -10,6 +10,7 @@ from typing import Any
 
 from rlcore.plan import RunPlan
 from rlcore.plugins.saved_run import open_run, open_to_resume
+from rlcore.runtime.data_preview import preview_data
 from rlcore.train import Start, TrainResult, find_checkpoint, run_evaluation, run_training
 from rlcore.train.callbacks import Callbacks, OnStep, StopWhen
 from rlcore.train.exported import Form, export_checkpoint
@@ -42,9 +43,12 @@ def plan(
 ) -> RunPlan:
     """The plan of the run that `rlcore.train` would start with these arguments; starts and keeps nothing.
 
-    Rows and functions that would become files of the run are in a temporary directory during planning.
+    Data that is quick to read is checked as `rlcore plan` does: ConfigError for a file or a column that does not exist,
+    RewardError for a canary that scores too low. Rows and functions that would become files of the run are in a
+    temporary directory during planning.
     """
     with request_of(config, plugins, model, rewards, data, eval, settings).planned_briefly() as made:
+        preview_data(made)
         return made
 
 

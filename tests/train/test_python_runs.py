@@ -144,6 +144,12 @@ def test_what_cannot_be_used_is_refused_in_one_line(settings: dict[str, Any], ch
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("rewards_in_process")
+def test_a_plan_checks_the_data(settings: dict[str, Any]) -> None:
+    rows = [{"asks": "2+2=", "answer": "4"}]
+    with pytest.raises(ConfigError, match=r"^data\.sources\.train: .*set prompt_column to one of: answer, asks"):
+        rlcore.plan(**{**settings, "data": rows})
+
+
 def test_the_result_has_history_table_trajectories_evaluations_and_model(settings: dict[str, Any]) -> None:
     result = rlcore.train(**settings, eval=HELDOUT)
     assert [record["step"] for record in result.history] == [1, 2, 3]
