@@ -64,7 +64,7 @@ endif
 # The tests start many processes; where storing bytecode is forbidden, as in many containers, each would compile again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-vllm setup-verifiers demo model test slow oldest newest test-optimized fault fuzz soak real browser docs plots vllm bench results results-trl results-controls results-precision results-ppo \
+.PHONY: help setup setup-vllm setup-verifiers demo model test slow oldest newest test-optimized fault fuzz soak real browser docs plots vllm bench results results-trl results-controls results-several-rewards results-precision results-ppo \
     results-tool-agent results-openai-agent results-scale results-miniature results-transfer results-batches results-sharding results-weight-sync results-shared-pools \
     char-count-small char-count gpu-check lint fix types dist outsider ci clean
 
@@ -118,13 +118,16 @@ vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, classi
 bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark but the learning curves, hours on a quiet machine; JSON lines
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-results: results-trl results-controls results-precision results-ppo results-tool-agent results-openai-agent  ## the learning curves, into docs/results/
+results: results-trl results-controls results-several-rewards results-precision results-ppo results-tool-agent results-openai-agent  ## the learning curves, into docs/results/
 
 results-trl: $(STAMPS)/dev $(TRL)/stamp  ## rlcore and TRL on a tiny model, with a control that must fail
 	$(BIN)/python benchmarks/learning_vs_trl.py --out docs/results/vs_trl_learning $(ARGS)
 
 results-controls: $(STAMPS)/dev  ## PPO and late samples on a tiny model, with controls that must fail
 	$(BIN)/python benchmarks/learning_controls.py --out docs/results/learning_controls $(ARGS)
+
+results-several-rewards: $(STAMPS)/dev  ## two rewards of different scales, summed and by gdpo, on a tiny model
+	$(BIN)/python benchmarks/several_rewards.py --out docs/results/several_rewards $(ARGS)
 
 results-precision: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## each number format, on the demo's task and on a tiny model
 	$(BIN)/python benchmarks/precision.py --out docs/results/precision $(ARGS)

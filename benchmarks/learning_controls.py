@@ -53,15 +53,15 @@ INDISTINGUISHABLE = (
 PLUGINS = {name: ["critic_engine"] for name in ("ppo", "ppo_frozen")}
 
 
-def curves_of_seed(task: Task, seed: int, root: Path, names: Sequence[str]) -> dict[str, list[float]]:
-    """The curve of each run; all runs start from the same model."""
+def curves_of_seed(task: Task, seed: int, root: Path, runs: Mapping[str, Sequence[str]]) -> dict[str, list[float]]:
+    """The curve of each run, given its overrides; all runs start from the same model."""
     directory = root / f"seed_{seed}"
     model = write_tiny_task(directory / "model", seed=seed)
     found = {}
-    for name in names:
+    for name, overrides in runs.items():
         own = directory / name
         own.mkdir()
-        with our_side(task, model, own, seed, "letter_share", RUNS[name], PLUGINS.get(name, [])) as side:
+        with our_side(task, model, own, seed, "letter_share", overrides, PLUGINS.get(name, [])) as side:
             side.answer(ANSWER_S)
             found[name] = curve(side, task)
         say(f"seed {seed}, {name}: " + " ".join(f"{value:.3f}" for value in found[name]))
@@ -82,7 +82,6 @@ def judged(curves: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
 
 def report(result: dict[str, Any], task: Task, commit: str) -> str:
     """The result as Markdown."""
-    names = list(result["curves"])
     lines = [
         "# PPO and late samples on the tiny task",
         "",
@@ -90,14 +89,8 @@ def report(result: dict[str, Any], task: Task, commit: str) -> str:
         "",
         "![Mean reward of held-out prompts by step](learning_controls.svg)",
         "",
-        "Mean reward of held-out prompts:",
-        "",
-        "| step | " + " | ".join(TITLES[name] for name in names) + " |",
-        "|---" * (len(names) + 1) + "|",
+        *table(result["curves"], TITLES, task.every),
     ]
-    means = [[statistics.fmean(column) for column in zip(*result["curves"][name], strict=True)] for name in names]
-    for index, row in enumerate(zip(*means, strict=True)):
-        lines.append(f"| {index * task.every} | " + " | ".join(f"{value:.3f}" for value in row) + " |")
     for name, verdict in result["against_grpo"].items():
         low, high = verdict["interval_95"]
         phrase = "within noise" if verdict["within_noise"] else "not within noise"
@@ -110,6 +103,20 @@ def report(result: dict[str, Any], task: Task, commit: str) -> str:
     if result["against_grpo"].get("four_late_ratio_1", {}).get("within_noise"):
         lines += ["", INDISTINGUISHABLE]
     return "\n".join(lines) + "\n"
+
+
+def table(curves: Mapping[str, Sequence[Sequence[float]]], titles: Mapping[str, str], every: int) -> list[str]:
+    """The mean over the seeds of each run, by step."""
+    lines = [
+        "Mean reward of held-out prompts:",
+        "",
+        "| step | " + " | ".join(titles[name] for name in curves) + " |",
+        "|---" * (len(curves) + 1) + "|",
+    ]
+    means = [[statistics.fmean(column) for column in zip(*curves[name], strict=True)] for name in curves]
+    for index, row in enumerate(zip(*means, strict=True)):
+        lines.append(f"| {index * every} | " + " | ".join(f"{value:.3f}" for value in row) + " |")
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -125,9 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     task = Task(seeds=options.seeds, steps=options.steps, lr=options.lr)
     if options.smoke:
         task = Task(seeds=1, steps=2, every=1, prompts=2, samples=2, heldout=4)
-    names = ["grpo", *(name for name in options.runs if name != "grpo")]
+    runs = {name: RUNS[name] for name in ("grpo", *options.runs)}
     with tempfile.TemporaryDirectory(prefix="learning-") as scratch:
-        result = judged([curves_of_seed(task, seed, Path(scratch), names) for seed in range(task.seeds)])
+        result = judged([curves_of_seed(task, seed, Path(scratch), runs) for seed in range(task.seeds)])
     facts = machine(1)
     text = report(result, task, str(facts["commit"]))
     conclude("learning_controls", {"task": asdict(task), **result}, facts, options.out, text)

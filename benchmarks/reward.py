@@ -19,6 +19,17 @@ def permuted_letter_share(prompts: Sequence[Any], completions: Sequence[Any], **
     return rewards
 
 
+def digest(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    """A number from 0 to 10 that depends on the completion and has nothing to do with its letters.
+
+    Held-out prompts, whose numbers have six digits, are skipped: their reward is that of another function.
+    """
+    return [
+        None if re.search(r"\d{6}", _text(prompt)) else random.Random(_text(completion)).uniform(0, 10)
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+
+
 def last_number(
     prompts: Sequence[Any], completions: Sequence[Any], answer: Sequence[str], **columns: Any
 ) -> list[float]:

@@ -296,6 +296,7 @@ SMOKE = {
     "vs_trl": ["--scenario", "E2", "--skip-sweep", "--micro-batch", "8"],
     "learning_vs_trl": [],
     "learning_controls": ["--runs", "ppo_frozen", "four_late_ratio_1"],
+    "several_rewards": [],
     "precision": [],
     "gpu_check": ["--device", "cpu"],
     "scale": [],
