@@ -57,7 +57,8 @@ def main(check: bool) -> int:
             "Held-out accuracy, words of 3 to 5 letters", _runs("char_count", {"grpo": "GRPO", "ppo": "PPO"})
         ),
         "slow_reward": drawn("Held-out accuracy, three seeds", _runs("slow_reward", LATE)),
-        "learning_controls": drawn("Held-out reward, five seeds", _learning_controls()),
+        "learning_controls": drawn("Held-out reward, five seeds", _tiny_task("learning_controls", CONTROLS)),
+        "several_rewards": drawn("Held-out reward, five seeds", _tiny_task("several_rewards", SEVERAL)),
     }
     files = {RESULTS / f"{name}.svg": picture for name, picture in pictures.items()}
     if not check:
@@ -119,10 +120,13 @@ def _runs(name: str, titles: Mapping[str, str]) -> Curves:
     }
 
 
-def _learning_controls() -> Curves:
-    result = _read("learning_controls")
+CONTROLS = {"grpo": "GRPO", "ppo": "PPO", "ppo_frozen": "PPO, critic frozen", "four_late": "GRPO, at most 4 late"}
+SEVERAL = {"alone": "GRPO, the task's reward alone", "gdpo": "gdpo, two rewards", "sum": "GRPO, their sum"}
+
+
+def _tiny_task(name: str, titles: Mapping[str, str]) -> Curves:
+    result = _read(name)
     every = result["task"]["every"]
-    titles = {"grpo": "GRPO", "ppo": "PPO", "ppo_frozen": "PPO, critic frozen", "four_late": "GRPO, at most 4 late"}
     return {
         title: [{every * place: value for place, value in enumerate(seed)} for seed in result["curves"][key]]
         for key, title in titles.items()
