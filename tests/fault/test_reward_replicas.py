@@ -27,7 +27,7 @@ from rlcore.testing.tiny import write_tiny_classifier
 from rlcore.train import train
 from rlcore.types import Lane, RewardStatus, ScoredTrajectory
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(500)]
 
 PLUGIN = '''
 import asyncio, os
@@ -137,9 +137,8 @@ def test_a_replica_that_is_frozen_is_restarted(tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
     [lost] = [record.message for record in caplog.records if "lost (" in record.message]
-    assert "longer than plugins.reward_loop.models.reward.deadline_s=4); it is being restarted" in lost
-    [silent_s] = re.findall(r"reward\[\d\]: lost \(no sign of life for (\d+) s", lost)
-    assert int(silent_s) >= 4
+    assert re.match(r"reward\[\d\]: lost \(health checks fail for \d+ s, longer than ", lost)
+    assert lost.endswith(" plugins.reward_loop.models.reward.deadline_s=4: no sign of life); it is being restarted")
 
 
 def test_an_agent_a_reward_model_in_another_pool_and_a_judge_train_together(tmp_path: Path) -> None:
@@ -225,7 +224,7 @@ def test_a_replica_that_loses_one_of_its_ranks_is_restarted_as_a_whole_and_costs
             await asyncio.sleep(0.2)
             if victim != "fails":
                 os.kill(ranks[victim == "follows"], signal.SIGKILL)
-            async with asyncio.timeout(100):
+            async with asyncio.timeout(300):
                 first = await pending
                 second = await score_all(live.reward, samples, Lane.TRAIN)
             assert live.reward.metrics()["reward/num_retries"] >= 1

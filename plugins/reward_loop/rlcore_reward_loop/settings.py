@@ -102,8 +102,8 @@ class ModelSettings:
     eval_slots: int = option(64, at_least=1)
     """Further requests at a time that are reserved for evaluation."""
     deadline_s: float = option(60.0, above=0)
-    """Seconds from the first try to the answer; waiting for a slot does not count. A replica that does not answer
-    health checks for as long is restarted."""
+    """Seconds from the first try to the answer; waiting for a slot does not count. A replica whose health
+    checks fail for as long is restarted."""
     health_s: float = option(1.0, above=0)
     """Seconds between health checks of a replica that failed."""
     options: dict[str, Any] = field(default_factory=dict, metadata={"used_when": "backend != 'hf'"})

@@ -13,7 +13,7 @@ from rlcore.errors.redaction import clipped
 from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.client.limits import ConcurrencyLimiter
-from rlcore_reward_loop.client.router import NoTarget, Router, Target
+from rlcore_reward_loop.client.router import LOG_CHARACTERS, NoTarget, Router, Target
 from rlcore_reward_loop.settings import ModelSettings, health_limit_s
 
 TRIES = 2
@@ -39,8 +39,8 @@ class Replicas:
         self.limiter = ConcurrencyLimiter(settings.concurrency, settings.eval_slots, False, self._for_slot)
         self.router = Router(list(self._by_name), 1, settings.health_s, self._healthy)
         self.counts: dict[str, float] = defaultdict(float)
-        self._silent_since: dict[str, float] = {}
-        """By replica that does not answer health checks: when the first of them began."""
+        self._failing_since: dict[str, float] = {}
+        """By replica whose health checks fail: when the first of them began."""
 
     async def close(self) -> None:
         """Stop probing failed replicas."""
@@ -136,30 +136,30 @@ class Replicas:
         raise NoAnswer(f"model '{self.name}': {reasons[-1]}; the try before that: {reasons[0]}")
 
     async def _healthy(self, target: Target) -> bool:
-        """True if it answers. One whose processes live and that is silent for `deadline_s` is restarted."""
+        """True if it is fine. One whose processes live and whose checks fail for `deadline_s` is restarted."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(health_limit_s(self.settings)):
                 await self._by_name[target.name].call(RewardReplica.health)
-        except TimeoutError:
-            target.last_error = "no sign of life"
-            self._restart_if_silent(target.name, self._silent_since.setdefault(target.name, began))
+        except (RlcoreError, TimeoutError) as cause:
+            target.last_error = str(cause) or "no sign of life"
+            self._restart_if_hopeless(target, self._failing_since.setdefault(target.name, began))
             return False
-        except RlcoreError as cause:  # it has ended, or answered with an error
-            target.last_error = str(cause)
-            self._silent_since.pop(target.name, None)
-            return False
-        self._silent_since.pop(target.name, None)
+        self._failing_since.pop(target.name, None)
         return True
 
-    def _restart_if_silent(self, name: str, since: float) -> None:
-        silent_s, limit_s = time.monotonic() - since, self.settings.deadline_s
-        if silent_s < limit_s or not self._by_name[name].alive:
+    def _restart_if_hopeless(self, target: Target, since: float) -> None:
+        replica = self._by_name[target.name]
+        if not replica.alive:  # it is restarted, or has no restart left
+            self._failing_since.pop(target.name, None)
             return
-        del self._silent_since[name]
-        key = f"{WHERE}.models.{self.name}.deadline_s"
+        failing_s, limit_s = time.monotonic() - since, self.settings.deadline_s
+        if failing_s < limit_s:
+            return
+        del self._failing_since[target.name]
+        key, problem = f"{WHERE}.models.{self.name}.deadline_s", clipped(target.last_error, LOG_CHARACTERS)
         with suppress(WorkerError):  # it has ended by now
-            self._by_name[name].restart(f"no sign of life for {silent_s:.0f} s, longer than {key}={limit_s:g}")
+            replica.restart(f"health checks fail for {failing_s:.0f} s, longer than {key}={limit_s:g}: {problem}")
 
 
 def _only_answer(replica: str, request: ScoreRequest, found: object) -> RawScore:
