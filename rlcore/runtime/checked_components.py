@@ -5,15 +5,17 @@ through. An exception of a component becomes a PluginError that names component 
 is.
 """
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlcore.contracts.offers import Scope
-from rlcore.errors import CALLED, PluginError, boundary
+from rlcore.errors import CALLED, PluginError, boundary, shown
 from rlcore.errors.checks.arrays import check_trajectory, checked_metrics, checked_scored, per_token
 from rlcore.errors.checks.results import as_stream, awaitable, plain
 from rlcore.errors.checks.same_prompt import other_field
@@ -201,8 +203,12 @@ class CheckedRewards(_Checked):
     def weights(self) -> Mapping[str, float]:
         """See `RewardManager.weights`."""
         with self._boundary("weights"):
-            found: Mapping[str, float] = plain(f"{self._who}: weights", self._component.weights, Mapping, "a mapping")
-            return found
+            needed = "a mapping of names to finite numbers"
+            found = plain(f"{self._who}: weights", self._component.weights, Mapping, needed)
+            for name, weight in found.items():
+                if not isinstance(name, str) or not isinstance(weight, Real) or not math.isfinite(weight):
+                    raise PluginError(f"{self._who}: weights holds {shown(name)}: {shown(weight)}; needs {needed}")
+            return {name: float(weight) for name, weight in found.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """See `RewardManager.restore`."""

@@ -92,6 +92,13 @@ def test_a_skipped_sample_counts_in_no_statistics_of_the_function() -> None:
     assert (found[1:] / gdpo(without)).tolist() == pytest.approx([float(found[1] / gdpo(without)[0])] * 5)
 
 
+def test_a_function_that_skips_all_samples_counts_nothing() -> None:
+    groups = [[(1.0, SKIPPED), (0.0, SKIPPED), (0.5, SKIPPED)]]
+    alone = [[(first,) for first, _ in group] for group in groups]
+    assert torch.equal(gdpo(inputs_of(groups, [1.0, 5.0])), gdpo(inputs_of(alone, [1.0])))
+    assert gdpo(inputs_of([[(SKIPPED,), (SKIPPED,)]], [1.0])).tolist() == [0.0, 0.0]
+
+
 def test_segments_of_a_sample_count_once() -> None:
     inputs = inputs_of([[(1.0, 0.0), (0.0, 3.0), (0.5, 1.0)], [(1.0, 1.0), (0.0, 4.0)]], [1.0, 0.5])
     twice = torch.tensor([0, 1, 1, 2, 3, 4, 4, 4])

@@ -4,8 +4,10 @@ import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlcore.errors import PluginError
@@ -15,7 +17,7 @@ from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, Check
 @pytest.mark.parametrize("found", [None, [1], "text"])
 def test_a_state_that_is_not_a_dict_and_a_scope_as_text_are_named(found: Any) -> None:
     class Odd:
-        scope = found
+        scope = weights = found
 
         def state(self) -> Any:
             return found
@@ -24,6 +26,28 @@ def test_a_state_that_is_not_a_dict_and_a_scope_as_text_are_named(found: Any) ->
         CheckedRewards(Odd(), "reward 'r'").state()
     with pytest.raises(PluginError, match=r"^reward 'r': scope returned (None|list|str); needs a member of Scope"):
         CheckedRewards(Odd(), "reward 'r'").scope  # noqa: B018
+    with pytest.raises(
+        PluginError, match=r"^reward 'r': weights returned (None|list|str); needs a mapping of names to"
+    ):
+        CheckedRewards(Odd(), "reward 'r'").weights  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({1: 0.5}, "1: 0.5"),
+        ({"f": "much"}, "'f': 'much'"),
+        ({"f": None}, "'f': None"),
+        ({"f": float("nan")}, "'f': nan"),
+        ({"f": 1.0, "g": float("inf")}, "'g': inf"),
+    ],
+)
+def test_weights_that_are_no_numbers_by_name_are_named(weights: Any, words: str) -> None:
+    with pytest.raises(PluginError) as raised:
+        CheckedRewards(SimpleNamespace(weights=weights), "reward 'r'").weights  # noqa: B018
+    assert str(raised.value) == f"reward 'r': weights holds {words}; needs a mapping of names to finite numbers"
+    right = SimpleNamespace(weights={"f": 2, "g": np.float32(0.5)})
+    assert CheckedRewards(right, "reward 'r'").weights == {"f": 2.0, "g": 0.5}
 
 
 class Failing:
@@ -35,7 +59,7 @@ class Failing:
     def __getattribute__(self, name: str) -> Any:
         if name in ("__class__", "__dict__", "late"):
             return object.__getattribute__(self, name)
-        if name == "scope":
+        if name in ("scope", "weights"):
             raise KeyError("which")
 
         async def later(*arguments: Any) -> Any:
@@ -55,6 +79,7 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "agent check()": ("later", lambda failing: CheckedAgent(failing, "x").check([])),
     "agent restore()": ("now", lambda failing: CheckedAgent(failing, "x").restore({})),
     "reward scope": ("now", lambda failing: CheckedRewards(failing, "x").scope),
+    "reward weights": ("now", lambda failing: CheckedRewards(failing, "x").weights),
     "reward restore()": ("now", lambda failing: CheckedRewards(failing, "x").restore({})),
     "critic expect()": ("later", lambda failing: critic(failing).expect(1)),
     "critic begin_updates()": ("later", lambda failing: critic(failing).begin_updates()),
