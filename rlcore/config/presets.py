@@ -65,7 +65,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "reinforce_pp": {**_CLIP, "advantage": "reinforce_pp", "aggregation": "token_mean", "gamma": 1.0},
     # arXiv 2501.03262: the group's mean is the baseline, the batch gives the scale (the paper: k2 in the loss).
     "reinforce_pp_baseline": {**_CLIP, "advantage": "reinforce_pp_baseline", "aggregation": "token_mean"},
-    # arXiv 2601.05242: each reward function's scores are normalised, then summed (the paper: k3 in the loss).
+    # arXiv 2601.05242: each reward function's scores are normalised, then summed.
     "gdpo": {**_CLIP, "advantage": "gdpo", "aggregation": "token_mean"},
     # arXiv 2306.13649, reverse KL on the student's samples, as a policy gradient without discount: the reference is the
     # teacher, and rewards are only logged.

@@ -35,7 +35,7 @@ def inputs_of(groups: Sequence[Scores], weights: Sequence[float]) -> AdvantageIn
 
 
 def plain_gdpo(groups: Sequence[Scores], weights: Sequence[float]) -> list[float]:
-    """The paper's equations 4 to 6, sample by sample, with the epsilon and the denominators of `grpo`."""
+    """The formula sample by sample, with the epsilon and the denominators of `grpo`, and the mean over the batch."""
     sums = []
     for group in groups:
         for scores in group:
@@ -66,13 +66,15 @@ def test_gdpo_is_the_formula_of_the_paper(seed: int) -> None:
 
 
 def test_functions_that_disagree_teach_where_their_sum_does_not() -> None:
-    inputs = inputs_of([[(1.0, 0.0), (0.0, 1.0), (0.0, 1.0)]], [1.0, 1.0])
+    group = [(1.0, 0.0), (0.0, 2.0), (0.0, 2.0)]
+    inputs = inputs_of([group], [1.0, 0.5])
+    assert inputs.rewards_B.tolist() == [1.0] * 3
     assert not grpo(inputs).any()
-    assert gdpo(inputs).tolist() == pytest.approx([0.0] * 3, abs=1e-9), "each function's two sides weigh the same"
-    assert gdpo(inputs_of([[(1.0, 0.0), (0.0, 1.0), (0.0, 1.0)]], [2.0, 1.0]))[0] > 1.0
-    # sums 3, 2, 1 and 0 of two functions with two values each: arXiv 2601.05242, figure 2
-    tied = inputs_of([[(1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (0.0, 0.0)]], [1.0, 1.0])
-    assert gdpo(tied)[0] > gdpo(tied)[1] == -gdpo(tied)[2] == 0.0
+    found = gdpo(inputs)
+    assert found[0] > 1.0, "the first function has twice the weight, and prefers it"
+    assert found[1] == found[2] < 0.0
+    opposite = gdpo(inputs_of([[(1.0, 0.0), (0.0, 1.0), (0.0, 1.0)]], [1.0, 1.0]))
+    assert opposite.tolist() == pytest.approx([0.0] * 3, abs=1e-9), "with equal weights the two cancel"
 
 
 def test_a_function_of_large_scores_does_not_drown_the_others() -> None:

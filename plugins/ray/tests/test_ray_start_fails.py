@@ -10,7 +10,7 @@ import pytest
 from rlcore_ray.testing import NEEDS_RAY
 
 from rlcore.cluster.worker_context import cluster_context
-from rlcore.contracts.clusters import Deadlines
+from rlcore.contracts.clusters import Cluster, Deadlines
 from rlcore.errors import WorkerError
 from rlcore.plugins.planning import plan_run
 from rlcore.testing.null import SETTINGS
@@ -23,6 +23,20 @@ LESS_BUSY = (
     "needs a machine that is less busy; start the run again, or run `ray start --head` and set plugins.ray.address=auto"
 )
 REMEDY = f"its servers did not answer in the time that Ray allows; {LESS_BUSY}"
+
+
+def opening(cluster: Cluster) -> str:
+    """The error of opening the cluster, which is closed then."""
+
+    async def run() -> None:
+        try:
+            await cluster.open()
+        finally:
+            await cluster.close()
+
+    with pytest.raises(WorkerError) as raised:
+        asyncio.run(run())
+    return str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -53,16 +67,7 @@ def test_a_ray_that_does_not_start_leaves_no_directory(
     monkeypatch.setattr(ray, "init", init)
     plan = plan_run([], [*SETTINGS, "plugins.ray.object_store_gib=0.1"], ["null"])
     cluster = RayCluster(cluster_context(plan, tmp_path / "run", Deadlines()))
-
-    async def run() -> None:
-        try:
-            await cluster.open()
-        finally:
-            await cluster.close()
-
-    with pytest.raises(WorkerError) as raised:
-        asyncio.run(run())
-    assert str(raised.value) == message
+    assert opening(cluster) == message
     assert list((tmp_path / "ray").iterdir()) == [before]
 
 
@@ -90,13 +95,4 @@ def test_a_ray_that_never_answers_is_left_with_a_way_out(
             plan_run([], [*settings, "cluster.backend=ray"], ["null", "ray"]), tmp_path / "run", Deadlines()
         )
     )
-
-    async def run() -> None:
-        try:
-            await cluster.open()
-        finally:
-            await cluster.close()
-
-    with pytest.raises(WorkerError) as raised:
-        asyncio.run(run())
-    assert str(raised.value) == message
+    assert opening(cluster) == message
