@@ -322,7 +322,8 @@ class Batch(ReadOnlyArrays):
     reference_logprobs_BT: Float32s | None = None
     """(B, T) log-probs of the reference policy; None without a KL term."""
     entropy_BT: Float32s | None = None
-    """(B, T) entropy of pi_old in nats; None unless its pass computed it for recording. Updates do not get it."""
+    """(B, T) entropy of pi_old in nats; None unless its pass computed it, for recording or for
+    `algo.top_entropy_quantile`. Updates do not get it."""
     baselines_B: Float32s | None = None
     """The reward of a greedy sample of the row's prompt; None unless the estimator requests one."""
     selected_BT: Bools | None = None

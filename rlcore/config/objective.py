@@ -177,6 +177,9 @@ class AlgoConfig:
     """Tokens before max_tokens over which the penalty grows from 0 to its full size."""
     overlong_penalty: float = option(1.0, used_when="overlong == 'penalty'", at_least=0)
     """The full penalty, subtracted from the reward."""
+    top_entropy_quantile: float = option(1.0, above=0, at_most=1)
+    """Share of a step's (streamed: a mini-batch's) tokens, those of the highest entropy, that the policy loss trains
+    (arXiv 2506.01939); 1: all."""
     dynamic_sampling: bool = False
     """Replace groups whose rewards are all equal (arXiv 2503.14476); for estimators that compare the samples of a
     group."""

@@ -29,6 +29,7 @@ def plan_schedule(
             f"rollout.on_new_weights=continue: {rollout.offered_by} computes keys and values again when weights change "
             "(its offer's keeps_cache); choose rollout.on_new_weights=restart, or rollout.backend=hf"
         )
+    _check_top_entropy(config)
     old = _old_logprobs(config, arithmetic["updates"], embedded)
     passes = []
     if any(plan.request.role.name == "reference" for plan in workers):
@@ -55,7 +56,11 @@ def plan_schedule(
 
 def schedule_notes(config: RunConfig, schedule: SchedulePlan, arithmetic: Mapping[str, int]) -> list[str]:
     """The notes of a plan about its schedule."""
-    return [*_precision_notes(config, schedule), *_streaming_notes(config, schedule, arithmetic)]
+    return [
+        *_precision_notes(config, schedule),
+        *_top_entropy_notes(config),
+        *_streaming_notes(config, schedule, arithmetic),
+    ]
 
 
 def _precision_notes(config: RunConfig, schedule: SchedulePlan) -> list[str]:
@@ -105,16 +110,45 @@ def _old_logprobs(config: RunConfig, num_updates: int, embedded: bool) -> OldLog
     The embedded sampler draws from the weights that are trained, so on-policy its log-probs in float32 or float64 are
     those of pi_old. In half precision and TF32, rounding changes them by more than an update does. With a single update
     per step, pi_old is the detached pi. Recorded log-probs of samples from a truncated vocabulary (top-k, top-p) are
-    not those of any policy.
+    not those of any policy. Entropies are computed by the pass, too.
     """
     if config.schedule.old_logprobs == "behaviour":
         return OldLogprobs.SAMPLED
-    if config.rollout.truncates:
+    if config.rollout.truncates or config.algo.top_entropy_quantile < 1.0:
         return OldLogprobs.PASS
     if num_updates == 1:
         return OldLogprobs.DETACHED
     exact = embedded and config.schedule.max_staleness == 0 and config.actor.repeats_logprobs
     return OldLogprobs.SAMPLED if exact else OldLogprobs.PASS
+
+
+def _check_top_entropy(config: RunConfig) -> None:
+    """PlanError where the policy loss cannot be restricted to the tokens of highest entropy."""
+    algo = config.algo
+    if algo.top_entropy_quantile == 1.0:
+        return
+    who = f"algo.top_entropy_quantile={algo.top_entropy_quantile:g}"
+    if algo.policy_loss == "gmpo":
+        raise PlanError(
+            f"{who}: algo.policy_loss=gmpo gives each token the loss of its row, so none can be left out; choose "
+            "another algo.policy_loss, or algo.top_entropy_quantile=1"
+        )
+    if config.schedule.old_logprobs == "behaviour":
+        raise PlanError(
+            f"{who}: entropies are computed by the pass for old log-probs, which schedule.old_logprobs=behaviour "
+            "leaves out; choose schedule.old_logprobs=recompute, or algo.top_entropy_quantile=1"
+        )
+
+
+def _top_entropy_notes(config: RunConfig) -> list[str]:
+    share = config.algo.top_entropy_quantile
+    if share == 1.0:
+        return []
+    whole = "a mini-batch" if config.schedule.stream_minibatches else "a step"
+    return [
+        f"algo.top_entropy_quantile={share:g}: the policy loss trains that share of the tokens of {whole}, those at "
+        "which the policy's entropy is highest when the step begins; a pass computes it"
+    ]
 
 
 def _check_streaming(
@@ -149,8 +183,10 @@ def _check_drop(config: RunConfig, rewards: Sequence[ResolvedReward], passes: Se
             )
     late = [pass_ for pass_ in passes if pass_ != "reference"]
     if config.schedule.stream_minibatches and late:
+        needed = config.rollout.truncates or config.algo.top_entropy_quantile < 1.0
+        sampled = "" if needed else " or, for old log-probs, old_logprobs=behaviour"
         raise PlanError(
             f"schedule.on_stale=drop with stream_minibatches=true: {' and '.join(late)} need a pass over a step's "
-            "samples before its first update, when it is not known which they are; choose on_stale=wait, "
-            "stream_minibatches=false or, for old log-probs, old_logprobs=behaviour"
+            "samples before its first update, when it is not known which they are; choose on_stale=wait"
+            f"{',' if sampled else ' or'} stream_minibatches=false{sampled}"
         )

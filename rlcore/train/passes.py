@@ -29,6 +29,9 @@ class ForwardPasses:
     def __init__(self, run: Runtime, timeline: StepTimeline) -> None:
         self._run, self._timeline = run, timeline
         self._old = run.plan.schedule.old_logprobs
+        config = run.plan.config
+        self._chooses = config.algo.top_entropy_quantile < 1.0
+        self._with_entropy = self._chooses or config.train.record_tokens != "none"
         self._passes: list[_Pass] = []
         self._where: dict[TrajectoryId, tuple[int, int]] = {}
         """The pass and the row of each trajectory."""
@@ -89,9 +92,9 @@ class ForwardPasses:
         return found
 
     async def _old_policy(self, batch: Batch) -> dict[str, Float32s]:
-        """Log-probs of pi_old, and the entropy if the run records tokens and the engine computes it."""
+        """Log-probs of pi_old, and entropies if the engine computes them and the run records or uses them."""
         actor = self._run.actor.replicas[0]
-        if self._run.plan.config.train.record_tokens == "none":
+        if not self._with_entropy:
             return {"old_logprobs_BT": await _logprobs(ACTOR.name, actor, ActorWorker.logprobs, batch)}
         who = f"{actor.name}.{ActorWorker.token_scores.__name__}()"
         with worker_call(ACTOR.name, ActorWorker.token_scores.__name__):
@@ -101,6 +104,12 @@ class ForwardPasses:
             found = {"old_logprobs_BT": per_token(who, scores.logprobs_BT, batch, WorkerError, "log-probs")}
             if scores.entropy_BT is not None:
                 found["entropy_BT"] = per_token(who, scores.entropy_BT, batch, WorkerError, "entropies")
+            elif self._chooses:
+                share = self._run.plan.config.algo.top_entropy_quantile
+                raise WorkerError(
+                    f"{who} returned no entropies; algo.top_entropy_quantile={share:g} chooses tokens by them; "
+                    "choose 1, or an actor that computes them"
+                )
             return found
 
     def attach(self, batch: Batch, rows: Sequence[TrajectoryId]) -> Batch:

@@ -17,6 +17,7 @@ from rlcore.algo.decoupled import FunctionScores, function_scores
 from rlcore.algo.kl import FixedKl
 from rlcore.algo.reward_shaping import rewards_all_equal
 from rlcore.algo.step import weigh, with_advantages
+from rlcore.algo.top_entropy import only_top_entropy
 from rlcore.contracts.offers import Need
 from rlcore.errors import PluginError, WorkerError
 from rlcore.report.learning import step_facts
@@ -285,6 +286,9 @@ class StepBatcher:
         scores = self._function_scores(rows, ids)
         batch, metrics = with_advantages(batch, run.advantage, per_token, config.algo, max_tokens, self._kl, scores)
         self.advantages |= zip(ids, row_advantages(batch), strict=True)
+        if config.algo.top_entropy_quantile < 1.0:
+            batch, chosen = only_top_entropy(batch, config.algo)
+            metrics |= chosen
         self.batches.append((ids, batch))
         self._prepared.append(metrics)
         self._trained += [(index, row) for row in rows]
