@@ -10,7 +10,7 @@ There are four mechanisms:
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from opcode import opmap
@@ -225,6 +225,15 @@ def nearest(name: str, choices: "list[str] | tuple[str, ...]") -> str:
     close = get_close_matches(name, choices, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{hint}choose from: {', '.join(sorted(choices)) or '(nothing is offered)'}"
+
+
+def misspelt(names: Iterable[str], choices: Iterable[str]) -> str:
+    """A question in parentheses about the unknown names that are near a choice, with a space before; empty if none
+    is."""
+    known = sorted(choices)
+    near = {name: get_close_matches(name, known, n=1) for name in names if name not in known}
+    questions = [f"'{found[0]}' instead of '{name}'" for name, found in near.items() if found]
+    return f" (did you mean {' and '.join(questions)}?)" if questions else ""
 
 
 class ChildError(RlcoreError):

@@ -2,7 +2,7 @@
 
 import ast
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rlcore.config.providers import Offer
 from rlcore.contracts.children import check_exported
 from rlcore.contracts.components import ResolvedReward, RewardComponent
 from rlcore.contracts.offers import RewardFunction, Scope
-from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
+from rlcore.errors import CALLED, ConfigError, PluginError, boundary, misspelt, nearest
 from rlcore.errors.checks.data import listed
 from rlcore.errors.checks.targets import static_problem
 from rlcore.imports import importable_target, no_relative_imports
@@ -96,11 +96,17 @@ def no_reward_function(target: str) -> str | None:
     if node is None or isinstance(node, ast.ClassDef) or node.args.vararg or node.args.kwarg:
         return None
     arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-    if not SAMPLE_NAMES.isdisjoint(argument.arg for argument in arguments) or not returns_no_function(node):
+    names = [argument.arg for argument in arguments]
+    if not SAMPLE_NAMES.isdisjoint(names) or not returns_no_function(node):
         return None
+    return f"{_takes_nothing(target, node, names)}, and a call of it returns no function; {NEEDED}"
+
+
+def _takes_nothing(target: str, node: ast.FunctionDef | ast.AsyncFunctionDef, names: Iterable[str]) -> str:
+    """The beginning of an error about a function with these names of arguments."""
     return (
-        f"{target} has the signature ({ast.unparse(node.args)}), which takes nothing of a sample, and a call of it "
-        f"returns no function; {NEEDED}"
+        f"{target} has the signature ({ast.unparse(node.args)}), which takes nothing of a sample"
+        f"{misspelt(names, SAMPLE_NAMES)}"
     )
 
 
@@ -122,8 +128,8 @@ def _takes_nothing_of_a_sample(key: str, target: str, config: RewardFunctionConf
     missing = sorted(required - set(config.kwargs) - ({"settings"} if settings is not None else set()))
     if missing:
         raise ConfigError(
-            f"{key}: {target} has the signature ({ast.unparse(node.args)}), which takes nothing of a sample; "
-            f"{NEEDED}, or, where a call of it returns the function, kwargs for {', '.join(missing)}"
+            f"{key}: {_takes_nothing(target, node, sorted(named))}; {NEEDED}, or, where a call of it "
+            f"returns the function, kwargs for {', '.join(missing)}"
         )
     return True
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
 
-from rlcore.errors import ConfigError, PluginError, nearest
+from rlcore.errors import ConfigError, PluginError, misspelt, nearest
 from rlcore.types import SAMPLE_NAMES
 
 
@@ -238,7 +238,8 @@ def _classify(who: str, parameters: list[inspect.Parameter], method: str, is_asy
         way_out = ""
         if required and not method and _takes_nothing_of_a_sample(parameters):
             way_out = f"; or kwargs for {', '.join(sorted(required))}, with which a call of it returns such a function"
-        raise PluginError(f"{who}: has the signature ({found}); {ACCEPTED}, with {FEW_TRL}{way_out}")
+        question = misspelt([parameter.name for parameter in named], SAMPLE_NAMES)
+        raise PluginError(f"{who}: has the signature ({found}){question}; {ACCEPTED}, with {FEW_TRL}{way_out}")
     if "environments" in required:
         raise PluginError(f"{who}: takes environments, which only TRL's trainer has; needs a default for it")
     return Signature(style, method, is_async, names, required, is_open)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from rlcore.contracts.components import ResolvedReward
 from rlcore.data.conversation import text_of
 from rlcore.data.read_prompts import ANSWER_COLUMNS
-from rlcore.errors import ConfigError, shown
+from rlcore.errors import ConfigError, misspelt, shown
 from rlcore.plan import RunPlan
 from rlcore.plan.sources import definition
 from rlcore.reward.call_arguments import NO_COLUMNS
 from rlcore.reward.signature import ACCEPTED, METHODS, SETTINGS, TRL_NAMES
-from rlcore.types import Prompt
+from rlcore.types import SAMPLE_NAMES, Prompt
 
 Prompts = Mapping[str, Sequence[Prompt]]
 
@@ -148,8 +148,10 @@ def _is_answered(row: Prompt) -> bool:
 
 
 def _worded(name: str, lack: Sequence[str], rows: Sequence[Prompt]) -> str:
-    columns = ", ".join(sorted({name for row in rows for name in row.columns})) or "none besides prompt and answer"
-    needed = ", ".join(lack)
+    present = sorted({name for row in rows for name in row.columns})
+    columns = ", ".join(present) or "none besides prompt and answer"
+    answers = ANSWER_COLUMNS if any(map(_is_answered, rows)) else ()
+    needed = ", ".join(lack) + misspelt(lack, {*present, *answers, *SAMPLE_NAMES})
     if lack == ["an answer"]:
         way_out = f"name its column in data.sources.{name}.answer_column, or {', '.join(ANSWER_COLUMNS)} in the data"
     else:

@@ -66,7 +66,7 @@ GROUPS = {
             "plan/test_contract_data.py",
             "plan/test_interfaces.py",
             "plan/test_plan_refusals.py",
-    "plan/test_plan_top_entropy.py",
+            "plan/test_plan_top_entropy.py",
             "plan/test_stated_resources.py",
             "plugins/test_plugins.py",
             "plugins/test_damaged_metadata.py",

@@ -262,6 +262,7 @@ def test_abort_stops_at_the_first_failure_and_a_spent_budget_names_functions_and
         ("nested", {}, PluginError, "is a lambda"),
         ("two_arguments", {}, PluginError, r"has the signature \(a, b\); accepted are f\(prompts, completions"),
         ("star", {}, PluginError, "accepted are"),
+        ("misspelt", {}, PluginError, r"\(did you mean 'completions' instead of 'completion'\?\); accepted are"),
         ("NoScore", {}, PluginError, "has no method score"),
         ("not_callable", {}, PluginError, "is neither a function nor a class, found int"),
         ("lenght", {}, PluginError, "did you mean 'length'"),

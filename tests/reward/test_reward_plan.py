@@ -286,6 +286,16 @@ def test_a_function_that_takes_nothing_of_a_sample_and_returns_data_is_refused_w
     assert message.endswith("ground_truth), f(trajectory) or f(trajectories)")
 
 
+def test_a_misspelt_parameter_is_compared_with_those_that_get_samples(here: Path) -> None:
+    (here / "mine.py").write_text("def wrong(prompt, completion, answer):\n    return 1.0\n")
+    question = "(did you mean 'prompts' instead of 'prompt' and 'completions' instead of 'completion'?)"
+    message = refused(ConfigError, f"{FN}=mine.py:wrong")
+    assert f"takes nothing of a sample {question}, and a call of it returns no function" in message
+    (here / "mine.py").write_text("def wrong(prompt, completion):\n    return completion\n")
+    message = refused(ConfigError, f"{FN}=mine.py:wrong", "reward.functions.letters.kwargs.prompt=a")
+    assert "takes nothing of a sample (did you mean 'completions' instead of 'completion' and 'prompts' " in message
+
+
 def test_a_module_or_function_that_does_not_exist_is_refused_before_any_process_starts(site: Path) -> None:
     package = site / "half_there"
     package.mkdir(parents=True)

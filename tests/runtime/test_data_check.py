@@ -17,6 +17,7 @@ from rlcore.testing.runs import run_settings
 REWARDS = """
 def takes_answer(prompts, completions, answer, **columns): ...
 def takes_target(prompts, completions, target, bonus, **columns): ...
+def takes_anwser(completions, anwser): ...
 def may_take_target(prompts, completions, target=None): ...
 async def waits_for_target(completions, target): ...
 def compares(data_source, solution_str, ground_truth, extra_info=None):
@@ -52,6 +53,7 @@ PLAIN = [{"prompt": f"say {index}"} for index in range(4)]
 ANSWERED = [{**row, "answer": "a"} for row in PLAIN]
 VERL = [{**row, "reward_model": {"ground_truth": "a"}} for row in PLAIN]
 TARGETED = [{**row, "target": "a", "bonus": 1} for row in PLAIN]
+MISSPELT = [{**row, "targets": "a"} for row in PLAIN]
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,9 @@ TARGETED = [{**row, "target": "a", "bonus": 1} for row in PLAIN]
         ("takes_answer", VERL, ""),
         ("takes_target", PLAIN, "needs bonus, target, which source all does not have"),
         ("takes_target", TARGETED, ""),
+        ("takes_target", MISSPELT, "needs bonus, target (did you mean 'targets' instead of 'target'?), which source"),
+        ("takes_anwser", ANSWERED, "needs anwser (did you mean 'answer' instead of 'anwser'?), which source all does"),
+        ("takes_anwser", PLAIN, "needs anwser, which source all does not have"),
         ("may_take_target", PLAIN, ""),
         ("waits_for_target", PLAIN, "needs target"),
         ("compares", PLAIN, "data.sources.all.answer_column"),

@@ -166,6 +166,10 @@ nested = (lambda: lambda trajectory: 1.0)()
 anonymous = lambda trajectory: 1.0
 
 
+def misspelt(completion, **columns):
+    return [1.0 for _ in completion]
+
+
 def two_arguments(a, b):
     return 1.0
 
