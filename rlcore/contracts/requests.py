@@ -86,6 +86,8 @@ class WorkerRequest:
     `RewardModel` for RewardReplica."""
     note: str = ""
     """A fact about this role that `rlcore plan` shows among its notes."""
+    nodes_key: str = ""
+    """The configuration key that gives a replica more nodes, for advice in errors; empty: a replica stays on one."""
 
     def __post_init__(self) -> None:
         check_is(self, "role", Role)
@@ -103,6 +105,7 @@ class WorkerRequest:
         check_is(self, "settings", str)
         check_frozen(self, "spec")
         check_is(self, "note", str)
+        check_is(self, "nodes_key", str)
         check_text_choice(self, "shared_prefix", ["planned", *SharedPrefix])
         if self.gpus > 1 and self.gpus != int(self.gpus):
             refuse(self, "gpus", "a share of one device, or a whole number of them")

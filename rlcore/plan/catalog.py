@@ -73,9 +73,9 @@ def libraries() -> tuple[str, ...]:
     return tuple(package["library"] for package in _catalog()["package"] if "library" in package)
 
 
-def rollout_key(name: Literal["device_share", "replica_devices", "replica_nodes", "without_graphs"]) -> str:
+def rollout_key(name: Literal["device_share", "replica_devices", "without_graphs"]) -> str:
     """A config key of the preferred GPU rollout backend: for the share of a device that a replica reserves, the number
-    of a replica's devices or nodes, or engines that keep no CUDA graphs while they sleep."""
+    of a replica's devices, or engines that keep no CUDA graphs while they sleep."""
     package = next(package for package in _catalog()["package"] if "rollout_on_gpus" in package)
     return f"plugins.{package['plugin']}.{package[name]}"
 
@@ -84,12 +84,6 @@ def rollout_on_gpus() -> tuple[tuple[str, str, str], ...]:
     """(plugin, rollout backend, required library) of the backends made for GPUs, in order of preference."""
     found = [package for package in _catalog()["package"] if "rollout_on_gpus" in package]
     return tuple((package["plugin"], package["rollout_on_gpus"], package["library"]) for package in found)
-
-
-def more_nodes(role: str, backend: str) -> str:
-    """The setting that spreads a replica of a role over nodes, as a part of advice; '' for a role without one."""
-    has = role == "rollout" and backend in (name for _, name, _ in rollout_on_gpus())
-    return f", or {rollout_key('replica_nodes')} above 1" if has else ""
 
 
 def library_of(plugin: str) -> str:

@@ -12,11 +12,10 @@ from rlcore.config import RunConfig
 from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.errors import PlanError
-from rlcore.plan.catalog import more_nodes
 from rlcore.plan.colocation import ACTOR, ROLLOUT, actor_pool, can_sleep
 from rlcore.plan.device_memory import serves
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.planner_input import join_names
+from rlcore.plan.planner_input import join_names, more_nodes
 from rlcore.plan.run_plan import LayoutPlan
 
 
@@ -90,7 +89,7 @@ def check_one_node(workers: Sequence[WorkerPlan], pools: Sequence[PoolPlan], fac
             raise PlanError(
                 f"{_who(plan)}: a rank has {request.gpus:g} devices, and a node {on_node}; a rank is on one node: "
                 f"needs a number that divides {on_node}, and more replicas or ranks"
-                f"{more_nodes(request.role.name, request.backend)}; its class is {plan.offered_by}"
+                f"{more_nodes(request)}; its class is {plan.offered_by}"
             )
 
 

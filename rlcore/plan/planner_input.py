@@ -68,3 +68,8 @@ def by_provider(offer: Offer[Any]) -> tuple[str, str]:
 def join_names(parties: Sequence[str]) -> str:
     """Parties of an error, sorted: 'a and b'."""
     return " and ".join(sorted(parties))
+
+
+def more_nodes(request: WorkerRequest) -> str:
+    """The setting that spreads a replica over nodes, as a part of advice; '' for a role that has none."""
+    return f", or {request.nodes_key} above 1" if request.nodes_key else ""

@@ -11,9 +11,9 @@ from rlcore.contracts.offers import PoolSpec
 from rlcore.contracts.pool_placement import placement_problem
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.errors import ConfigError, PlanError, nearest
-from rlcore.plan.catalog import more_nodes, remedy
+from rlcore.plan.catalog import remedy
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.planner_input import CORE, Offers, join_names
+from rlcore.plan.planner_input import CORE, Offers, join_names, more_nodes
 
 CONFIG = "config (cluster.pools)"
 """Provider of a pool that the user declared."""
@@ -196,7 +196,7 @@ def _gpus_per_node(pool: _Declared, workers: Sequence[WorkerPlan], declared: Map
             raise PlanError(
                 f"pool '{spec.name}' of {pool.by} has {num_gpus} GPUs on each of its {spec.nodes} nodes, and a rank of "
                 f"role '{request.role.name}' needs {request.gpus:g}: a rank is on one node; choose at most {num_gpus} "
-                f"devices for each, and more replicas or ranks{more_nodes(request.role.name, request.backend)}; its "
+                f"devices for each, and more replicas or ranks{more_nodes(request)}; its "
                 f"class is {plan.offered_by}"
             )
         if 0 < num_gpus < on_a_node:

@@ -62,11 +62,12 @@ def write_tiny_classifier(
     num_heads: int = 4,
     of: Literal["Sequence", "Token"] = "Sequence",
     key_heads: int = 0,
+    hidden_size: int = 32,
 ) -> Path:
     """Write a random float32 classifier of sequences or tokens for byte tokens; returns the directory.
 
-    One label is a scalar. `key_heads`: heads of keys; 0 for as many as `num_heads`. The hidden size is 32. With
-    `num_heads=1` that is also the head size, and the least one that every engine computes on a CPU.
+    One label is a scalar. `key_heads`: heads of keys; 0 for as many as `num_heads`. The least size of a head that
+    every engine computes on a CPU is 32.
     """
     import torch
     import transformers
@@ -75,7 +76,7 @@ def write_tiny_classifier(
     classes.utils.logging.disable_progress_bar()
     config = getattr(classes, f"{architecture}Config")(
         vocab_size=VOCABULARY,
-        hidden_size=32,
+        hidden_size=hidden_size,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=num_heads,

@@ -41,12 +41,14 @@ def requests(config: RunConfig, section: RewardLoopSettings) -> Sequence[WorkerR
             model.backend,
             pool=model.pool,
             replicas=model.replicas,
-            gpus=model.gpus if config.cluster.device == "cuda" else 0.0,
+            ranks=model.nodes,
+            gpus=model.gpus / model.nodes if config.cluster.device == "cuda" else 0.0,
             cpus=model.cpus,
             threads=model.threads or config.cluster.threads,
             isolated=True,
             spec=reward_model(section, name),
             settings=f"{WHERE}.models.{name}",
+            nodes_key="" if model.backend == "hf" else f"{WHERE}.models.{name}.nodes",
         )
         found.append(computed_here(request, model) if model.backend == "hf" else request)
     return found

@@ -44,6 +44,10 @@ def _check_devices(key: str, model: ModelSettings) -> None:
             f"{key}.gpus: found {model.gpus:g}, and backend=hf computes on one; needs at most 1, for several devices "
             f"with {key}.data_parallel={model.gpus:g} {key}.sharding=fsdp2, or another backend"
         )
+    if model.nodes > 1 and model.gpus % model.nodes:
+        raise ConfigError(
+            f"{key}.nodes={model.nodes}: does not divide {key}.gpus={model.gpus:g}; needs as many devices on each"
+        )
     if model.data_parallel > 1 and model.gpus != 1:
         raise ConfigError(
             f"{key}.gpus: found {model.gpus:g}, and data_parallel={model.data_parallel} ranks exchange what they "

@@ -79,12 +79,15 @@ class ModelSettings:
     `actor.dp_replicate`."""
     context_parallel: int = option(1, at_least=1, used_when="data_parallel != 1")
     """Neighbouring ranks that hold slices of the same conversations, like `actor.context_parallel`."""
+    nodes: int = option(1, used_when="backend != 'hf'", at_least=1)
+    """Nodes over which the devices of a replica are spread evenly, for a model that needs more than one; without
+    devices, a process on each."""
     gpus: float = option(1.0, used_when="cluster.device == 'cuda'", at_least=0)
     """Devices of each replica, with `data_parallel` of each rank. Several: an engine that spans them."""
     cpus: float = option(1.0, at_least=0)
-    """Of each replica, with `data_parallel` of each rank."""
+    """Of each process of a replica: one, or one per rank of `data_parallel`, or one per node of `nodes`."""
     threads: int = option(0, at_least=0)
-    """Compute threads of each replica, with `data_parallel` of each rank; 0: `cluster.threads`."""
+    """Compute threads of each process of a replica; 0: `cluster.threads`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
     label: int = option(0, at_least=0)

@@ -13,15 +13,8 @@ POOL = "rollout"
 """The pool of replicas when `rollout.pool` is empty."""
 GRAPH_BYTES = int(1.5 * 2**30)
 """CUDA graphs stay on an engine's device while it sleeps (vllm#47654); awake, its share includes them."""
-OVER_NODES = (
-    "distributed_executor_backend",
-    "nnodes",
-    "node_rank",
-    "master_addr",
-    "master_port",
-    "pipeline_parallel_size",
-)
-"""Options that would give an engine nodes or devices that the plan does not count."""
+OVER_NODES = ("distributed_executor_backend", "nnodes", "node_rank", "master_addr", "master_port")
+"""Options that would give an engine nodes that the plan does not count."""
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Environment variables with settings of torch's allocator."""
 
@@ -46,6 +39,7 @@ def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRe
         request,
         pool=config.rollout.pool or POOL,
         ranks=section.nodes,
+        nodes_key="plugins.vllm.nodes",
         gpus=request.gpus * section.tensor_parallel / section.nodes,
         bytes_per_parameter=_weight_bytes(config, section) if request.gpus else 0.0,
         device_frac=section.gpu_memory_frac if request.gpus else 0.0,
@@ -66,7 +60,7 @@ def _weight_bytes(config: RunConfig, section: VllmSettings) -> float:
 def check_nodes(section: VllmSettings) -> None:
     """ConfigError for an option that states the nodes of a replica, which the plan counts, and for devices that cannot
     be spread over them evenly."""
-    found = [name for name in OVER_NODES if name in section.options]
+    found = [name for name in (*OVER_NODES, "pipeline_parallel_size") if name in section.options]
     if found:
         raise ConfigError(
             f"plugins.vllm.options.{found[0]}: the devices of a rollout replica are counted by "
@@ -77,6 +71,15 @@ def check_nodes(section: VllmSettings) -> None:
             f"plugins.vllm.nodes={section.nodes}: does not divide plugins.vllm.tensor_parallel="
             f"{section.tensor_parallel}; needs as many devices on each node"
         )
+
+
+def check_no_nodes(key: str, options: Mapping[str, Any], stated_at: str) -> None:
+    """ConfigError for an option (at `key`) that states the nodes of an engine, which `stated_at` counts."""
+    for name in OVER_NODES:
+        if name in options:
+            raise ConfigError(
+                f"{key}.{name}: the nodes of an engine are counted by {stated_at}; leave the option out, and set that"
+            )
 
 
 def asleep_bytes(*, eager: bool) -> int:
