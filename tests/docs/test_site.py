@@ -15,6 +15,12 @@ PAGES = ("index", "tutorial", "tutorials/judge", "concepts/plan", "comparison", 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
+@pytest.fixture(autouse=True)
+def _site_is_built() -> None:
+    if not SITE.is_dir():
+        pytest.fail(f"{SITE} does not exist; `make docs` builds it", pytrace=False)
+
+
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
     with chromium(tmp_path) as driver:
