@@ -77,6 +77,24 @@ def test_functions_that_disagree_teach_where_their_sum_does_not() -> None:
     assert opposite.tolist() == pytest.approx([0.0] * 3, abs=1e-9), "with equal weights the two cancel"
 
 
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 10.0, 1e4])
+def test_functions_that_cancel_each_other_at_different_scales_teach_nothing(scale: float) -> None:
+    """The epsilon in their deviations leaves a rest, which must not be divided by its own deviation."""
+    draw = np.random.default_rng(3)
+    groups = [[(x, -scale * x, SKIPPED) for x in draw.normal(size=size)] for size in (4, 2, 5, 1)]
+    inputs = inputs_of(groups, [0.7, 0.7, 1.0])
+    found = gdpo(replace(inputs, scores_BF=inputs.scores_BF.float().double()))  # type: ignore[union-attr]
+    assert found.tolist() == [0.0] * 12
+    assert max(map(abs, plain_gdpo(groups, [0.7, 0.7, 1.0]))) > 1e-3, "the formula alone enlarges the rest"
+
+
+def test_functions_that_cancel_each_other_in_one_group_only_leave_the_formula_as_it_is() -> None:
+    groups = [[(1.0, 0.0), (0.0, 10.0)], [(1.0, 3.0), (0.0, 1.0), (0.0, 2.0)]]
+    assert gdpo(inputs_of(groups, [1.0, 1.0])).tolist() == pytest.approx(plain_gdpo(groups, [1.0, 1.0]), abs=1e-12)
+    nearly = [[(1.0, 0.0), (0.0, 10.0), (2.0, -10.001)]]
+    assert gdpo(inputs_of(nearly, [1.0, 1.0])).tolist() == pytest.approx(plain_gdpo(nearly, [1.0, 1.0]), rel=1e-5)
+
+
 def test_a_function_of_large_scores_does_not_drown_the_others() -> None:
     groups: list[Scores] = [[(1.0, 300.0), (0.0, 900.0), (1.0, 500.0), (0.0, 100.0)]]
     small = [[(first, second / 1000) for first, second in group] for group in groups]
