@@ -276,6 +276,9 @@ class StepBatcher:
         ids, batch = self._arrays.collated(groups)  # while the started passes run
         if self._preparing is not None:
             await self._preparing
+        if not rows:  # all samples were dropped: passes computed nothing that an estimator or a KL term could use
+            self.batches.append((ids, batch))
+            return batch
         await self._arrays.ensure([row.trajectory for row in rows])
         batch = self._arrays.attach(batch, ids)
         if self._schedule.max_staleness:
