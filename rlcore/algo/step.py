@@ -91,7 +91,8 @@ def with_advantages(
 def weigh(minibatch: Batch, algo: AlgoConfig, selection: Selection | None = None) -> Batch:
     """The mini-batch with the weight of each row's token losses; that of truncated samples is 0 under overlong 'mask'.
 
-    With the policy loss's selection, also the tokens that it picks among rows with a weight.
+    With the policy loss's selection, also the tokens that it picks among rows with a weight; with
+    `algo.top_entropy_quantile` only among tokens with an advantage, because it leaves the others out of the loss.
     """
     num_loss_tokens_B = minibatch.num_sampled_B
     if algo.overlong == "mask" and minibatch.truncated_B is not None:
@@ -111,10 +112,13 @@ def _select(minibatch: Batch, weights_B: Float32s, selection: Selection, algo: A
         advantages_BT = np.broadcast_to(minibatch.advantages_B[:, None], logprobs_BT.shape)
     else:
         raise ValueError("a selection uses advantages, and the mini-batch has none yet")
+    mask_BT = tokens.loss_mask_BT & (weights_B > 0)[:, None]
+    if algo.top_entropy_quantile < 1.0:
+        mask_BT &= advantages_BT != 0
     inputs = SelectionInputs(
         logprobs_BT=_tensor(logprobs_BT),
         advantages_BT=_tensor(advantages_BT),
-        mask_BT=_tensor(tokens.loss_mask_BT & (weights_B > 0)[:, None]),
+        mask_BT=_tensor(mask_BT),
         seed=crc32(np.ascontiguousarray(tokens.token_ids_BT).tobytes()),
         config=algo,
     )

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from rlcore.algo.covariance import select_clip_cov, select_kl_cov
+from rlcore.algo.step import weigh
 from rlcore.algo.top_entropy import only_top_entropy
 from rlcore.config import AlgoConfig
 from rlcore.testing.tiny import random_batch
@@ -94,6 +96,21 @@ def test_truncated_samples_without_a_weight_are_not_counted() -> None:
 def test_all_samples_without_a_weight_leave_the_batch_as_it_is() -> None:
     batch = with_entropy(random_batch(), truncated_B=np.ones(len(random_batch()), dtype=np.bool_))
     assert only_top_entropy(batch, algo(0.2, "mask")) == (batch, {})
+
+
+@pytest.mark.parametrize("selection", [select_clip_cov, select_kl_cov])
+def test_a_policy_loss_selects_among_the_tokens_that_are_trained(selection: Any) -> None:
+    """The penalty of `kl_cov` has a gradient without an advantage, too: elsewhere it would train tokens left out."""
+    chosen = replace(algo(0.25), kl_cov_frac=0.5, clip_cov_frac=0.5, clip_cov_low=-100.0, clip_cov_high=100.0)
+    batch, _ = only_top_entropy(with_entropy(random_batch()), chosen)
+    selected_BT = weigh(batch, chosen, selection).selected_BT
+    assert selected_BT is not None
+    assert batch.advantages_BT is not None
+    assert selected_BT.sum() == len(places_of(batch)) // 2
+    assert batch.advantages_BT[selected_BT].all()
+    everywhere = weigh(batch, replace(chosen, top_entropy_quantile=1.0), selection).selected_BT
+    assert everywhere is not None
+    assert not batch.advantages_BT[everywhere].all()
 
 
 @pytest.mark.parametrize("missing", ["entropy_BT", "advantages_B"])
