@@ -183,8 +183,8 @@ def _check_drop(config: RunConfig, rewards: Sequence[ResolvedReward], passes: Se
             )
     late = [pass_ for pass_ in passes if pass_ != "reference"]
     if config.schedule.stream_minibatches and late:
-        needed = config.rollout.truncates or config.algo.top_entropy_quantile < 1.0
-        sampled = "" if needed else " or, for old log-probs, old_logprobs=behaviour"
+        needed = late != ["old log-probs"] or config.rollout.truncates or config.algo.top_entropy_quantile < 1.0
+        sampled = "" if needed else " or old_logprobs=behaviour"
         raise PlanError(
             f"schedule.on_stale=drop with stream_minibatches=true: {' and '.join(late)} need a pass over a step's "
             "samples before its first update, when it is not known which they are; choose on_stale=wait"

@@ -1,6 +1,7 @@
 """Plans whose policy loss is restricted to the tokens of highest entropy."""
 
 import re
+from collections.abc import Sequence
 
 import pytest
 
@@ -16,8 +17,8 @@ REFUSED = {
 }
 
 
-def planned(*overrides: str) -> RunPlan:
-    hooks, loaded = configure([], [*SETTINGS, *overrides], ["null"])
+def planned(*overrides: str, plugins: Sequence[str] = ()) -> RunPlan:
+    hooks, loaded = configure([], [*SETTINGS, *overrides], ["null", *plugins])
     return make_plan(loaded, hooks, Facts(cpus=2))
 
 
@@ -61,6 +62,17 @@ def test_what_the_refusal_of_late_passes_advises_is_accepted() -> None:
         planned(*streamed, SHARE)
     planned(*drop, SHARE, "schedule.stream_minibatches=false")
     planned(*streamed, SHARE, "schedule.on_stale=wait")
-    with pytest.raises(PlanError, match=r"choose on_stale=wait, stream_minibatches=false or, .*=behaviour$"):
+    with pytest.raises(PlanError, match=r"choose on_stale=wait, stream_minibatches=false or old_logprobs=behaviour$"):
         planned(*streamed)
     planned(*streamed, "schedule.old_logprobs=behaviour")
+
+
+@pytest.mark.parametrize("old_logprobs", ["recompute", "behaviour"])
+def test_the_refusal_of_late_values_does_not_advise_other_log_probs(old_logprobs: str) -> None:
+    """A critic's values need the pass with any log-probs."""
+    critic = ("algo.preset=ppo", "critic.engine=critic_engine", "plugins.critic_engine.backend='null'")
+    drop = ("schedule.max_staleness=1", "schedule.on_stale=drop", "actor.minibatch_prompts=2")
+    streamed = (*drop, "schedule.stream_minibatches=true", f"schedule.old_logprobs={old_logprobs}")
+    with pytest.raises(PlanError, match=r"values need a pass .* choose on_stale=wait or stream_minibatches=false$"):
+        planned(*critic, *streamed, plugins=("critic_engine",))
+    planned(*critic, *drop, f"schedule.old_logprobs={old_logprobs}", plugins=("critic_engine",))
