@@ -1,5 +1,6 @@
 """Restricts the policy loss to the tokens at which the policy is least sure (arXiv 2506.01939)."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,8 @@ def only_top_entropy(batch: Batch, algo: AlgoConfig) -> tuple[Batch, Metrics]:
     entropy_N = batch.entropy_BT[mask_BT]
     if not len(entropy_N):
         return batch, {}
-    num = int(np.ceil(algo.top_entropy_quantile * len(entropy_N)))
+    share = round(algo.top_entropy_quantile * len(entropy_N), 9)  # 0.28 * 50 is more than 14 as a float
+    num = max(1, math.ceil(share))
     least = np.partition(entropy_N, -num)[-num]
     keeps_BT = mask_BT & (batch.entropy_BT >= least)
     if batch.advantages_BT is not None:

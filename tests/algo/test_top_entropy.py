@@ -72,6 +72,17 @@ def test_an_advantage_per_token_is_kept_or_zero() -> None:
     np.testing.assert_array_equal(found.advantages_BT, expected_BT)
 
 
+def test_a_whole_number_of_tokens_is_not_rounded_up() -> None:
+    """0.28 * 50 is 14.000000000000002 as a float."""
+    batch = random_batch(num_groups=12)
+    kept_BT = np.zeros_like(batch.tokens.loss_mask_BT)
+    kept_BT[tuple(np.argwhere(batch.tokens.loss_mask_BT)[:50].T)] = True
+    batch = with_entropy(replace(batch, tokens=replace(batch.tokens, loss_mask_BT=kept_BT)))
+    assert len(places_of(only_top_entropy(batch, algo(0.28))[0])) == 14
+    assert len(places_of(only_top_entropy(batch, algo(0.281))[0])) == 15
+    assert len(places_of(only_top_entropy(batch, algo(1e-12))[0])) == 1
+
+
 def test_tokens_as_high_as_the_last_that_is_chosen_are_chosen_too() -> None:
     batch = random_batch()
     flat_BT = np.ones(batch.tokens.loss_mask_BT.shape, dtype=np.float32)
