@@ -133,8 +133,10 @@ def find_checkpoint(path: Path) -> Path:
     found = checkpoint.survey(path) if path.is_dir() else checkpoint.Survey(None, ())
     if found.newest is None:
         problems = f": {'; '.join(found.passed_over)}" if found.passed_over else ""
+        siblings = checkpoint.complete_steps(path.parent.parent) if path.parent.name == "checkpoints" else []
+        choice = f"; choose from: {', '.join(f'step_{step}' for step in siblings)}" if siblings else ""
         raise CheckpointError(
-            f"'{path}': no checkpoint is there{problems}; needs a run directory or its checkpoints/step_N"
+            f"'{path}': no checkpoint is there{problems}; needs a run directory or its checkpoints/step_N{choice}"
         )
     if found.passed_over:
         raise CheckpointError(

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from rlcore.errors import CheckpointError
 from rlcore.report.files import write_atomically
-from rlcore.train import checkpoint
+from rlcore.train import checkpoint, find_checkpoint
 from rlcore.train.checkpoint import clean, latest, load, publish, staging, step_of
 
 
@@ -308,3 +309,17 @@ def test_the_newest_checkpoints_are_kept_also_while_there_are_fewer(tmp_path: Pa
     for step in range(1, 11):
         save(tmp_path, step, keep=keep)
         assert len(list((tmp_path / "checkpoints").glob("step_*"))) == min(step, keep)
+
+
+def test_an_error_of_a_missing_checkpoint_names_its_siblings(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    for step in (2, 10, 12):
+        save(tmp_path, step)
+    shutil.rmtree(directory / "step_12")  # by hand, to free the disk: the pointer still names it
+    (save(tmp_path, 11) / "manifest.json").unlink()
+    (directory / "latest").write_text("step_12\n")
+    for gone in ("step_12", "latest", "step_11"):
+        with pytest.raises(CheckpointError, match=r"choose from: step_10, step_2$"):
+            find_checkpoint(directory / gone)
+    with pytest.raises(CheckpointError, match=r"step_N$"):
+        find_checkpoint(tmp_path / "other")
