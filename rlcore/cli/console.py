@@ -4,7 +4,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rlcore.errors.redaction import bounded, displayable
@@ -56,6 +56,24 @@ def say(console: "Console", text: str) -> None:
 def answer(text: str) -> None:
     """Print text for people or programs to standard output."""
     print(displayable(text))
+
+
+@contextlib.contextmanager
+def outliving_reader() -> Iterator[None]:
+    """Print inside the block; if standard output cannot be written (`| head`), leave the block and discard the rest."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError:
+        # What is buffered would fail again when the command ends, and change its exit code.
+        with open(os.devnull, "w") as null, contextlib.suppress(OSError, ValueError):
+            os.dup2(null.fileno(), sys.stdout.fileno())
+
+
+def report(text: str) -> None:
+    """Print progress to standard output immediately, while something reads it."""
+    with outliving_reader():
+        answer(text)
 
 
 def complain(text: str, end: str = "\n") -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rlcore.cli.arguments import Parser, Settings, settings_of
-from rlcore.cli.console import answer, complain
+from rlcore.cli.console import answer, complain, outliving_reader, report
 from rlcore.errors import ConfigError, PlanError, RlcoreError
 
 if TYPE_CHECKING:
@@ -45,11 +45,12 @@ def run(arguments: Sequence[str]) -> int:
     directory = run_directory(plan.config.train, (), datetime.now(UTC)).absolute()
     sweep = Sweep(directory, shared, cells, settings.plugins)
     if not parsed.json:
-        show(plan, origins=False)
+        with outliving_reader():
+            show(plan, origins=False)
         at_once = f", {len(shares)} at a time" if len(shares) > 1 else ""
-        answer(f"\n{len(cells)} runs in {sweep.directory}{at_once}; the plan is that of {cells[0].name}")
-        answer("the output of a run is in NAME.out there")
-    code = sweep.run(complain if parsed.json else answer, shares)
+        report(f"\n{len(cells)} runs in {sweep.directory}{at_once}; the plan is that of {cells[0].name}")
+        report("the output of a run is in NAME.out there")
+    code = sweep.run(complain if parsed.json else report, shares)
     if code:
         num_done = sum(cell.state == "done" for cell in sweep.cells)
         complain(f"rlcore: sweep: interrupted with {num_done} of {len(cells)} runs done; the same command continues it")

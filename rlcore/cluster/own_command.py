@@ -14,7 +14,8 @@ from typing import Self
 class OwnCommands:
     """Runs `rlcore` commands side by side, each in a process, its output appended to a file. Main thread only.
 
-    Ctrl-C reaches the commands as well, which end cleanly; SIGTERM is passed on to them.
+    Ctrl-C reaches the commands as well, which end cleanly; SIGTERM is passed on to them. SIGHUP is ignored: the
+    commands outlive a closed terminal, so the process that starts the next ones has to.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,7 @@ class OwnCommands:
     def __enter__(self) -> Self:
         for signum in (signal.SIGINT, signal.SIGTERM):
             self._before[signum] = signal.signal(signum, self._receive)
+        self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return self
 
     def __exit__(

@@ -224,6 +224,41 @@ def test_an_interrupted_sweep_resumes_where_it_was(config: Path) -> None:
     assert "continuing after step" in (runs / "seed-0.out").read_text()
 
 
+WAITS = """
+import os, time
+
+def score(completions, **row):
+    until = time.monotonic() + 60
+    while not os.path.exists({gate!r}) and time.monotonic() < until:
+        time.sleep(0.02)
+    return [1.0 for _ in completions]
+"""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("gone", ["reader", "terminal"])
+def test_a_sweep_outlives_its_terminal_and_the_reader_of_its_output(config: Path, gone: str) -> None:
+    directory, gate = config.parent / "runs" / "tiny-sweep", config.parent / "gate"
+    settings = failing_when_bad(config.parent, WAITS.format(gate=str(gate)))
+    command = [sys.executable, "-m", "rlcore", "sweep", str(config), *settings, "--seeds", "0..1"]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, start_new_session=True) as sweep:
+        assert sweep.stdout is not None
+        assert sweep.stderr is not None
+        words = b"" if gone == "reader" else b"the output of a run is in"  # visible while it runs
+        while words not in sweep.stdout.readline():
+            pass
+        sweep.stdout.close()
+        until = time.monotonic() + 60
+        while not (directory / "seed-0" / "log.txt").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        if gone == "terminal":
+            os.killpg(sweep.pid, signal.SIGHUP)
+        gate.touch()
+        assert (sweep.wait(timeout=100), sweep.stderr.read()) == (0, b"")
+    states = [cell["state"] for cell in json.loads((directory / "sweep.json").read_text())["cells"]]
+    assert states == ["done", "done"]
+
+
 def test_a_number_of_jobs_that_is_none_is_one_line(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for text in ("0", "-1", "two", "1.5", ""):
         assert main(["sweep", str(config), f"--jobs={text}"]) == 2
