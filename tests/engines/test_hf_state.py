@@ -257,6 +257,13 @@ def test_a_value_model_is_restored_with_its_head_and_can_be_started_from(
         np.testing.assert_array_equal(value_engine(tmp_path / "model").values(batch), engine.values(batch))
 
 
+def test_equal_adapters_are_equal_files_also_in_another_process(llama: Path, tmp_path: Path) -> None:
+    state.save_adapter(engine_of(llama, lora=LORA).model, tmp_path)
+    targets = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    assert len(targets) == 14
+    assert targets == sorted(targets), "peft has them in a set, whose order is random"
+
+
 @pytest.mark.slow
 def test_lora_trains_the_adapter_only_and_is_off_for_the_reference(llama: Path) -> None:
     batch = random_batch()

@@ -56,6 +56,11 @@ def _adapter_files(model: Model, weights: Weights | None) -> Iterator[StateFile]
 
     def settings(directory: str) -> None:
         model.adapter.save_pretrained(directory, state_dict={}, save_embedding_layers=False)
+        # peft writes the targets in the order of a set, which differs from process to process.
+        path = Path(directory) / "adapter_config.json"
+        saved = json.loads(path.read_text("utf-8"))
+        if isinstance(saved["target_modules"], list):
+            path.write_text(json.dumps(saved | {"target_modules": sorted(saved["target_modules"])}, indent=2), "utf-8")
 
     yield from settings_files(settings)
     tensors = tensors_of(model.adapter) | dict(weights or {})
