@@ -33,6 +33,7 @@ async def start_workers(
     with boundary(f"{who}: building it", PluginError, CALLED):
         cluster = plan.cluster.offer.cls(cluster_context(plan, run_dir, limits))
     stack.push_async_callback(_close_cluster, cluster, who)
+    current_activity().enter(f"opening cluster {plan.cluster.offer.name}")  # which may wait minutes for resources
     with boundary(f"{who}: open()", WorkerError, CALLED):
         await cluster.open()
     start = _Start(cluster, who)

@@ -125,6 +125,29 @@ def test_two_isolated_roles_start_at_the_same_time_and_the_log_says_how_long_eac
     assert phases[-1].startswith("starting reward")
 
 
+def test_a_cluster_that_waits_for_its_resources_is_the_phase_of_the_run(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, activity, phases = planned(site, isolated=False), Activity(), list[str]()
+    cluster: Any = plan.cluster.offer.cls
+    really = cluster.open
+
+    async def waiting(self: Any) -> None:
+        phases.append(activity.phase)
+        await really(self)
+
+    monkeypatch.setattr(cluster, "open", waiting)
+    activity.enter("loading libraries")
+
+    async def story() -> None:
+        async with launch(plan, tmp_path):
+            pass
+
+    with as_current(activity):
+        asyncio.run(story())
+    assert phases == ["opening cluster local"]
+
+
 def test_threads_start_one_after_another(site: Path, tmp_path: Path) -> None:
     plan = planned(site, isolated=False)
     order: list[list[str]] = []
