@@ -8,11 +8,13 @@ import json
 import math
 import platform
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -54,12 +56,33 @@ def trained(directory: Path, files: Sequence[Path], settings: Sequence[str], tit
         if directory.exists():
             command += ["--resume", "--from-start"]
         began, wall = time.monotonic(), directory / WALL_FILE
-        if status := subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+        if status := ended(command):
             sys.exit(f"{title}: {shlex.join(command)} ended with {status}; call this script again to continue")
         # The time of a resumed run before the stop is unknown.
         wall.write_text(json.dumps(None if "--resume" in command else round(time.monotonic() - began, 1)))
         done.write_text(json.dumps(list(settings)))
     return read(directory)
+
+
+def ended(command: Sequence[str]) -> int:
+    """The exit code of a run."""
+    with subprocess.Popen(command, stdout=sys.stderr) as process, ending_first(process):
+        return process.wait()
+
+
+@contextmanager
+def ending_first(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the process, which may save, and not this one, as `subprocess.run` does.
+
+    Ctrl-C reaches both; SIGTERM is passed on.
+    """
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: lambda *_: process.terminate()}
+    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def read(directory: Path) -> Run:

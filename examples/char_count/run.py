@@ -23,7 +23,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from curves import Run, compared, end, facts, sentence, table, trained, write  # noqa: E402
+from curves import Run, compared, end, ending_first, facts, sentence, table, trained, write  # noqa: E402
 
 MODEL = ".models/smollm2-135m-instruct"
 BAR = 0.30
@@ -72,7 +72,7 @@ def printed(command: Sequence[str]) -> str:
     """The command's output, shown as it comes; SystemExit when it fails."""
     print("$", shlex.join(command), file=sys.stderr, flush=True)
     lines = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, ending_first(process):
         for line in process.stdout or ():
             print(line, end="", file=sys.stderr, flush=True)
             lines.append(line)

@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +59,37 @@ def test_a_run_that_was_killed_before_a_checkpoint_is_trained_by_the_next_call(
     with pytest.raises(SystemExit, match=r"^third: .* train\.max_steps=none .* ended with 2; call this script again"):
         trained(directory, [], [*settings[:-1], "train.max_steps=none"], "third")
     assert "train.max_steps" in capfd.readouterr().err
+
+
+SAVES = """
+import signal, sys, threading, time
+from pathlib import Path
+
+def save(signum, frame):
+    time.sleep(1)  # longer than subprocess.run waits before it kills
+    Path(sys.argv[1]).touch()
+    sys.exit(128 + signum)
+
+for signum in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(signum, save)
+print("ready", file=sys.stderr, flush=True)
+threading.Event().wait(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_the_run_save_and_is_no_traceback(tmp_path: Path, signum: signal.Signals) -> None:
+    saved = tmp_path / "saved"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import curves; sys.exit(curves.ended(sys.argv[2:]))"
+    command = [sys.executable, "-c", code, str(EXAMPLES), sys.executable, "-c", SAVES, str(saved)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"ready\n"
+        os.killpg(process.pid, signum) if signum == signal.SIGINT else process.send_signal(signum)
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 128 + signum
+    assert saved.exists()
 
 
 def test_the_area_of_a_curve_by_hand() -> None:
