@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
+from tempfile import TemporaryFile
 from typing import Any, Protocol
 
 from rlcore.contracts.tracking import Setting, TrackContext, TrackedSample, Tracker, TrackerOffer
@@ -78,6 +79,13 @@ class AccelerateShell(Tracker):
 
 class TensorBoard(AccelerateShell):
     """Writes `tensorboard/` in the run directory, with samples as a table of text."""
+
+    def start(self, configuration: Mapping[str, Setting]) -> None:
+        # TensorBoard writes in a thread, which prints the traceback of a directory that cannot be written.
+        directory = self.context.run_dir / "tensorboard"
+        directory.mkdir(exist_ok=True)
+        TemporaryFile(dir=directory).close()
+        super().start(configuration)
 
     def make(self) -> AccelerateTracker:
         from accelerate import tracking  # type: ignore[import-untyped]

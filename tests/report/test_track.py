@@ -102,6 +102,16 @@ def test_tensorboard_has_every_metric_under_its_step(tmp_path: Path) -> None:
     assert PartialState._shared_state == state_before, "accelerate's process state is given back"
 
 
+def test_a_directory_that_tensorboard_cannot_write_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tensorboard").symlink_to("/proc/self/task")  # root cannot write there either
+    trackers = Trackers([core("tensorboard")], "rlcore", tmp_path, RUN_CONFIG, warn=pytest.fail)
+    with pytest.raises(ConfigError, match=r"^track\.to: tracker tensorboard did not start: \w+Error: .*tensorboard"):
+        asyncio.run(trackers.start())
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_without_trackers_nothing_is_imported_and_no_thread_runs(tmp_path: Path) -> None:
     program = (
