@@ -97,6 +97,7 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (RewardModel, "kinds"): ("needs a frozenset", ["judge", None, ["judge"]]),
     (RewardModel, "options"): ("needs a Mapping", [None, ["a"]]),
     (WorkerRequest, "note"): ("needs a str", [None, 3]),
+    (WorkerRequest, "nodes_key"): ("needs a str", [None, 3]),
     (WorkerClass, "interface"): (
         "needs a subclass of rlcore.contracts.workers.Worker",
         [None, "ActorWorker", int, object()],
