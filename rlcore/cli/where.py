@@ -86,7 +86,8 @@ def _where(run_dir: Path) -> str:
     if status.state == RUNNING:
         return _killed(run_dir, status, written, ago)
     ended = "failed" if status.state == FAILED else "stopped"
-    return f"{ended} {ago} in step {status.step}: {status.problem}"
+    place = f"in step {status.step}" if status.step else "before its first step"
+    return f"{ended} {ago} {place}: {status.problem}"
 
 
 def _killed(run_dir: Path, status: Status, written: float, ago: str) -> str:

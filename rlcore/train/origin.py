@@ -136,6 +136,6 @@ def _refuse(run_dir: Path, passed_over: Sequence[str]) -> None:
     step = last_step(run_dir)
     if step > 0:
         raise CheckpointError(
-            f"--resume: '{directory}' has no checkpoint, but the run has taken {step} steps; make the checkpoints "
+            f"--resume: '{directory}' has no checkpoint, but the run has reached step {step}; make the checkpoints "
             f"available there (is a volume mounted?), or {BEGIN_AGAIN}"
         )

@@ -329,6 +329,10 @@ def test_a_failed_run_gives_its_reason_and_several_runs_a_line_each(
     lines = answered(capsys, str(tmp_path)).splitlines()
     assert [line[:10] for line in lines] == ["a: failed ", "b: failed "]
     assert lines[0].endswith("in step 12: reward 'judge': 9 of 64 samples failed")
+    write_status(tmp_path / "a", replace(status, step=0))
+    assert answered(capsys, str(tmp_path / "a")).endswith(
+        " ago before its first step: reward 'judge': 9 of 64 samples failed"
+    )
 
 
 def test_a_run_with_a_damaged_status_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

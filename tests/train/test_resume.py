@@ -129,7 +129,7 @@ def test_resume_of_steps_whose_checkpoints_are_gone_is_refused(config: dict[str,
     shutil.rmtree(run_dir / "checkpoints")
     (run_dir / "checkpoints").mkdir()
     with pytest.raises(
-        CheckpointError, match=r"has no checkpoint, but the run has taken 2 steps; .*volume.*from-start"
+        CheckpointError, match=r"has no checkpoint, but the run has reached step 2; .*volume.*from-start"
     ):
         run(config, resume=True)
     assert [row["step"] for row in metrics.read(run_dir)] == [1, 2]
