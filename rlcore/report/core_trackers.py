@@ -6,10 +6,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Protocol
 
 from rlcore.contracts.tracking import Setting, TrackContext, TrackedSample, Tracker, TrackerOffer
+from rlcore.report.files import write_atomically
 
 COLUMNS = ("prompt", "completion", "reward", "advantage")
 SAMPLES = "samples"
@@ -103,11 +105,11 @@ class WeightsAndBiases(AccelerateShell):
     def make(self) -> AccelerateTracker:
         from accelerate import tracking
 
-        directory = self.context.run_dir
+        directory, name = self.context.run_dir, self.context.run_name
         id_file = directory / "wandb_id.txt"
-        if not id_file.exists():
-            id_file.write_text(secrets.token_hex(8))
-        run_id, name = id_file.read_text().strip(), self.context.run_name
+        if not (run_id := _kept_id(id_file)):
+            run_id = secrets.token_hex(8)
+            write_atomically(id_file, run_id.encode())
         tracker: AccelerateTracker = tracking.WandBTracker(
             self.context.project, name=name, id=run_id, resume="allow", dir=str(directory)
         )
@@ -115,21 +117,54 @@ class WeightsAndBiases(AccelerateShell):
 
 
 class MLflow(AccelerateShell):
-    """Logs under names without characters that MLflow refuses, such as the @ of pass@8."""
+    """Logs under names without characters that MLflow refuses, such as the @ of pass@8.
+
+    Keeps the id of its run in the run directory, so that a resumed run continues the same run of MLflow, if the server
+    has it. MLflow refuses to change a parameter, so there each keeps the value with which the run began.
+    """
 
     def make(self) -> AccelerateTracker:
         from accelerate import tracking
 
         tracker: AccelerateTracker = tracking.MLflowTracker(
-            experiment_name=self.context.project, run_name=self.context.run_name
+            experiment_name=self.context.project, run_name=self.context.run_name, run_id=self._run_to_continue()
         )
         return tracker
+
+    def start(self, configuration: Mapping[str, Setting]) -> None:
+        import mlflow  # type: ignore[import-not-found]
+
+        with accelerate_state():
+            self.served_by = self.make()
+            self.served_by.start()
+            run = mlflow.active_run()
+            write_atomically(self._id_file, run.info.run_id.encode())
+            renamed = self._renamed(configuration)
+            self.served_by.store_init_configuration(
+                {name: value for name, value in renamed.items() if name not in run.data.params}
+            )
+
+    @property
+    def _id_file(self) -> Path:
+        return self.context.run_dir / "mlflow_id.txt"
+
+    def _run_to_continue(self) -> str | None:
+        """The id that is kept; None without one, and where the server has no such run or has deleted it."""
+        import mlflow
+
+        if not (run_id := _kept_id(self._id_file)):
+            return None
+        try:
+            run = mlflow.get_run(run_id)
+        except mlflow.exceptions.MlflowException:
+            return None
+        return run_id if run.info.lifecycle_stage == "active" else None
 
     def named(self, name: str) -> str:
         return re.sub(r"[^\w\-. :/]", "_", name)
 
     def show(self, tracker: AccelerateTracker, step: int, rows: list[list[Any]]) -> None:
-        import mlflow  # type: ignore[import-not-found]
+        import mlflow
 
         columns = {column: list(values) for column, values in zip(COLUMNS, zip(*rows, strict=True), strict=True)}
         mlflow.log_table({"step": [step] * len(rows), **columns}, f"{SAMPLES}.json")
@@ -177,6 +212,11 @@ def accelerate_state() -> Iterator[None]:
         yield
     finally:
         PartialState._reset_state()
+
+
+def _kept_id(file: Path) -> str:
+    """The id in a file of the run directory; empty if there is none."""
+    return file.read_text("utf-8").strip() if file.exists() else ""
 
 
 def _markdown(rows: Sequence[Sequence[Any]]) -> str:

@@ -283,13 +283,16 @@ def test_a_tracker_that_hangs_holds_up_no_step(tmp_path: Path) -> None:
 
 
 def test_what_waits_for_a_tracker_that_hangs_is_bounded(tmp_path: Path) -> None:
-    release, warnings = threading.Event(), list[str]()
+    release, hangs, warnings = threading.Event(), threading.Event(), list[str]()
 
     def hang(call: str) -> None:
         if call == "log":
+            hangs.set()
             release.wait(60)
 
     trackers = trackers_of(tmp_path, warnings, slow=fake(hang))
+    trackers.log(0, {"a": 1.0})
+    assert hangs.wait(60), "a call that is taken later would make room for another, and so for a second warning"
     for step in range(1, 3 * MOST_WAITING):
         trackers.log(step, {"a": 1.0})
         trackers.log_samples(step, [TrackedSample("question", "answer", 1.0, None)])
