@@ -82,7 +82,7 @@ def settings_of(directory: Path) -> dict[str, Any]:
 
 
 def with_rollout(directory: Path) -> dict[str, Any]:
-    """The actor on one node, and the rollout's engine of two workers on two others."""
+    """An actor, and the rollout's engine of two workers on two nodes."""
     write_tiny_model(directory / "tiny", num_attention_heads=2, hidden_size=64)
     (directory / "spread.py").write_text(REWARD)
     return {

@@ -17,7 +17,7 @@ from rlcore.errors import ConfigError
 from rlcore.errors.redaction import remember_variable
 from rlcore.plan import TrackerPlan
 from rlcore.report import core_trackers
-from rlcore.report.core_trackers import MLflow
+from rlcore.report.core_trackers import MLflow, WeightsAndBiases
 from rlcore.report.trackers import MOST_WAITING, Trackers, require_installed
 
 RUN_CONFIG = "actor: {lr: 1.0e-05, backend: hf}\nrollout: {stop: []}\nkey: ${oc.env:SECRET}\nnothing: null\n"
@@ -310,3 +310,20 @@ def test_a_missing_package_is_named_with_its_install_line() -> None:
     words = r"^track\.to: tracker wandb needs wandb, which is not installed; install it with: pip install wandb$"
     with pytest.raises(ConfigError, match=words):
         require_installed([core("tensorboard"), core("wandb")], {"tensorboard": object()}.get)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_resumed_run_continues_its_run_of_wandb_unless_its_id_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    from accelerate import tracking  # type: ignore[import-untyped]
+
+    ids: list[str] = []
+    monkeypatch.setattr(tracking, "WandBTracker", lambda *arguments, **settings: ids.append(settings["id"]))
+    tracker = WeightsAndBiases(TrackContext("wandb", "p", "r", tmp_path))
+    tracker.make()
+    if not kept:
+        (tmp_path / "wandb_id.txt").write_text("")  # the disk was full
+    tracker.make()
+    assert all(ids)
+    assert (ids[0] == ids[1]) is kept

@@ -26,6 +26,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "greedy baselines": {"algo.preset": "remax"},
     "entropies": {"algo.top_entropy_quantile": 0.5},
     "resampling": {"algo.dynamic_sampling": True, "algo.top_entropy_quantile": 0.5},
+    "tokens that a loss selects": {"algo.policy_loss": "kl_cov"},
+    "streamed mini-batches": {"algo.policy_loss": "clip_cov", "schedule.stream_minibatches": True},
     "recorded tokens": {"train.record_tokens": "all"},
 }
 
