@@ -54,6 +54,12 @@ class Reader(RolloutWorker):
         written.replace(self.context.run_dir / READ)  # replicas write at the same time
         return handle.version
 
+    async def sleep(self) -> None:
+        """Does nothing: it shares no device."""
+
+    async def wake(self) -> None:
+        """Does nothing."""
+
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         for _ in ():
             yield _
@@ -73,6 +79,10 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(Echo, "echo", Echo),
         WorkerClass(
-            RolloutWorker, "reader", Reader, isolated=True, weight_sync=frozenset({"disk", "nccl", "shm", "tcp"})
+            RolloutWorker,
+            "reader",
+            Reader,
+            isolated=True,
+            weight_sync=frozenset({"disk", "ipc", "nccl", "shm", "tcp"}),
         ),
     ]

@@ -30,7 +30,7 @@ from rlcore.testing.null import SETTINGS
 from rlcore.testing.tiny import write_tiny_model
 
 PLUGINS = ("null", str(Path(__file__).resolve().parent / "echoing.py"))
-WAYS = ("memory", "disk", "tcp", "shm", "gloo")
+WAYS = ("memory", "disk", "tcp", "shm", "gloo", "ipc")
 """The methods. memory: `disk` with `rollout.weights_dir` in /dev/shm; gloo: `nccl` with gloo as its transport."""
 LARGE_BYTES, LARGER_BYTES = 15.2e9, 65.5e9
 """Bytes of 7B and 32B parameters in bfloat16."""
@@ -44,6 +44,13 @@ def settings(way: str, model: Path, replicas: int, scratch: Path, memory: Path) 
         "tcp": ["rollout.weight_sync=tcp"],
         "shm": ["rollout.weight_sync=shm"],
         "gloo": ["rollout.weight_sync=nccl", "rollout.weights_transport=gloo", "rollout.weights_bucket_mib=16"],
+        "ipc": [
+            "rollout.weight_sync=ipc",
+            "rollout.weights_bucket_mib=16",
+            "rollout.pool=main",  # for replicas on the actor's devices
+            "cluster.train_pool=train",
+            "cluster.pools.train.colocates=[main]",
+        ],
     }
     return [
         *(setting for setting in SETTINGS if not setting.startswith(("model.", "data.", "actor.", "rollout."))),
@@ -101,6 +108,7 @@ NAMES = {
     "tcp": "`tcp`",
     "shm": "`shm`",
     "gloo": "`nccl`, `weights_transport` gloo",
+    "ipc": "`ipc`, buckets in the host's memory",
 }
 
 
@@ -112,7 +120,7 @@ def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         "whole hand-over: copying the weights from the actor, and reading every number in all replicas. The ratio is",
         "that of medians. 7B and 32B: the same seconds per byte for",
         f"{LARGE_BYTES / 1e9:g} and {LARGER_BYTES / 1e9:g} GB, an arithmetic and not a measurement. All ways but",
-        "`disk` begin with a copy in host memory. `nccl` between GPUs is not measured.",
+        "`disk` and `ipc` begin with a copy in host memory. `nccl` and `ipc` on GPUs are not measured.",
         "",
     ]
     if facts["load_average"][0] > facts["cores"]:

@@ -390,7 +390,7 @@ class Completion(ReadOnlyArrays):
     """Reason why the request cannot be served: it kills its replica. There are no tokens; the sample has failed."""
 
 
-SENT_KINDS: tuple[Literal["tcp", "shm", "nccl"], ...] = ("tcp", "shm", "nccl")
+SENT_KINDS: tuple[Literal["tcp", "shm", "nccl", "ipc"], ...] = ("tcp", "shm", "nccl", "ipc")
 """Kinds of weights that the actor's process sends."""
 
 
@@ -399,17 +399,19 @@ class WeightsHandle:
     """The location of the actor's weights of one version, for replicas that hold a copy."""
 
     version: int
-    kind: Literal["directory", "adapter", "tcp", "shm", "nccl"]
+    kind: Literal["directory", "adapter", "tcp", "shm", "nccl", "ipc"]
     """directory: a model directory that from_pretrained opens, with safetensors files; adapter: one of peft's, for the
     model that the replicas started with; tcp, shm and nccl: the actor's process sends them to any process that knows
-    the address, shm through memory shared on its machine, nccl to all replicas together.
+    the address, shm through memory shared on its machine, nccl to all replicas together; ipc: each rank of the actor
+    sends them to the processes on its device, while `ActorWorker.send_weights` runs.
     `rlcore.contracts.weights.weights_of` reads each of them."""
     path: str
     """Path of the directory; for tcp and nccl HOST:PORT/SECRET, for shm SOCKET/SECRET of each rank that has a share,
-    separated by commas."""
+    separated by commas; for ipc DEVICE@SOCKET/SECRET of each rank."""
     members: int = 0
     """For nccl: the number of replicas that take this version together, as
-    `rlcore.contracts.weight_groups.GroupReceiver` does; 0: one replica takes it alone."""
+    `rlcore.contracts.weight_groups.GroupReceiver` does; 0: one replica takes it alone. For ipc: the number of replicas
+    to which the actor sends it."""
 
     @property
     def is_sent(self) -> bool:

@@ -30,6 +30,7 @@ HEAVY_NAMES = (
     "weights",
     "weight_memory",
     "weight_groups",
+    "weight_ipc",
     "weight_stream",
     "reward_models",
     "templates",

@@ -42,13 +42,14 @@ class RolloutConfig:
     deadline_s: float = option(3600.0, above=0)
     """Timeout in seconds without a finished sample while samples are generated; the run stops after that. Time in which
     the actor works does not count."""
-    weight_sync: Literal["auto", "disk", "tcp", "shm", "nccl"] = "auto"
+    weight_sync: Literal["auto", "disk", "tcp", "shm", "nccl", "ipc"] = "auto"
     """Weight sync from the actor to replicas that hold a copy. disk: through a directory that all of them can read;
     tcp: from a copy in the memory of the actor's process; shm: from such a copy in memory that all of them map, on one
-    machine; nccl: from such a copy by broadcast to all replicas, which have other devices than the actor; auto: shm
-    where it is possible and the host has the memory, else disk."""
-    weights_bucket_mib: int = option(16, used_when="weight_sync == 'nccl'", at_least=1)
-    """Size of a bucket of a broadcast; each device needs one. 256 is faster."""
+    machine; nccl: from such a copy by broadcast to all replicas, which have other devices than the actor; ipc: from
+    the actor's device to the replicas on the same device, without a copy; auto: shm where it is possible and the host
+    has the memory, else disk."""
+    weights_bucket_mib: int = option(16, used_when="weight_sync in ('nccl', 'ipc')", at_least=1)
+    """Size of a bucket of weights; each device needs one. 256 is faster."""
     weights_transport: Literal["nccl", "gloo"] = option("nccl", used_when="weight_sync == 'nccl'")
     """Transport of the broadcasts. nccl: between CUDA devices; gloo: between hosts over TCP, which needs no GPU."""
     weights_deadline_s: float = option(600.0, above=0)

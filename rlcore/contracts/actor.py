@@ -55,10 +55,24 @@ class ActorWorker(Worker):
         call copies the weights in memory instead. This process then sends them to each replica that asks, until the
         next call. Replicas that share the actor's devices sleep during the call. It must free all memory that it takes
         there, such as gathered weights, before it returns.
+
+        With 'ipc', it only makes the addresses, and `send_weights` sends the weights while the replicas load them.
         """
         raise WorkerError(
             f"{self.context}: {type(self).__name__} cannot hand its weights to another process; choose a rollout that "
             "is embedded in it"
+        )
+
+    def send_weights(self, handle: WeightsHandle) -> None:
+        """Send the version of the handle, of kind 'ipc', to `handle.members` replicas, which load it meanwhile.
+
+        Called after `weights`, once for all replicas, and again for each one that is restarted later; the weights have
+        not changed since. A replica that goes meanwhile is left behind. It must free all memory that it takes on the
+        device before it returns.
+        """
+        raise WorkerError(
+            f"{self.context}: {type(self).__name__} cannot send its weights over IPC; choose another "
+            "rollout.weight_sync"
         )
 
     @abstractmethod

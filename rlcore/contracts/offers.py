@@ -62,7 +62,7 @@ def as_asked(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerR
     return request
 
 
-WEIGHT_SYNCS = ("disk", "nccl", "shm", "tcp")
+WEIGHT_SYNCS = ("disk", "ipc", "nccl", "shm", "tcp")
 """The values of `rollout.weight_sync`."""
 
 

@@ -50,9 +50,9 @@ def _part(address: str, connections: ExitStack) -> tuple[mmap.mmap, list[Any]]:
     with boundary(f"weights: receiving them through shared memory from '{name}'", WorkerError):
         connection = connections.enter_context(closing(socket.socket(socket.AF_UNIX)))
         connection.settimeout(EXCHANGE_S)
-        _connect(connection, name)
+        connect_here(connection, name, "shm")
         connection.sendall(secret.encode())
-        file = _file(connection)
+        file = received_file(connection)
         try:
             fields = json.loads(read_message(connection))
             return _mapped(file, max((end for *_, end in fields), default=0)), fields
@@ -60,18 +60,19 @@ def _part(address: str, connections: ExitStack) -> tuple[mmap.mmap, list[Any]]:
             os.close(file)
 
 
-def _connect(connection: socket.socket, name: str) -> None:
+def connect_here(connection: socket.socket, name: str, way: str) -> None:
+    """Connect to a socket of this machine; WorkerError if no process listens there. `way`: of `rollout.weight_sync`."""
     try:
         connection.connect(f"\0{name}")
     except ConnectionRefusedError as error:
         raise WorkerError(
-            "the actor's process listens on another machine or has ended; rollout.weight_sync=shm needs actor and "
+            f"the actor's process listens on another machine or has ended; rollout.weight_sync={way} needs actor and "
             "replicas on one machine, in one network namespace; choose tcp or disk"
         ) from error
 
 
-def _file(connection: socket.socket) -> int:
-    """The descriptor of the memory that holds the weights."""
+def received_file(connection: socket.socket) -> int:
+    """The descriptor of memory that the other side shares; EOFError when none comes."""
     first, files, _, _ = socket.recv_fds(connection, 1, 1)
     if first != READY or len(files) != 1:
         raise EOFError("no memory came: the sender has gone, has other weights by now, or another secret")

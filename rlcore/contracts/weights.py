@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcore.contracts.weight_groups import taken_alone
+from rlcore.contracts.weight_ipc import weights_over_ipc
 from rlcore.contracts.weight_memory import mapped_weights
 from rlcore.contracts.weight_stream import EXCHANGE_S, tensors_from
 from rlcore.errors import WorkerError, boundary
@@ -25,8 +26,8 @@ def weights_of(handle: WeightsHandle, *, borrowed: bool = False) -> Generator[tu
 
     Names are those in the model directory's safetensors files; for the kind `adapter`, those in peft's files.
     WorkerError when the weights cannot be read; for kinds that are sent, also when the version is no longer current.
-    For `nccl`, the weights come from the copy in host memory: only `GroupReceiver` takes part in the broadcast. Close
-    the generator if you stop early.
+    For `nccl`, the weights come from the copy in host memory: only `GroupReceiver` takes part in the broadcast. `ipc`
+    works for replicas on a CPU, those on other devices call `weights_over_ipc`. Close the generator if you stop early.
 
     `borrowed`: a tensor may be a view of memory that all replicas read and that later holds the next version. This
     saves a copy if `load_weights()` copies the tensors anyway.
@@ -35,6 +36,8 @@ def weights_of(handle: WeightsHandle, *, borrowed: bool = False) -> Generator[tu
         yield from received(handle.path)
     elif handle.kind == "nccl":
         yield from taken_alone(handle.path)
+    elif handle.kind == "ipc":
+        yield from weights_over_ipc(handle)
     elif handle.kind == "shm":
         for name, tensor in mapped_weights(handle.path):
             yield name, tensor if borrowed else tensor.clone()

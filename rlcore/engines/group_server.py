@@ -10,7 +10,7 @@ import math
 import secrets
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,8 +22,9 @@ from torch import Tensor
 
 from rlcore.contracts import weight_groups
 from rlcore.contracts.weight_groups import BroadcastGroup, Invitation, Wish, watch
-from rlcore.contracts.weight_stream import Piece, read_message, send_message
-from rlcore.engines.weight_server import WeightsServer, bytes_of, host_copies, send_whole, type_of
+from rlcore.contracts.weight_stream import read_message, send_message
+from rlcore.engines.weight_buckets import packed
+from rlcore.engines.weight_server import WeightsServer, host_copies, send_whole
 from rlcore.errors import WorkerError, boundary
 
 distributed: Any = torch.distributed
@@ -170,9 +171,7 @@ class Groups:
         self, group: BroadcastGroup, connections: list[socket.socket], tensors: Mapping[str, Tensor]
     ) -> None:
         bucket = torch.empty(self._bucket_bytes, dtype=torch.uint8, device=self._device)
-        flat = {name: torch.from_numpy(bytes_of(tensor)) for name, tensor in tensors.items()}
-        for pieces in buckets_of(tensors, self._bucket_bytes):
-            used = _fill(bucket, pieces, flat)
+        for pieces, used in packed(tensors.items(), bucket):
             header = json.dumps([piece.fields() for piece in pieces]).encode()
             for connection in connections:
                 send_message(connection, header)
@@ -192,29 +191,3 @@ def _is_there(connection: socket.socket) -> bool:
     except (OSError, EOFError):
         return False
     return True
-
-
-def _fill(bucket: Tensor, pieces: Sequence[Piece], flat: Mapping[str, Tensor]) -> Tensor:
-    """The part of the bucket that the pieces fill, with their bytes copied in."""
-    for piece in pieces:
-        into = bucket[piece.offset : piece.offset + piece.num_bytes]
-        into.copy_(flat[piece.name][piece.begin : piece.begin + piece.num_bytes])
-    return bucket[: sum(piece.num_bytes for piece in pieces)]
-
-
-def buckets_of(tensors: Mapping[str, Tensor], size: int) -> Iterator[list[Piece]]:
-    """The pieces of each bucket of `size` bytes: all tensors, in order, without gaps."""
-    pieces: list[Piece] = []
-    used = 0
-    for name, tensor in tensors.items():
-        begin, more = 0, True
-        while more:  # once for an empty tensor
-            if used == size:
-                yield pieces
-                pieces, used = [], 0
-            num_bytes = min(size - used, tensor.nbytes - begin)
-            pieces.append(Piece(name, type_of(tensor), list(tensor.shape), used, begin, num_bytes))
-            used, begin = used + num_bytes, begin + num_bytes
-            more = begin < tensor.nbytes
-    if pieces:
-        yield pieces

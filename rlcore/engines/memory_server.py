@@ -8,10 +8,7 @@ a receiver is still connected, the version goes into new memory instead, so none
 import json
 import mmap
 import os
-import secrets
-import select
 import socket
-import struct
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from torch import Tensor
 
 from rlcore.contracts.weight_memory import READY
 from rlcore.contracts.weight_stream import send_message
+from rlcore.engines.local_sockets import has_gone, is_foreign, listening_here
 from rlcore.engines.weight_server import WeightsServer, type_of
 from rlcore.errors import WorkerError, boundary
 
@@ -29,20 +27,12 @@ FIRST_BYTES = MIB
 """The first step in which a file grows, unless a tensor needs more; each further step doubles it."""
 ALIGNMENT = 64
 """Bytes; every tensor begins at a multiple, whatever its type."""
-CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of a Unix socket's peer."""
 
 
 def memory_server() -> WeightsServer["SharedVersion"]:
     """Serves processes of the same user on this machine; WorkerError if the system does not support this shared
     memory."""
-    name = f"rlcore-weights-{os.getpid()}-{secrets.token_hex(4)}"
-    with boundary(
-        "weights: listening for processes of this machine (rollout.weight_sync=shm, Linux only)", WorkerError
-    ):
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(f"\0{name}")
-        listening.listen()
+    listening, name = listening_here("shm")
     copies = SharedCopies()
     return WeightsServer(listening, name, copies.copied, copies.send, copies.close)
 
@@ -132,7 +122,7 @@ class SharedCopies:
     def send(self, connection: socket.socket, version: SharedVersion) -> None:
         """Lend a receiver the memory until it disconnects."""
         memory = version.memory
-        if _user_of(connection) != os.getuid():
+        if is_foreign(connection):
             return
         with self._lock:
             if memory.version is not version:
@@ -161,24 +151,8 @@ class SharedCopies:
             before = self._memory
             if before is not None:
                 before.version = None
-                if all(map(_has_gone, before.receivers)):
+                if all(map(has_gone, before.receivers)):
                     return before
                 before.close()
             self._memory = WeightsMemory()
             return self._memory
-
-
-def _has_gone(connection: socket.socket) -> bool:
-    """True when the receiver has disconnected, which its thread may not have noticed yet; never waits."""
-    watched = select.poll()
-    watched.register(connection, select.POLLIN)
-    try:
-        return bool(watched.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
-    except OSError:  # it was killed with something unread
-        return True
-
-
-def _user_of(connection: socket.socket) -> int:
-    """The user of the connected process; an abstract socket has no file permissions."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return int(CREDENTIALS.unpack(found)[1])

@@ -187,12 +187,14 @@ def _of_trainer(roles: DeviceRoles, worker: WorkerPlan) -> dict[str, tuple[int, 
     scoring = gathered + forward_bytes(roles.config, engine, worker.shared_prefix, model.shape)
     starting = sharded_bytes(engine, model)["start"] - (0 if sharded else gathered_bytes(engine, model, backward=False))
     written = returned + unit if sharded else 0  # an unsharded model is read where it rests
+    rollout = roles.config.rollout
+    bucket = rollout.weights_bucket_mib * 2**20 if rollout.weight_sync in ("nccl", "ipc") else 0
     return {
         "start": (rests, max(0, starting - rests)),
         "sample": (rests, max(0, sampling)),
         "score": (rests, returned + scoring),
         "update": updating,
-        "hand-over": (rests, written),
+        "hand-over": (rests, written + (bucket if worker.request.role.name == "actor" else 0)),
         "save": (rests, written),
     }
 

@@ -14,7 +14,8 @@ from rlcore.plan.shared_device import replica_devices
 WORTH = 0.01
 """Minimum share of a step that a setting has to save to be advised."""
 OTHER_SYNCS = ("shm", "tcp", "nccl")
-"""Ways of weight sync that are tried in addition to the run's own and to files."""
+"""Ways of weight sync that are tried in addition to the run's own and to files; without ipc, which has not run on a
+GPU."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,10 @@ class LayoutSearch:
         rollout = next(worker for worker in self._plan.workers if worker.request.role.name == ROLLOUT)
         others = () if rollout.request.takes_adapter else OTHER_SYNCS
         accepted = rollout.weight_sync if rollout.request.embedded_in is None else OTHER_SYNCS
-        excluded = {"nccl"} if together else set()
+        excluded = {"nccl"} if together else {"ipc"}
         if self._plan.facts.several_nodes or self._plan.cluster.abilities.elsewhere:
             excluded.add("shm")
-        ways = dict.fromkeys((own, "disk", *(way for way in others if way in accepted)))
+        ways = dict.fromkeys((own, *(way for way in others if way in accepted), "disk"))
         return [way for way in ways if way not in excluded]
 
     def _seconds(self, layout: StepLayout) -> float:

@@ -42,6 +42,8 @@ DISK_WRITE_GB_S, DISK_READ_GB_S, TCP_GB_S = 1.4, 3.0, 0.75
 connection (docs/results/transfer.md)."""
 PAGEABLE_GB_S = 8.0
 """Assumed bandwidth of each card to and from unpinned host memory, which weights are shared in or broadcast from."""
+IPC_PASSES = 6
+"""Times that a byte of the weights passes the device's memory: copies into the bucket, from it, and into the engine."""
 SLEEP_S = 2.0
 """Time to put replicas to sleep and wake them."""
 GRADIENT_BYTES = 4
@@ -201,7 +203,7 @@ def estimate_step(size: StepSize, layout: StepLayout, machine: Machine) -> StepE
         "score": _score(size, layout, machine),
         "reward": (0.0, "-"),
         "update": _update(size, layout, machine),
-        "hand-over": _hand_over(size, layout),
+        "hand-over": _hand_over(size, layout, machine),
     }
     phases["reward"] = _reward({name: seconds for name, (seconds, _) in phases.items()}, layout, machine)
     return StepEstimate(
@@ -366,11 +368,16 @@ def _link_rate(devices: int, machine: Machine) -> float:
     return LINK_SHARE * 1e9 * (machine.card.link_gb_s if one_node else NODE_GB_S)
 
 
-def _hand_over(size: StepSize, layout: StepLayout) -> tuple[float, str]:
+def _hand_over(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
     """Weight sync from the actor to every engine."""
     if layout.embedded:
         return 0.0, "-"
     gb, turns_s = size.bytes_per_weight * size.parameters / 1e9, SLEEP_S if layout.sleeps else 0.0
+    if layout.weight_sync == "ipc":
+        shards = layout.trainers // layout.copies if layout.sharded else 1
+        gathering_s = gb * 1e9 * (shards - 1) / shards / _link_rate(shards, machine)
+        copying_s = gb * IPC_PASSES / (MEMORY_SHARE * machine.card.memory_gb_s)
+        return gathering_s + copying_s + turns_s, "links" if gathering_s > copying_s else "memory bandwidth"
     if layout.weight_sync == "tcp":
         return gb * max(1.0, layout.engines / 4) / TCP_GB_S + turns_s, "one process that sends"
     if layout.weight_sync == "nccl":

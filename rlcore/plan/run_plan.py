@@ -67,7 +67,7 @@ class PromptOrderPlan:
     section: Any = None
 
 
-WeightsKind = Literal["", "directory", "adapter", "tcp", "shm", "nccl"]
+WeightsKind = Literal["", "directory", "adapter", "tcp", "shm", "nccl", "ipc"]
 """A `WeightsHandle.kind`; '' where the rollout samples from the actor's own weights."""
 
 

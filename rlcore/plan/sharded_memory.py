@@ -81,7 +81,8 @@ def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
     weights, state = (int(size * (model.parameters or 0)) for size in (BYTES[engine.dtype], MOMENT_BYTES[engine.dtype]))
     sharded = engine.shard_ranks > 1
     unit = largest_unit(engine, model) if sharded else weights
-    found = {"hand-over": weights} if request.role.name == "actor" and plan.weights_kind in SENT_KINDS else {}
+    is_copied = plan.weights_kind in SENT_KINDS and plan.weights_kind != "ipc"
+    found = {"hand-over": weights} if request.role.name == "actor" and is_copied else {}
     if request.gpus and not engine.lora.enabled:
         found["offload"] = (weights + state) * request.ranks // engine.shard_ranks if engine.offload else 0
         if request.role.name == "actor" and plan.weights_kind == "directory":

@@ -10,7 +10,8 @@ from rlcore.config.choices import Choice
 from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.errors.checks.interfaces import defines
-from rlcore.plan.colocation import actor_pool, shares_devices
+from rlcore.plan.colocation import ACTOR, actor_pool, shares_devices
+from rlcore.plan.device_memory import devices_of_ranks
 from rlcore.plan.run_plan import RunPlan, WeightsKind
 
 
@@ -37,8 +38,9 @@ def plan_weights(
                 "weights; leave it out, or choose a rollout.backend that has one"
             )
         return ""
-    actor = next(plan for plan in workers if plan.request.role.name == "actor")
-    for plan, method in ((actor, "weights"), (rollout, "load_weights")):
+    actor = next(plan for plan in workers if plan.request.role.name == ACTOR)
+    methods = [(actor, "weights"), (rollout, "load_weights"), *([(actor, "send_weights")] if by == "ipc" else [])]
+    for plan, method in methods:
         if not defines(plan.cls, plan.request.role.interface, method):
             raise PlanError(
                 f"rollout.backend={rollout.request.backend}: the rollout has a copy of the weights, and "
@@ -58,6 +60,8 @@ def plan_weights(
         )
     if by == "nccl" and config.rollout.weights_transport == "nccl":
         _check_nccl(config, rollout, workers, pools)
+    if by == "ipc":
+        _check_ipc(config, rollout, workers, pools)
     if rollout.request.takes_adapter and by != "disk":
         raise PlanError(
             f"rollout.weight_sync={by} sends whole weights, and {who} takes an adapter alone, which is handed over as "
@@ -135,3 +139,31 @@ def _check_nccl(
             "rollout.weight_sync=nccl cannot connect two processes on one device, and the rollout is on devices that "
             "the actor trains on; choose shm, tcp or disk, or cluster.layout=split"
         )
+
+
+def _check_ipc(
+    config: RunConfig, rollout: WorkerPlan, workers: Sequence[WorkerPlan], pools: Sequence[PoolPlan]
+) -> None:
+    """PlanError unless a rank of the actor is on each device of the rollout and has its weights while it serves."""
+    way, others = "rollout.weight_sync=ipc", "choose shm, tcp or disk"
+    pool, schedule = actor_pool(pools, workers), config.schedule
+    if not shares_devices(rollout, pool, workers):
+        raise PlanError(
+            f"{way} is for replicas on the devices that the actor trains on, and the rollout is in pool "
+            f"'{rollout.request.pool}'; {others}, or cluster.layout=colocated"
+        )
+    if schedule.max_staleness or schedule.stream_minibatches:
+        raise PlanError(
+            f"{way}: a restarted replica gets its version from the actor, whose weights would change meanwhile; needs "
+            f"schedule.max_staleness=0 and schedule.stream_minibatches=false (found {schedule.max_staleness} and "
+            f"{str(schedule.stream_minibatches).lower()}); or {others}"
+        )
+    actor = next(plan for plan in workers if plan.request.role.name == ACTOR)
+    its_pool = next(plan for plan in pools if plan.name == rollout.request.pool)
+    if pool.gpus and its_pool.gpus:
+        without = sorted({*devices_of_ranks(rollout, its_pool)} - {*devices_of_ranks(actor, pool)})
+        if without:
+            raise PlanError(
+                f"{way}: the rollout has devices {', '.join(map(str, without))}, on which no rank of the actor is; "
+                f"{others}, or more ranks with actor.data_parallel"
+            )

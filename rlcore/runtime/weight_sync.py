@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from rlcore.errors import WorkerError, worker_call
 from rlcore.types import WeightsHandle
 
 logger = logging.getLogger(__name__)
+
+TOGETHER = ("nccl", "ipc")
+"""Kinds of weights that several replicas take together."""
 
 
 class WeightsSync:
@@ -48,8 +52,8 @@ class WeightsSync:
             before, self._latest = self._latest, handle
             # Wait for all replicas before an error is raised, so that none is left in the middle of reading.
             living = [replica for replica in self._rollout.replicas if replica.alive]
-            shared = replace(handle, members=len(living)) if handle.kind == "nccl" else handle
-            calls = [self._hand_over(replica, shared) for replica in living]
+            shared = replace(handle, members=len(living)) if handle.kind in TOGETHER else handle
+            calls = [*self._sending(shared), *(self._hand_over(replica, shared) for replica in living)]
             for error in await asyncio.gather(*calls, return_exceptions=True):
                 if isinstance(error, BaseException):
                     raise error
@@ -59,6 +63,12 @@ class WeightsSync:
     async def close(self) -> None:
         """Remove what was written."""
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+
+    def _sending(self, handle: WeightsHandle) -> list[Awaitable[Any]]:
+        """The call in which the actor sends a version to the replicas that load it; none if they fetch it."""
+        if handle.kind != "ipc" or not handle.members:
+            return []
+        return [self._actor.replicas[0].call(ActorWorker.send_weights, handle)]
 
     async def _hand_over(self, replica: ReplicaHandle[RolloutWorker], handle: WeightsHandle) -> None:
         try:
@@ -82,9 +92,11 @@ class WeightsSync:
         async with self._turn:
             if self._latest is None:
                 return
+            handle = replace(self._latest, members=1) if self._latest.kind == "ipc" else self._latest
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    loaded = await replica.call(RolloutWorker.load_weights, self._latest)
+                    loading = replica.call(RolloutWorker.load_weights, handle)
+                    *_, loaded = await asyncio.gather(*self._sending(handle), loading)
             except TimeoutError:
                 with worker_call(ROLLOUT.name, RolloutWorker.load_weights.__name__):
                     raise WorkerError(f"{replica.name}: {self._too_long(self._latest)}") from None

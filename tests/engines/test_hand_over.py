@@ -1,6 +1,8 @@
 """Weights that leave a sharded actor: host memory holds a unit of them at a time, or the one copy that is sent."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +13,7 @@ from live_bytes import LiveBytes
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlcore.config import LoraConfig, ModelConfig
+from rlcore.config import LoraConfig, ModelConfig, RolloutConfig
 from rlcore.contracts.weights import weights_of
 from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.gather import taken, weights_by_unit
@@ -21,6 +23,7 @@ from rlcore.engines.hf.train.shards import Shards, names_by_unit, units_of
 from rlcore.engines.hf.train.state import whole_tensors
 from rlcore.engines.hf.train.unit_files import save_whole_in_units
 from rlcore.engines.hf.worker import HfActor
+from rlcore.errors import WorkerError
 from rlcore.testing.tiny import write_tiny_model
 
 LAYERS = 8
@@ -165,18 +168,25 @@ class Copies:
     def __init__(self) -> None:
         self.weight, self.ranks = torch.zeros(2**18), None  # the first step of shared memory
 
-    def named_weights(self, takers: int) -> Iterator[tuple[str, Tensor]]:
-        assert takers == 1
+    def named_weights(self, takers: int | None) -> Iterator[tuple[str, Tensor]]:
+        assert takers in (1, None)
         self.weight = self.weight.add_(1.0)
         yield "weight", self.weight
 
 
-@pytest.mark.parametrize("kind", ["tcp", "shm"])
-def test_the_process_that_sends_keeps_one_copy_and_no_second_one_while_it_is_made(kind: str) -> None:
-    engine, actor = Copies(), HfActor.__new__(HfActor)
-    config = SimpleNamespace(rollout=None)
+def actor_of(kind: str) -> HfActor:
+    """An actor without an engine, which hands its weights over that way."""
+    actor = HfActor.__new__(HfActor)
+    config = SimpleNamespace(rollout=RolloutConfig(weights_bucket_mib=1))
     context = SimpleNamespace(weights_kind=kind, rank=0, address="127.0.0.1", device="cpu", config=config)
     actor.context = cast("Any", context)
+    actor.before_change = []
+    return actor
+
+
+@pytest.mark.parametrize("kind", ["tcp", "shm"])
+def test_the_process_that_sends_keeps_one_copy_and_no_second_one_while_it_is_made(kind: str) -> None:
+    engine, actor = Copies(), actor_of(kind)
     actor.engine = cast("Any", engine)
     received: Sequence[float] = []
     try:
@@ -189,3 +199,23 @@ def test_the_process_that_sends_keeps_one_copy_and_no_second_one_while_it_is_mad
         actor.close()
     assert received == [3.0]
     assert peak == 2**20
+
+
+def test_weights_over_ipc_are_sent_while_they_are_loaded_and_only_until_they_change() -> None:
+    actor = actor_of("ipc")
+    actor.engine = cast("Any", Copies())
+    try:
+        handle = replace(actor.weights(4, Path("unused")), members=1)
+        assert float(actor.engine.weight[0]) == 0.0, "nothing is gathered yet"  # type: ignore[attr-defined]
+        with ThreadPoolExecutor(1) as threads:
+            for times in (1.0, 2.0):
+                task = threads.submit(lambda: dict(weights_of(handle)))
+                actor.send_weights(handle)
+                assert task.result(30)["weight"].tolist() == [times] * 2**18
+        with pytest.raises(WorkerError, match="version 3 of the weights cannot be sent any more: they have changed"):
+            actor.send_weights(replace(handle, version=3))
+        actor._weights_change()
+        with pytest.raises(WorkerError, match="version 4 of the weights cannot be sent any more"):
+            actor.send_weights(handle)
+    finally:
+        actor.close()

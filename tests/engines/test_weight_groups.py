@@ -56,24 +56,6 @@ def server(opened_once: None) -> Iterator[Any]:
     assert not [thread for thread in threading.enumerate() if thread.name == "weights"]
 
 
-@pytest.mark.parametrize("size", [1, 7, 64, 2**20])
-def test_buckets_hold_every_byte_once_and_in_order(size: int) -> None:
-    tensors = {name: tensor[:13] if tensor.ndim else tensor for name, tensor in some_tensors(1).items()}
-    tensors["large"] = tensors["large"][:, :9]
-    buckets = list(group_server.buckets_of(tensors, size))
-    for pieces in buckets:
-        offsets = [0, *(piece.offset + piece.num_bytes for piece in pieces)]
-        assert [piece.offset for piece in pieces] == offsets[:-1]
-        assert offsets[-1] <= size
-    assert all(sum(piece.num_bytes for piece in pieces) == size for pieces in buckets[:-1])
-    for name, tensor in tensors.items():
-        mine = [piece for pieces in buckets for piece in pieces if piece.name == name]
-        ends = [0, *(piece.begin + piece.num_bytes for piece in mine)]
-        assert [piece.begin for piece in mine] == ends[:-1]
-        assert ends[-1] == tensor.nbytes
-    assert list(group_server.buckets_of({}, size)) == []
-
-
 class Replica:
     """A process of a replica, played by a thread."""
 

@@ -27,6 +27,7 @@ PLANS = (
     "plan/test_plan_context.py",
     "plan/test_plan_distillation.py",
     "plan/test_plan_function_scores.py",
+    "plan/test_plan_ipc.py",
     "plan/test_plan_memory.py",
     "plan/test_plan_mesh.py",
     "plan/test_plan_offers.py",

@@ -111,7 +111,7 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (WorkerClass, "keeps_cache"): ("needs True or False", ["no", 0, None]),
     (WorkerClass, "complete"): ("(config, section, request)", [None, {}, lambda: None, lambda config, section: None]),
     (WorkerClass, "weight_sync"): (
-        "needs a frozenset of: disk, nccl, shm, tcp",
+        "needs a frozenset of: disk, ipc, nccl, shm, tcp",
         ["disk", None, {"disk"}, frozenset("a")],
     ),
     (PoolSpec, "name"): (NAME, [None, "", 3, "a b"]),

@@ -27,6 +27,8 @@ RANKS = ("actor.data_parallel=64", "actor.sharding=fsdp2")
 OF_FOUR = ("rollout.replicas=16", "--plugin", "vllm", "plugins.vllm.tensor_parallel=4")
 COLOCATED = (*RANKS, *OF_FOUR, "cluster.layout=colocated")
 LONG = ("data.max_prompt_tokens=1024", "rollout.max_tokens=2048", "rollout.samples_per_prompt=16")
+RANKS_OF_FOUR = ("actor.data_parallel=4", "actor.sharding=fsdp2", "rollout.replicas=4")
+OVER_IPC = (*VLLM, *LONG, *RANKS_OF_FOUR, "cluster.layout=colocated", "rollout.weight_sync=ipc")
 IN_TURNS = (*VLLM, *LONG, "plugins.vllm.gpu_memory_frac=0.7")
 
 
@@ -94,6 +96,7 @@ MACHINES = [
     ("2x8xA100-80GB", (*VLLM, *LONG)),
     ("4xA100-80GB", (*VLLM, *LONG, "actor.data_parallel=2", "rollout.replicas=2", "rollout.weight_sync=nccl")),
     ("1xH100-80GB", IN_TURNS),
+    ("4xH100-80GB", OVER_IPC),
     ("1xH200", ("rollout.backend=hf", *LONG)),
 ]
 

@@ -258,8 +258,8 @@ def test_garbage_from_complete_is_refused_with_offer_and_provider(broken: str, m
             "complete=lambda config, request: request",
             "complete takes (config, request), needs (config, section, request)",
         ),
-        ("weight_sync='disk'", "weight_sync is 'disk'; needs a frozenset of: disk, nccl, shm, tcp"),
-        ("weight_sync=frozenset({'pigeon'})", "needs a frozenset of: disk, nccl, shm, tcp"),
+        ("weight_sync='disk'", "weight_sync is 'disk'; needs a frozenset of: disk, ipc, nccl, shm, tcp"),
+        ("weight_sync=frozenset({'pigeon'})", "needs a frozenset of: disk, ipc, nccl, shm, tcp"),
     ],
 )
 def test_an_offer_that_states_no_such_thing_is_refused(tmp_path: Path, offer: str, message: str) -> None:

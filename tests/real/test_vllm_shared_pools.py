@@ -63,7 +63,7 @@ def trained(directory: Path, sharding: str, weights: str) -> Path:
     return directory / "run"
 
 
-@pytest.mark.parametrize(("sharding", "weights"), [("fsdp2", "disk"), ("fsdp2", "tcp"), ("none", "tcp")])
+@pytest.mark.parametrize(("sharding", "weights"), [("fsdp2", "disk"), ("none", "tcp"), ("fsdp2", "ipc")])
 def test_two_ranks_train_on_the_slots_of_both_engines_which_sample_with_what_they_hand_over(
     tmp_path: Path, sharding: str, weights: str
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlcore.contracts.actor import ActorWorker
 from rlcore.errors import WorkerError
 from rlcore.runtime.weight_sync import WeightsSync
 from rlcore.types import WeightsHandle
@@ -17,9 +18,25 @@ class Actor:
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
+        self.sent: list[tuple[int, int]] = []
+        """(version, members) of each call of `send_weights`."""
+        self.loading = 0
+        """Replicas that have begun to load since."""
+        self.fails = False
 
-    async def call(self, method: Any, version: int, path: Path) -> WeightsHandle:
-        return WeightsHandle(version, self.kind, f"there/{version}")
+    async def call(self, method: Any, *arguments: Any) -> Any:
+        if method is ActorWorker.send_weights:
+            return await self._send(*arguments)
+        return WeightsHandle(arguments[0], self.kind, f"there/{arguments[0]}")
+
+    async def _send(self, handle: WeightsHandle) -> None:
+        """Returns when its replicas have begun to load that version."""
+        if self.fails:
+            raise WorkerError("actor[0].send_weights(): out of memory")
+        self.sent.append((handle.version, handle.members))
+        await asyncio.sleep(0.01)
+        assert self.loading == handle.members, "they load while it sends"
+        self.loading = 0
 
 
 class Replica:
@@ -34,6 +51,8 @@ class Replica:
         """The version with which it claims to sample; 0: the one that it got."""
         self.taken: list[tuple[int, int]] = []
         """(version, members) of each handle."""
+        self.actor: Any = None
+        """That which sends it weights."""
         self.restarted: list[str] = []
 
     async def call(self, method: Any, handle: WeightsHandle) -> int:
@@ -42,6 +61,10 @@ class Replica:
         if self.hangs:
             await asyncio.sleep(60)
         self.taken.append((handle.version, handle.members))
+        if self.actor is not None:
+            self.actor.loading += 1
+            while self.actor.loading and not self.actor.fails:
+                await asyncio.sleep(0.001)
         return self.says or handle.version
 
     def restart(self, reason: str) -> None:
@@ -106,6 +129,47 @@ def test_all_other_kinds_are_taken_alone(kind: str, tmp_path: Path) -> None:
     replicas = [Replica("rollout[0]"), Replica("rollout[1]")]
     asyncio.run(sync_of(kind, Group(*replicas), tmp_path).publish(1))
     assert [replica.taken for replica in replicas] == [[(1, 0)], [(1, 0)]]
+
+
+def over_ipc(*replicas: Replica, directory: Path, deadline_s: float = 600.0) -> tuple[Any, WeightsSync, Any]:
+    """An actor that sends weights to these replicas, what syncs them, and their group."""
+    actor, group = Actor("ipc"), Group(*replicas)
+    for replica in replicas:
+        replica.actor = actor
+    of_actor, of_rollout = Group(actor), group
+    return actor, WeightsSync(of_actor, of_rollout, directory, deadline_s), group  # type: ignore[arg-type]
+
+
+def test_the_actor_sends_to_the_living_together_and_to_one_that_returns_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        first, second = Replica("rollout[0]"), Replica("rollout[1]")
+        actor, sync, group = over_ipc(first, second, directory=tmp_path)
+        await sync.publish(1)
+        second.alive = False
+        await sync.publish(2)
+        second.is_welcomed = True
+        await group.prepare(second)
+        first.alive = False
+        await sync.publish(3)
+        assert actor.sent == [(1, 2), (2, 1), (2, 1)], "no replica is there for the third version"
+        assert (first.taken, second.taken) == ([(1, 2), (2, 1)], [(1, 2), (2, 1)])
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
+
+
+def test_an_actor_that_cannot_send_is_the_error(tmp_path: Path) -> None:
+    async def story() -> None:
+        replica = Replica("rollout[0]")
+        actor, sync, group = over_ipc(replica, directory=tmp_path)
+        await sync.publish(1)
+        actor.fails = True
+        replica.says = 1  # it has not loaded the next version
+        with pytest.raises(WorkerError, match=r"^actor\[0\]\.send_weights\(\): out of memory$"):
+            await sync.publish(2)
+        with pytest.raises(WorkerError, match="out of memory"):
+            await group.prepare(replica)
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
 
 
 def test_one_that_takes_too_long_is_restarted_and_the_others_continue(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
             isolated=True,
             complete=complete_rollout,
             keeps_cache=True,
-            weight_sync=frozenset({"disk", "nccl", "shm", "tcp"}),
+            weight_sync=frozenset({"disk", "ipc", "nccl", "shm", "tcp"}),
         ),
         WorkerClass(RewardReplica, NAME, VllmReplica, isolated=True, complete=complete_replica),
     ]

@@ -9,6 +9,7 @@ all others for ever; it supports no other transport; and it does not detect miss
 """
 
 import logging
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from vllm.model_executor.model_loader.reload import (  # type: ignore[import-not
 
 from rlcore import WeightsHandle, WorkerError
 from rlcore.contracts.weight_groups import GroupReceiver
+from rlcore.contracts.weight_ipc import weights_over_ipc
 from rlcore.contracts.weights import weights_of
 
 SHOWN = 3
@@ -78,14 +80,19 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
     def receive_weights(self, update_info: ActorUpdate) -> None:
         """Load all weights; WorkerError if one is missing, because the old one would stay in use."""
         handle = update_info.handle
-        together = handle.kind == "nccl"
-        # A layer may keep borrowed views until finish_weight_update(); the sender writes the next version after that.
-        weights = self._receiver.weights(handle) if together else weights_of(handle, borrowed=True)
-        with closing(weights):
+        with closing(self._weights(handle)) as weights:
             missing = self._awaited - self.model.load_weights(weights)
         if missing:
             shown = ", ".join(sorted(missing)[:SHOWN])
             raise WorkerError(f"'{handle.place}' has no weights for {len(missing)} parameters of vLLM's: {shown}")
+
+    def _weights(self, handle: WeightsHandle) -> Generator[tuple[str, torch.Tensor]]:
+        if handle.kind == "nccl":
+            return self._receiver.weights(handle)
+        if handle.kind == "ipc":
+            return weights_over_ipc(handle, self.device, self.parallel_config.world_size)
+        # A layer may keep borrowed views until finish_weight_update(); the sender writes the next version after that.
+        return weights_of(handle, borrowed=True)
 
     def finish_weight_update(self) -> None:
         """Finish the update of every layer."""

@@ -34,18 +34,18 @@ PROMPT = (5, 6, 7)
 DOOMED = """
 import os, signal, sys
 from rlcore.contracts.weight_groups import GroupReceiver
-from rlcore.contracts.weight_memory import mapped_weights
+from rlcore.contracts.weights import weights_of
 from rlcore.types import WeightsHandle
 kind, address = sys.argv[1:]
-broadcast = WeightsHandle(1, "nccl", address, 2)
-weights = mapped_weights(address) if kind == "shm" else GroupReceiver().weights(broadcast)
+handle = WeightsHandle(1, kind, address, 2)
+weights = GroupReceiver().weights(handle) if kind == "nccl" else weights_of(handle, borrowed=True)
 for number, _ in enumerate(weights):
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-CASES = ("kept", "broadcast", "shared", "slept")
+CASES = ("kept", "broadcast", "shared", "slept", "over_ipc")
 """In this order, because the weights of each differ from those of the one before."""
 
 
@@ -173,6 +173,28 @@ async def shared(engine: Any, by_version: Sequence[Any], directory: Path) -> Non
             check(completion, by_version)
 
 
+async def over_ipc(engine: Any, by_version: Sequence[Any], directory: Path) -> None:
+    """The same through buckets that the actor fills: a receiver is killed in the middle, and the engine takes the
+    version again, asleep, as one that was restarted."""
+    from rlcore.engines.ipc_server import IpcServer
+
+    sampler, weights = sampler_of(engine), by_version[7].state_dict().items()
+    with closing(IpcServer("cpu", 1)) as server:
+        address = server.offer()
+        doomed = subprocess.Popen([sys.executable, "-c", DOOMED, "ipc", address])
+        for members in (2, 1):
+            if members == 1:
+                await sampler.sleep(release=True)
+            sending = asyncio.create_task(asyncio.to_thread(server.send, members, weights))
+            assert await sampler.load_weights(WeightsHandle(7, "ipc", address, members)) == 7
+            await sending
+        await sampler.wake()
+        assert doomed.wait(30) == -9
+        for completion in await sampled(sampler, "over IPC", 8):
+            assert completion.versions == ((0, 7),)
+            check(completion, by_version)
+
+
 async def slept(engine: Any, by_version: Sequence[Any], directory: Path) -> None:
     """vLLM takes the levels and tags, and samples with what it was given in its sleep.
 
@@ -233,10 +255,10 @@ NAMES: dict[str, tuple[str, ...]] = {"whole": (), "token by token": ("~Q",), "un
 async def all_cases(directory: Path) -> dict[str, str]:
     """The errors of each."""
     path, (first, second, third) = models(directory, 3)
-    by_version = [first, second, third, second, third, second, third]
+    by_version = [first, second, third, second, third, second, third, second]
     engine, errors = started(path), dict[str, str]()
     try:
-        for case in (kept, broadcast, shared, slept):
+        for case in (kept, broadcast, shared, slept, over_ipc):
             [error] = await asyncio.gather(case(engine, by_version, directory), return_exceptions=True)
             errors[case.__name__] = "".join(traceback.format_exception(error)) if error else ""
     finally:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rlcore.engines.hf.sample.sampler import EmbeddedSampler
     from rlcore.engines.hf.train.engine import TrainEngine
     from rlcore.engines.hf.train.policy_loss import PolicyLoss
+    from rlcore.engines.ipc_server import IpcServer
     from rlcore.engines.weight_server import WeightsServer
 
 
@@ -47,6 +48,9 @@ class HfActor(ActorWorker):
     is_published: bool = True
     """True if the published weights are the current ones."""
     _server: WeightsServer[Any] | None = None
+    _ipc: IpcServer | None = None
+    _sendable: int | None = None
+    """The version that `send_weights` can send: the offered one until the weights change."""
     _loss: PolicyLoss
     before_change: list[Callable[[], None]]
     """Called before every change of the weights, so that samplers drop values computed from them."""
@@ -80,8 +84,9 @@ class HfActor(ActorWorker):
         yield_device(context.device)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in (self._server, self._ipc):
+            if server is not None:
+                server.close()
         engine = getattr(self, "engine", None)
         if engine is not None and engine.ranks is not None:
             engine.ranks.close()
@@ -126,11 +131,26 @@ class HfActor(ActorWorker):
         if self.context.weights_kind == "adapter":
             self.engine.save_adapter(directory)
             return WeightsHandle(version, "adapter", str(directory))
+        if self.context.weights_kind == "ipc":
+            self._ipc, self._sendable = self._ipc or self._open_ipc(), version
+            return WeightsHandle(version, "ipc", self._of_all_ranks(self._ipc.offer()))
         for kind in SENT_KINDS:
             if kind == self.context.weights_kind:
                 return WeightsHandle(version, kind, self._offered())
         self.engine.save_whole(directory)
         return WeightsHandle(version, "directory", str(directory))
+
+    def send_weights(self, handle: WeightsHandle) -> None:
+        if self._ipc is None or handle.version != self._sendable:
+            raise WorkerError(
+                f"{self.context}: version {handle.version} of the weights cannot be sent any more: they have changed"
+            )
+        ranks = self.engine.ranks
+        try:
+            with closing(self.engine.named_weights(takers=None)) as tensors:
+                self._ipc.send(handle.members, tensors, None if ranks is None else ranks.gather)
+        finally:
+            yield_device(self.context.device)
 
     def _offered(self) -> str:
         """The address of the current weights, which this process now offers; empty on ranks without a server.
@@ -147,9 +167,20 @@ class HfActor(ActorWorker):
                 address = self._server.offer(tensors)
             for _ in tensors:  # gathering needs all ranks
                 pass
-        if ranks is None or not are_shared_out:
+        return self._of_all_ranks(address) if are_shared_out else address
+
+    def _of_all_ranks(self, address: str) -> str:
+        """The addresses of all ranks, each of which passes its address."""
+        ranks = self.engine.ranks
+        if ranks is None:
             return address
         return ADDRESSES.join(part["address"] for part in ranks.gather({"address": address}))
+
+    def _open_ipc(self) -> IpcServer:
+        from rlcore.engines.ipc_server import IpcServer
+
+        rollout = self.context.config.rollout
+        return IpcServer(self.context.device, rollout.weights_bucket_mib, rollout.weights_deadline_s)
 
     def _open_server(self) -> WeightsServer[Any]:
         context, rollout = self.context, self.context.config.rollout
@@ -186,6 +217,7 @@ class HfActor(ActorWorker):
         return self.engine.facts()
 
     def _weights_change(self) -> None:
+        self._sendable = None
         for listener in self.before_change:
             listener()
 

@@ -248,15 +248,15 @@ class TrainEngine:
             elif self._is_first:
                 save_whole(self.model, directory)
 
-    def named_weights(self, takers: int = 1) -> Generator[tuple[str, Tensor]]:
+    def named_weights(self, takers: int | None = 1) -> Generator[tuple[str, Tensor]]:
         """Yields the name and the tensor of each weight that `save_whole` would write, on one of the first `takers`
-        ranks.
+        ranks; None: all of them on every rank.
 
         All ranks must iterate to the end. A tensor is valid until the next one.
         """
-        rank = 0 if self.ranks is None else self.ranks.rank
+        rank = 0 if self.ranks is None or takers is None else self.ranks.rank
         with self._offload.gathering():
-            yield from weights_by_unit(self.model, self._shards, rank=rank, takers=takers)
+            yield from weights_by_unit(self.model, self._shards, rank=rank, takers=takers or 1)
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapter of a LoRA model into `directory`, as peft does. The first rank writes."""
