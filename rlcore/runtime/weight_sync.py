@@ -53,8 +53,14 @@ class WeightsSync:
             # Wait for all replicas before an error is raised, so that none is left in the middle of reading.
             living = [replica for replica in self._rollout.replicas if replica.alive]
             shared = replace(handle, members=len(living)) if handle.kind in TOGETHER else handle
-            calls = [*self._sending(shared), *(self._hand_over(replica, shared) for replica in living)]
-            for error in await asyncio.gather(*calls, return_exceptions=True):
+            calls = [self._hand_over(replica, shared) for replica in living]
+            loading = asyncio.gather(*calls, return_exceptions=True)
+            try:
+                await asyncio.gather(*self._sending(shared))
+            except BaseException:
+                loading.cancel()  # an actor that fails sends nothing more
+                raise
+            for error in await loading:
                 if isinstance(error, BaseException):
                     raise error
             if before is not None and before.path != handle.path and not before.is_sent:

@@ -63,7 +63,7 @@ class Replica:
         self.taken.append((handle.version, handle.members))
         if self.actor is not None:
             self.actor.loading += 1
-            while self.actor.loading and not self.actor.fails:
+            while self.actor.loading or self.actor.fails:
                 await asyncio.sleep(0.001)
         return self.says or handle.version
 
