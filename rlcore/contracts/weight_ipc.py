@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.contracts.weight_groups import Wish, headers
 from rlcore.contracts.weight_memory import ADDRESSES, connect_here, received_file
-from rlcore.contracts.weight_stream import EXCHANGE_S, PiecesOfTensors, read_message, send_message
+from rlcore.contracts.weight_stream import EXCHANGE_S, PiecesOfTensors, framed, read_message
 from rlcore.errors import WorkerError, boundary
 from rlcore.types import WeightsHandle
 
@@ -65,8 +65,8 @@ def weights_over_ipc(
     ):
         connection.settimeout(EXCHANGE_S)
         connect_here(connection, name, "ipc")
-        connection.sendall(secret.encode())
-        send_message(connection, json.dumps(vars(Wish(handle.members, processes))).encode())
+        wish = json.dumps(vars(Wish(handle.members, processes))).encode()
+        connection.sendall(secret.encode() + framed(wish))  # at once: a sender that refuses the secret closes
         connection.settimeout(None)  # it waits for other replicas, too, and rollout.weights_deadline_s limits that
         yield from _tensors(connection, device)
 

@@ -35,9 +35,14 @@ def read_exactly(connection: socket.socket, num: int) -> bytearray:
     return data
 
 
+def framed(message: bytes) -> bytes:
+    """The message, preceded by its length."""
+    return len(message).to_bytes(LENGTH_BYTES) + message
+
+
 def send_message(connection: socket.socket, message: bytes) -> None:
     """Send the message, preceded by its length."""
-    connection.sendall(len(message).to_bytes(LENGTH_BYTES) + message)
+    connection.sendall(framed(message))
 
 
 def read_message(connection: socket.socket) -> bytes:

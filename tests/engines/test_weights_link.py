@@ -62,18 +62,21 @@ def test_a_client_with_the_address_gets_every_tensor_as_it_was_offered_at_any_ti
     assert equal(dict(weights.received(later)), tensors)
 
 
-@pytest.mark.parametrize("kind", ["tcp", "shm", "nccl"])
+@pytest.mark.parametrize("kind", ["tcp", "shm", "nccl", "ipc"])
 def test_a_wrong_secret_is_logged_once_on_the_side_of_the_weights(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     from rlcore.engines.group_server import group_server
+    from rlcore.engines.ipc_server import IpcServer
     from rlcore.engines.memory_server import memory_server
 
     openers: dict[str, Any] = {
         "tcp": lambda: link.tcp_server("127.0.0.1"),
         "shm": memory_server,
         "nccl": lambda: group_server("127.0.0.1", 1, "gloo", "cpu"),
+        "ipc": lambda: IpcServer("cpu", 1),
     }
     server = openers[kind]()
-    place, _, secret = server.offer([("one", torch.ones(1))]).rpartition("/")
+    address = server.offer() if kind == "ipc" else server.offer([("one", torch.ones(1))])
+    place, _, secret = address.rpartition("/")
     for _ in range(2):
         with pytest.raises(WorkerError, match=r"the sender has gone, has other weights by now, or another secret$"):
             dict(weights.weights_of(WeightsHandle(1, kind, f"{place}/{'0' * len(secret)}")))
@@ -81,7 +84,7 @@ def test_a_wrong_secret_is_logged_once_on_the_side_of_the_weights(kind: str, cap
     logged = [record.getMessage() for record in caplog.records if "wrong secret" in record.getMessage()]
     assert len(logged) == 1
     assert logged[0].startswith(
-        f"weights: a process {'of this machine' if kind == 'shm' else 'at 127.0.0.1'} asked for "
+        f"weights: a process {'of this machine' if kind in ('shm', 'ipc') else 'at 127.0.0.1'} asked for "
     )
     assert secret not in logged[0]
 

@@ -18,6 +18,7 @@ import pytest
 from rlcore.contracts import weight_groups, weight_ipc
 from rlcore.contracts.weight_ipc import AT, weights_over_ipc
 from rlcore.contracts.weight_memory import ADDRESSES
+from rlcore.contracts.weight_stream import send_message
 from rlcore.contracts.weights import weights_of
 from rlcore.errors import WorkerError
 from rlcore.types import WeightsHandle
@@ -101,6 +102,7 @@ def test_another_process_reads_the_bucket(server: Any) -> None:
     handle = WeightsHandle(1, "ipc", server.offer(), members=1)
     code = """
 import sys
+from rlcore.contracts.weight_stream import send_message
 from rlcore.contracts.weights import weights_of
 from rlcore.types import WeightsHandle
 print({name: tensor.double().sum().item() for name, tensor in weights_of(WeightsHandle(1, "ipc", sys.argv[1], 1))})
@@ -155,7 +157,7 @@ def silent(handle: WeightsHandle, held: ExitStack) -> None:
     name, _, secret = handle.path.partition(AT)[2].rpartition("/")
     connection.connect(f"\0{name}")
     connection.sendall(secret.encode())
-    weight_ipc.send_message(connection, json.dumps({"members": 2, "processes": 1}).encode())
+    send_message(connection, json.dumps({"members": 2, "processes": 1}).encode())
 
 
 @pytest.mark.slow
@@ -206,7 +208,7 @@ def test_one_whose_version_is_replaced_while_it_connects_gets_nothing(server: An
     stale, (here, there) = server._waiting, socket.socketpair()
     with here, there:
         server.offer()
-        weight_ipc.send_message(there, json.dumps({"members": 1, "processes": 1}).encode())
+        send_message(there, json.dumps({"members": 1, "processes": 1}).encode())
         serving = threading.Thread(target=server._serve, args=(here, stale), daemon=True)
         serving.start()
         serving.join(10)
