@@ -27,7 +27,7 @@ def spread(prompts, completions, **columns):
 '''
 
 
-@pytest.mark.parametrize(("weights", "nodes"), [("disk", 1), ("tcp", 2)])
+@pytest.mark.parametrize(("weights", "nodes"), [("ipc", 1), ("tcp", 2)])
 def test_an_engine_of_two_workers_sleeps_while_two_ranks_train_and_samples_with_their_weights(
     tmp_path: Path, weights: str, nodes: int
 ) -> None:
