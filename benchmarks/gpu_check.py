@@ -7,6 +7,7 @@ The parts come in an order for a short hour:
 
 * tests marked `gpu`;
 * steps of a run in which actor and vLLM take turns: seconds of sleep and wake, and memory over time;
+* hand-overs of weights through shared memory and over CUDA IPC;
 * attention's memory by length;
 * steps on the embedded sampler and on vLLM at 64 and 256 rows, with their differences of log-probs, their memory over
   time and the plan's estimate;
@@ -41,6 +42,7 @@ from rlcore.errors import RlcoreError, WorkerError, boundary
 
 GIB = 2**30
 PART_S = 900.0
+WEIGHT_SYNCS = ("shm", "ipc")
 PHASES = ("step", "generate", "passes", "update", "weights", "sleep", "wake")
 """Phases that a step logs, in seconds; not every run has all of them."""
 OURS = ("actor.micro_batch_tokens=16384",)
@@ -138,6 +140,19 @@ def in_turns(check: Check) -> dict[str, Any]:
     return check.part("runs", check.spec(model=model, overrides=gpu_turns.overrides(), **more))
 
 
+def weight_syncs(check: Check) -> dict[str, Any]:
+    """Steps of a run with vLLM on the actor's device, by `rollout.weight_sync`."""
+    if check.own.tiny or not find_spec("vllm"):
+        return {"failed": "vLLM is not installed here, or this is the tiny go"}
+    shape, found = check.shapes[-1], {}
+    more = {"model": str(check.model(shape)), "backend": "vllm", "length": 256, "steps": 3, "rows": (64,)}
+    for way in WEIGHT_SYNCS:
+        overrides = [f"rollout.weight_sync={way}", *(["rollout.weights_bucket_mib=256"] if way == "ipc" else [])]
+        measured = check.part("runs", check.spec(overrides=overrides, **more))
+        found[f"{shape} {way}"] = measured.get("64", measured)  # or the reason why it failed
+    return found
+
+
 def compiled(check: Check) -> dict[str, Any]:
     """Seconds of an update with compiled layers and with torch's own."""
     own = {"backend": "aot_eager", "length": 16} if check.own.tiny else {"backend": "inductor", "length": 1024}
@@ -170,6 +185,7 @@ def compared_with_peer(check: Check) -> dict[str, Any]:
 PARTS: dict[str, Callable[[Check], dict[str, Any]]] = {
     "tests": run_tests,
     "in_turns": in_turns,
+    "weight_syncs": weight_syncs,
     "attention": attention,
     "runs": runs,
     "compiled": compiled,
@@ -241,6 +257,7 @@ def _compiled_table(result: Mapping[str, Any]) -> Iterator[str]:
 
 TABLES: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
     "in_turns": gpu_turns.table,
+    "weight_syncs": _runs_table,
     "attention": _attention_table,
     "runs": _runs_table,
     "compiled": _compiled_table,

@@ -88,6 +88,21 @@ def test_the_run_in_turns_is_planned_to_sleep(
     assert spec["steps"] > 2, "the first step starts with engines that are awake"
 
 
+def test_weights_go_by_each_way_to_an_engine_on_the_actors_device(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, on = import_module("gpu_parts"), facts_of(machine_of("1xH100-80GB"))
+    specs = specs_of(check, "weight_syncs", tmp_path, monkeypatch)
+    plans = []
+    for spec in specs:
+        (rows,) = spec["rows"]
+        settings = parts.run_settings(spec | {"rows": rows, "groups": parts.groups_of(rows)}, tmp_path)
+        config, overrides, plugins = settings
+        plans.append(plan_run([config], overrides, plugins, on))
+    assert [plan.weight_sync for plan in plans] == ["shm", "ipc"]
+    assert all(plan.layout.name == "colocated" for plan in plans)
+
+
 def test_the_run_in_turns_comes_early_and_its_record_has_sleeping_waking_and_memory(
     check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
