@@ -57,10 +57,10 @@ class WeightsSync:
             loading = asyncio.gather(*calls, return_exceptions=True)
             try:
                 await asyncio.gather(*self._sending(shared))
-            except BaseException:
-                loading.cancel()  # an actor that fails sends nothing more
-                raise
-            for error in await loading:
+                errors = await loading
+            finally:
+                loading.cancel()  # an actor that fails sends nothing more; no effect when it is done
+            for error in errors:
                 if isinstance(error, BaseException):
                     raise error
             if before is not None and before.path != handle.path and not before.is_sent:
