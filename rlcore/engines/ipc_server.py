@@ -29,6 +29,8 @@ from rlcore.engines.local_sockets import has_gone, is_foreign, listening_here
 from rlcore.engines.weight_buckets import packed
 from rlcore.engines.weight_server import WeightsServer
 
+CLOSED = b""
+"""The end of a connection: its receiver has everything and has released the bucket."""
 LOOK_S = 0.05
 """Seconds between two checks for receivers that have come or gone."""
 MIB = 2**20
@@ -71,6 +73,9 @@ class Bucket:
         """Release it; receivers keep what they have mapped."""
         if self._file is not None:
             os.close(self._file)
+        else:
+            cuda: Any = torch.cuda
+            cuda.ipc_collect()  # frees earlier buckets that a receiver released late
 
 
 @contextmanager
@@ -123,17 +128,17 @@ class IpcServer:
         confirms no bucket within the limit, is left behind.
         """
         receivers = self._met(members, exchange)
+        if not receivers:
+            for _ in tensors:  # gathering needs all ranks
+                pass
+            return
         bucket = Bucket(self._bucket_bytes, self._device)
         try:
             receivers = self._reached(receivers, lambda receiver: bucket.share(receiver.connection))
-            if not receivers:
-                for _ in tensors:  # gathering needs all ranks
-                    pass
-                return
             for pieces, _ in packed(tensors, bucket.bytes_N):
                 wait_for_copies(bucket.bytes_N)
-                receivers = self._copied(self._announced(receivers, pieces))
-            self._announced(receivers, [])
+                receivers = self._confirmed(self._announced(receivers, pieces), COPIED)
+            self._confirmed(self._announced(receivers, []), CLOSED)
         finally:
             for receiver in receivers:
                 receiver.has_all.set()
@@ -192,10 +197,10 @@ class IpcServer:
         header = json.dumps([piece.fields() for piece in pieces]).encode()
         return self._reached(receivers, lambda receiver: send_message(receiver.connection, header))
 
-    def _copied(self, receivers: Sequence[Receiver]) -> list[Receiver]:
-        """Those that confirm within the limit that they have copied the bucket."""
+    def _confirmed(self, receivers: Sequence[Receiver], answer: bytes) -> list[Receiver]:
+        """Those that answer within the limit that they have copied the bucket, or have released it."""
         until = time.monotonic() + self._limit_s
-        return self._reached(receivers, lambda receiver: _wait_for_copy(receiver.connection, until))
+        return self._reached(receivers, lambda receiver: _wait_for(answer, receiver.connection, until))
 
     def _reached(self, receivers: Sequence[Receiver], reach: Callable[[Receiver], None]) -> list[Receiver]:
         """The receivers for which a step succeeds; the others get nothing more."""
@@ -212,10 +217,10 @@ class IpcServer:
         return there
 
 
-def _wait_for_copy(connection: socket.socket, until: float) -> None:
-    """Read a receiver's confirmation; EOFError when it does not come in time, or the receiver has gone."""
+def _wait_for(answer: bytes, connection: socket.socket, until: float) -> None:
+    """Read a receiver's answer; EOFError when it does not come in time."""
     watched = select.poll()
     watched.register(connection, select.POLLIN)
     left_s = max(0.0, until - time.monotonic())
-    if not watched.poll(None if math.isinf(left_s) else left_s * 1000) or connection.recv(1) != COPIED:
+    if not watched.poll(None if math.isinf(left_s) else left_s * 1000) or connection.recv(1) != answer:
         raise EOFError("a receiver did not confirm a bucket")

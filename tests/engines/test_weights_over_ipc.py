@@ -67,10 +67,10 @@ class Replicas:
     """Processes that load a version, played by threads."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self._threads = stack.enter_context(ThreadPoolExecutor(4))
+        self.threads = stack.enter_context(ThreadPoolExecutor(4))
 
     def load(self, handle: WeightsHandle, processes: int = 1) -> "Future[dict[str, Any]]":
-        return self._threads.submit(lambda: dict(weights_over_ipc(handle, processes=processes)))
+        return self.threads.submit(lambda: dict(weights_over_ipc(handle, processes=processes)))
 
 
 @pytest.fixture
@@ -96,6 +96,24 @@ def test_a_restarted_replica_gets_the_version_again(server: Any, replicas: Repli
         task = replicas.load(handle)
         server.send(1, tensors.items())
         assert equal(task.result(30), tensors)
+
+
+def test_the_actor_waits_until_the_bucket_is_released(server: Any, replicas: Replicas) -> None:
+    """Its memory is free for the engine's cache when the hand-over ends."""
+    handle, held = WeightsHandle(1, "ipc", server.offer(), members=1), threading.Event()
+
+    def slow() -> None:
+        for name, _ in weights_over_ipc(handle):
+            if name == "number":
+                held.wait(30)
+
+    task = replicas.threads.submit(slow)
+    sending = replicas.threads.submit(server.send, 1, some_tensors().items())
+    time.sleep(0.3)
+    assert not sending.done()
+    held.set()
+    sending.result(30)
+    task.result(30)
 
 
 def test_another_process_reads_the_bucket(server: Any) -> None:
@@ -141,7 +159,7 @@ def test_one_that_stops_early_takes_no_other_with_it(server: Any, replicas: Repl
         with closing(weights_over_ipc(handle)) as weights:
             return next(weights)[0]
 
-    early, task = replicas._threads.submit(first), replicas.load(handle)
+    early, task = replicas.threads.submit(first), replicas.load(handle)
     server.send(2, tensors.items())
     assert early.result(30) == "matrix"
     assert equal(task.result(30), tensors)
