@@ -6,6 +6,7 @@ are the server's own. It is run as a file, without the site's packages, so it im
 """
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,13 +25,14 @@ def main(command: Sequence[str]) -> int:
     os.close(writing)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)  # only the server reads it, so that its end is seen
-    if not _relayed(reading):
+    if not _relayed(reading, os.pidfd_open(server)):
         sys.stderr.write(f"a line of more than {MAX_LINE} bytes: the server is ended\n")
         sys.stderr.flush()
         os.kill(server, signal.SIGKILL)
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)
         return 1
+    os.close(1)  # the end of the output is the end of the server for the package, even while the process lives
     return os.waitstatus_to_exitcode(os.waitpid(server, 0)[1]) & 0xFF
 
 
@@ -44,10 +46,13 @@ def _become(command: Sequence[str], writing: int) -> NoReturn:
         os._exit(127)
 
 
-def _relayed(reading: int) -> bool:
-    """Pass everything on until the end; False at a line that is too long, of which MAX_LINE bytes were passed on."""
+def _relayed(reading: int, ended: int) -> bool:
+    """Pass everything on until the end; False at a line that is too long, of which MAX_LINE bytes were passed on.
+
+    The server's death is an end, too (`ended` is then readable): processes that it started may keep its output open.
+    """
     length = 0
-    while chunk := os.read(reading, CHUNK):
+    while reading in select.select([reading, ended], [], [])[0] and (chunk := os.read(reading, CHUNK)):
         end = chunk.find(b"\n")
         length += len(chunk) if end < 0 else end
         if length > MAX_LINE:
