@@ -149,4 +149,8 @@ def encodable_text(text: str) -> str:
 
 def encodable(value: Any) -> Any:
     """The value, with characters replaced that no tokenizer could encode, in all its texts."""
-    return plain(value, lambda leaf: encodable_text(leaf) if isinstance(leaf, str) else leaf)
+    return plain(value, _encodable_leaf, _encodable_leaf)
+
+
+def _encodable_leaf(leaf: Any) -> Any:
+    return encodable_text(leaf) if isinstance(leaf, str) else leaf

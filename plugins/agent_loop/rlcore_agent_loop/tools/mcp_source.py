@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
 from typing import Any, TextIO
 
 from rlcore.cluster.kit import WorkerOutput, lines, pipe_reader
 from rlcore.errors import ChildError, ConfigError, RlcoreError, boundary, nearest
 from rlcore_agent_loop.settings import McpSettings
 from rlcore_agent_loop.tools import mcp_relay
-from rlcore_agent_loop.tools.calls import as_text, is_deeper
+from rlcore_agent_loop.tools.calls import as_text, encodable, is_deeper
 from rlcore_agent_loop.tools.sources import ToolSource, within
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,11 @@ CLOSE_S = 10.0
 """Seconds allowed for a server to shut down."""
 
 CONNECTION_CLOSED = -32000
-"""The package's error code for a closed connection."""
+CLOSED = "Connection closed"
+"""The package's error for a closed connection. Servers use its code for other errors, too."""
+
+SESSION = "mcp-session-id"
+"""Header of a request that belongs to a session."""
 
 LOGGERS = ("client", "mcp.client.stdio", "mcp.client.streamable_http", "mcp.shared.jsonrpc_dispatcher")
 """The package's loggers of what servers send."""
@@ -88,6 +93,11 @@ def _causes() -> Iterator[None]:
         raise cause from group
 
 
+async def _answer(client: Any, name: str, arguments: Mapping[str, Any]) -> Any:
+    # text that cannot be encoded would end the connection, and with it the calls of other samples
+    return await client.call_tool(name, encodable(arguments))
+
+
 class McpServer(ToolSource):
     """One server, which starts and ends with the run."""
 
@@ -102,6 +112,8 @@ class McpServer(ToolSource):
         self._ending = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
         self._restarting = asyncio.Lock()
+        self._session_lost = False
+        """True once a server at a URL no longer knows the session: it was restarted, or ended an idle session."""
         self._gone = ""
         """Reason why it is not restarted; empty while it may be."""
         self._rests_until = 0.0
@@ -109,7 +121,7 @@ class McpServer(ToolSource):
 
     async def start(self, describe: bool) -> None:
         """Start the server and list its tools; ConfigError when it does not start or lacks a tool."""
-        self._ending = asyncio.Event()
+        self._ending, self._session_lost = asyncio.Event(), False
         self._ready = asyncio.get_running_loop().create_future()
         # The package's contexts must be exited by the task that entered them.
         self._serving = asyncio.create_task(self._serve(self._ready), name=self.name)
@@ -139,12 +151,16 @@ class McpServer(ToolSource):
     async def _connect(self) -> AsyncIterator[Any]:
         try:
             from mcp import Client, StdioServerParameters, stdio_client
+            from mcp.client.streamable_http import streamable_http_client
+            from mcp.shared._httpx_utils import create_mcp_http_client
         except ImportError as cause:
             raise ConfigError(f"{self.name}: the package mcp is not installed; pip install mcp") from cause
         for name in LOGGERS:
             logging.getLogger(name).addFilter(_WITHOUT_TRACEBACKS)
         if self._settings.url:
-            async with Client(self._settings.url) as client:
+            http = create_mcp_http_client()
+            http.event_hooks = {"response": [self._answered]}
+            async with http, Client(streamable_http_client(self._settings.url, http_client=http)) as client:
                 yield client
             return
         program = self._settings.command[0]
@@ -155,6 +171,13 @@ class McpServer(ToolSource):
         command = StdioServerParameters(command=sys.executable, args=arguments, cwd=os.getcwd(), env=named)
         async with logged_output(self.name) as output, Client(stdio_client(command, output)) as client:
             yield client
+
+    async def _answered(self, response: Any) -> None:
+        """Find out from an answer over HTTP whether the server still knows the session."""
+        request = response.request
+        # a server without a stream of messages may answer its GET with 404, too
+        if response.status_code == HTTPStatus.NOT_FOUND and request.method == "POST" and SESSION in request.headers:
+            self._session_lost = True
 
     async def _listed(self, client: Any) -> list[Any]:
         """The tools on all pages of the server's list."""
@@ -221,7 +244,7 @@ class McpServer(ToolSource):
         return self._schemas
 
     async def call(self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-        """The text of the result; other contents by their kind.
+        """The text of the result; other contents by their kind. Without contents, the structured content as JSON.
 
         A call that finds or causes the server's end is retried once, after a restart.
         """
@@ -232,7 +255,7 @@ class McpServer(ToolSource):
             await self._restart(client, error)
             result = await self._called(self._client, name, arguments)
         parts = [part.text if part.type == "text" else f"({part.type} left out)" for part in result.content]
-        text = as_text("\n".join(parts), self._max_chars)
+        text = as_text("\n".join(parts) if parts else result.structured_content, self._max_chars)
         if result.is_error:
             raise ChildError(f"{name}: {text}")
         return text
@@ -241,8 +264,12 @@ class McpServer(ToolSource):
         if client is None:
             raise _Closed(f"{name}: {self._gone or 'the server has ended'}")
         try:
-            return await within(name, self._settings.deadline_s, client.call_tool(name, dict(arguments)))
+            return await within(name, self._settings.deadline_s, _answer(client, name, arguments))
         except ChildError as error:
-            if getattr(error.__cause__, "code", None) == CONNECTION_CLOSED:
+            if self._session_lost or self._is_closed(error.__cause__):
                 raise _Closed(f"{name}: the server has ended: {error.__cause__}") from error
             raise
+
+    def _is_closed(self, cause: BaseException | None) -> bool:
+        """True if the connection has ended. Over HTTP a connection costs little, so any error of that code counts."""
+        return getattr(cause, "code", None) == CONNECTION_CLOSED and (bool(self._settings.url) or str(cause) == CLOSED)

@@ -1,0 +1,173 @@
+"""Servers of the Model Context Protocol that end in part, forget sessions, or answer in unusual ways."""
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rlcore_agent_loop.settings import AgentLoopSettings, McpSettings
+from rlcore_agent_loop.testing import call, contents, says, talk
+from rlcore_agent_loop.tools.mcp_source import McpServer
+
+pytestmark = pytest.mark.fault
+
+SERVER = """
+import json, os, subprocess, sys, time
+
+TOOL = {"name": "first", "inputSchema": {"type": "object", "properties": {}}}
+calls = 0
+for line in sys.stdin:
+    asked = json.loads(line)
+    method, params = asked.get("method"), asked.get("params") or {}
+    if "id" not in asked:
+        continue
+    answer = {"jsonrpc": "2.0", "id": asked["id"]}
+    if method == "initialize":
+        answer["result"] = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}}
+        answer["result"]["serverInfo"] = {"name": "odd", "version": "1"}
+    elif method == "tools/list":
+        answer["result"] = {"tools": [TOOL]}
+    elif method == "tools/call":
+        calls += 1
+        text = f"call {calls} of {json.dumps(params['arguments'])}"
+        answer["result"] = {"content": [{"type": "text", "text": text}]}
+        if sys.argv[1] == "structured":
+            answer["result"] = {"content": [], "structuredContent": {"sum": 5}}
+        elif sys.argv[1] == "own error":
+            del answer["result"]
+            answer["error"] = {"code": -32000, "message": f"it is full at call {calls}"}
+        elif sys.argv[1] == "closes its output":
+            os.close(1)
+            sys.stdin.read()
+            break
+        elif sys.argv[1] == "leaves a process":
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"])
+            os._exit(3)
+    else:
+        answer["error"] = {"code": -32601, "message": "no"}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def results(directory: Path, mode: str, *turns: str) -> list[str]:
+    """The results of the calls in these turns, as the policy gets them."""
+    pytest.importorskip("mcp")
+    (directory / "server.py").write_text(SERVER)
+    command = (sys.executable, str(directory / "server.py"), mode)
+    settings = AgentLoopSettings(max_turns=9, mcp={"odd": McpSettings(command=command, deadline_s=20)})
+    found = talk(says(*turns, "Done."), settings).only
+    return [text for role, text in contents(found) if role == "tool"]
+
+
+def test_an_argument_that_cannot_be_encoded_leaves_the_server_alive(tmp_path: Path) -> None:
+    calls = [
+        f'<tool_call>{{"name": "first", "arguments": {arguments}}}</tool_call>'
+        for arguments in (r'{"a": "\ud800"}', r'{"a": [{"\ud800": 1}]}', f'{{"a": {"[" * 900 + "]" * 900}}}', "{}")
+    ]
+    first, second, deep, last = results(tmp_path, "plain", *calls)
+    assert (first, second, last) == ('call 1 of {"a": "?"}', 'call 2 of {"a": [{"?": 1}]}', "call 3 of {}")
+    assert deep.startswith("error: first: RecursionError")
+
+
+def test_an_error_of_a_server_with_the_code_of_a_closed_connection_does_not_restart_it(tmp_path: Path) -> None:
+    found = results(tmp_path, "own error", call("first"), call("first"))
+    assert found == [f"error: first: MCPError: it is full at call {number}" for number in (1, 2)]
+
+
+@pytest.mark.parametrize("mode", ["closes its output", "leaves a process"])
+def test_a_server_that_can_answer_no_more_has_ended(
+    tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    [found] = results(tmp_path, mode, call("first"))
+    assert found == "error: first: the server has ended: Connection closed"
+    assert caplog.text.count("restarting it") == 1
+
+
+def test_a_result_that_is_only_structured_is_json(tmp_path: Path) -> None:
+    assert results(tmp_path, "structured", call("first")) == ['{"sum": 5}']
+
+
+class Sessions(BaseHTTPRequestHandler):
+    """A server with sessions over HTTP, in the protocol of most servers."""
+
+    protocol_version = "HTTP/1.1"
+    known: set[str]
+    num = 0
+
+    def log_message(self, *arguments: Any) -> None:
+        """Says nothing."""
+
+    def do_GET(self) -> None:
+        """There is no stream of messages, as some servers say it."""
+        self._answer(404)
+
+    def do_DELETE(self) -> None:
+        """The client leaves."""
+        self._answer(200)
+
+    def do_POST(self) -> None:
+        """Answer a message."""
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        method, server = message.get("method"), type(self)
+        answer, session = {"jsonrpc": "2.0", "id": message.get("id")}, ""
+        if method == "initialize":
+            server.num += 1
+            server.known.add(session := f"session {server.num}")
+            about = {"serverInfo": {"name": "odd", "version": "1"}, "capabilities": {"tools": {}}}
+            answer["result"] = {"protocolVersion": message["params"]["protocolVersion"], **about}
+        elif (mine := self.headers["mcp-session-id"]) not in server.known:
+            error = {"code": -32601 if mine is None else -32001, "message": "no" if mine is None else "unknown session"}
+            return self._answer(404, {**answer, "error": error})
+        elif method == "tools/list":
+            answer["result"] = {"tools": [{"name": "first", "inputSchema": {"type": "object", "properties": {}}}]}
+        else:
+            answer["result"] = {"content": [{"type": "text", "text": mine}]}
+        return self._answer(200, answer, session) if "id" in message else self._answer(202)
+
+    def _answer(self, status: int, body: Any = None, session: str = "") -> None:
+        data = b"" if body is None else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        if session:
+            self.send_header("mcp-session-id", session)
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def with_sessions() -> Iterator[tuple[type[Sessions], str]]:
+    """(the class of the server, with its sessions; the address where it listens)."""
+    kind = type("Own", (Sessions,), {"known": set()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        server.daemon_threads, serving = True, threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield kind, f"http://127.0.0.1:{server.server_address[1]}/mcp"
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def test_a_server_that_has_forgotten_the_session_gets_a_new_one() -> None:
+    pytest.importorskip("mcp")
+
+    async def run(kind: type[Sessions], url: str) -> list[str]:
+        tools = McpServer("sums", McpSettings(url=url, deadline_s=20), 100)
+        await tools.start(describe=True)
+        try:
+            before = await tools.call("first", "sample", {}, {})
+            kind.known.clear()  # it was restarted, or the session was idle for too long
+            both = await asyncio.gather(*(tools.call("first", "sample", {}, {}) for _ in range(2)))
+            return [before, *both, await tools.call("first", "sample", {}, {})]
+        finally:
+            await tools.close()
+
+    with with_sessions() as (kind, url):
+        assert asyncio.run(run(kind, url)) == ["session 1", "session 2", "session 2", "session 2"]
