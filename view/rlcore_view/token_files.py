@@ -15,7 +15,7 @@ from rlcore_view.file_memory import FileMemory, opened
 from rlcore_view.json_lines import made_again
 from rlcore_view.model import Tokens, ViewError
 
-FORMAT, SCHEMA = "rlcore-tokens", 1
+FORMAT, SCHEMA, VOCABULARY = "rlcore-tokens", 1, "vocabulary.jsonl"
 _CODES = {"I32": "i", "I64": "q", "F32": "f", "U8": "B"}
 LARGEST = 1 << 30
 """Bytes of a step's file that are taken into memory."""
@@ -36,7 +36,7 @@ class Vocabulary:
 
 def vocabulary(directory: Path, memory: FileMemory) -> Vocabulary:
     """The vocabulary of the file; empty if it does not exist."""
-    path = directory / "vocabulary.jsonl"
+    path = directory / VOCABULARY
     pieces = dict(made_again(path, lambda entry: (int(entry["id"]), _bytes_of(entry)), memory) if path.exists() else ())
     whole: dict[int, str] = {}
     for id_, piece in pieces.items():
@@ -45,15 +45,18 @@ def vocabulary(directory: Path, memory: FileMemory) -> Vocabulary:
     return Vocabulary(pieces, whole)
 
 
-def rows_of(path: Path, known: Vocabulary) -> dict[RowId, Tokens]:
-    """The tokens of each row of a step's file; ViewError for another kind of file or a newer schema."""
+def rows_of(path: Path, known: Vocabulary) -> tuple[dict[RowId, Tokens], bool]:
+    """(the tokens of each row of a step's file, True if the vocabulary has all of them).
+
+    ViewError for another kind of file or a newer schema.
+    """
     about, arrays = _load(path)
     schema = about.get("schema")
     if schema != SCHEMA:
         raise ViewError(f"'{path}': its schema is {schema!r}; this rlcore-view reads {SCHEMA}; install a newer one")
     starts, ids = arrays.pop("row_start"), arrays.pop("token_id")
     position, sampled = arrays.pop("position", None), arrays.pop("sampled", None)
-    rows: dict[RowId, Tokens] = {}
+    rows, is_complete = dict[RowId, Tokens](), known.pieces.keys() >= {id_ for id_ in ids if id_ >= 0}
     for number, (prompt, epoch, sample, segment) in enumerate(about["rows"]):
         span = slice(int(starts[number]), int(starts[number + 1]))
         rows[str(prompt), int(epoch), int(sample), int(segment)] = Tokens(
@@ -62,7 +65,7 @@ def rows_of(path: Path, known: Vocabulary) -> dict[RowId, Tokens]:
             sampled=[*map(bool, sampled[span])] if sampled is not None else (),
             turn=_turns(position[span]) if position is not None else (),
         )
-    return rows
+    return rows, is_complete
 
 
 def _load(path: Path) -> tuple[dict[str, Any], dict[str, "array.array[Any]"]]:

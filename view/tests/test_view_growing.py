@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import write_rlcore_run
@@ -197,3 +198,24 @@ def test_of_a_long_log_the_end_is_read(run: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(file_memory.ViewError, match=r"cannot be read: Is a directory"):
         FileMemory().lines(tmp_path, lambda line, number: None)
+
+
+def test_tokens_that_are_written_while_the_run_is_read_have_their_texts(tmp_path: Path) -> None:
+    run = write_rlcore_run(tmp_path / "run", steps=2, text="xyz")
+    texts = [str(sample.completion) for sample in read(run).samples]
+    names = run / "tokens" / "vocabulary.jsonl"
+    entries = names.read_text().splitlines(keepends=True)
+    names.write_text("".join(entries[: ord("x")]))
+
+    class Slow(FileMemory):
+        """The run writes a step after the vocabulary has been read."""
+
+        def lines(self, path: Path, *arguments: Any, **named: Any) -> Any:
+            found = list(super().lines(path, *arguments, **named)[0]), b""
+            if path == names:
+                names.write_text("".join(entries))
+            return found
+
+    memory = Slow()
+    for _ in range(2):
+        assert ["".join(sample.tokens.pieces) for sample in read(run, memory).samples if sample.tokens] == texts

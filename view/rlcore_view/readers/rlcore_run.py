@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from rlcore_view.file_memory import FileMemory, whole_file
 from rlcore_view.json_lines import made_again, made_of, number_or_none
 from rlcore_view.model import Run, Sample, Tokens, ViewError
 from rlcore_view.readers import trace
-from rlcore_view.token_files import RowId, Vocabulary, rows_of, vocabulary
+from rlcore_view.token_files import VOCABULARY, RowId, Vocabulary, rows_of, vocabulary
 
 _ALERT = re.compile(r"\S+ \S+ (WARNING|ERROR|CRITICAL) (.*)")
 _ALERTS, _LOG_BYTES = 20, 1_000_000
@@ -36,8 +35,7 @@ def read(path: Path, memory: FileMemory | None = None) -> Run:
     samples = list[Sample]()
     for file in sorted((path / "trajectories").glob("step_*.jsonl")):
         if named := _STEP.fullmatch(file.name):
-            tokens = [path / "tokens" / f"{file.stem}.{lane}.safetensors" for lane in LANES]
-            found, step_notes = memory.whole([file, *tokens], partial(_step, file, tokens, int(named[1]), known))
+            found, step_notes = _remembered(file, int(named[1]), path / "tokens", known, memory)
             samples += found
             notes += step_notes
     metrics, plan, config = path / "metrics.jsonl", path / "plan.json", path / "config.yaml"
@@ -55,17 +53,31 @@ def read(path: Path, memory: FileMemory | None = None) -> Run:
     )
 
 
-def _step(file: Path, paths: Sequence[Path], step: int, known: Vocabulary) -> tuple[list[Sample], list[str]]:
-    """The samples of a step, and a note for each file of tokens that cannot be read."""
+def _remembered(
+    file: Path, step: int, directory: Path, known: Vocabulary, memory: FileMemory
+) -> tuple[list[Sample], list[str]]:
+    """`_step`, from the memory where nothing has changed."""
+    tokens = [directory / f"{file.stem}.{lane}.safetensors" for lane in LANES]
+    samples, notes, is_complete = memory.whole([file, *tokens], lambda: _step(file, tokens, step, known))
+    if not is_complete:  # the run may have written them after `known` was read
+        samples, notes, _ = memory.whole(
+            [file, *tokens, directory / VOCABULARY], lambda: _step(file, tokens, step, vocabulary(directory, memory))
+        )
+    return samples, notes
+
+
+def _step(file: Path, paths: Sequence[Path], step: int, known: Vocabulary) -> tuple[list[Sample], list[str], bool]:
+    """(the samples of a step, a note for each file of tokens that cannot be read, True if all tokens are known)."""
     tokens: dict[str, Mapping[RowId, Tokens]] = {}
-    notes = list[str]()
+    notes, are_known = list[str](), True
     for lane, path in zip(LANES, paths, strict=True):
         if path.exists():
             try:
-                tokens[lane] = rows_of(path, known)
+                tokens[lane], is_complete = rows_of(path, known)
+                are_known = are_known and is_complete
             except ViewError as error:
                 notes.append(str(error))
-    return list(made_of(file, lambda record: _sample(record, step, tokens))), notes
+    return list(made_of(file, lambda record: _sample(record, step, tokens))), notes, are_known
 
 
 def _sample(record: Mapping[str, Any], step: int, tokens: Mapping[str, Mapping[RowId, Tokens]]) -> Sample:
