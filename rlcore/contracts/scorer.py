@@ -10,12 +10,13 @@ import math
 import reprlib
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from rlcore.errors import RewardError, boundary
 from rlcore.types import Float32s, Lane, RewardStatus, Trajectory
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -143,6 +144,20 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [as_plain(part) for part in value]
     return exact_text(value)
+
+
+def task_score(judge: Callable[[str | None, dict[str, Any]], Any], answer: str, entry: dict[str, Any]) -> float:
+    """The score of an answer by a task's own code; 0 for one that the code cannot read, because it raises.
+
+    Its error is raised if it cannot read the answer of the entry, either: then entry or code is at fault.
+    """
+    try:
+        with boundary("the answer", RewardError):
+            return float(judge(answer, entry))
+    except RewardError:
+        right = entry["answer"]
+        judge(None if right is None else str(right), entry)
+        return 0.0
 
 
 def shown(value: Any) -> str:

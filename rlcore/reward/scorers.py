@@ -12,6 +12,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
+from rlcore.contracts.scorer import task_score
 from rlcore.errors import RewardError
 from rlcore.types import FrozenDict, Reward, Trajectory
 
@@ -145,7 +146,8 @@ def math_verify(trajectory: Trajectory) -> Reward:
 def reasoning_gym(trajectory: Trajectory) -> Reward:
     """The score in 0..1 that the task of reasoning-gym (extra `tasks`) itself gives the extracted answer.
 
-    The task's name is the column `metadata`'s source_dataset, as reasoning-gym makes it.
+    It is 0 for an answer on which the task's code raises, unless it raises on the right answer, too. The task's name is
+    the column `metadata`'s source_dataset, as reasoning-gym makes it.
     """
     from reasoning_gym import get_score_answer_fn
 
@@ -156,7 +158,7 @@ def reasoning_gym(trajectory: Trajectory) -> Reward:
     found = extract(trajectory.text())
     question = str(trajectory.prompt.messages[-1].get("content", ""))
     entry = {"question": question, "answer": trajectory.prompt.answer, "metadata": metadata}
-    return Reward(float(get_score_answer_fn(name)(found, entry)), info=FrozenDict({"answer": found}))
+    return Reward(task_score(get_score_answer_fn(name), found, entry), info=FrozenDict({"answer": found}))
 
 
 def format_match(trajectory: Trajectory, pattern: str = THINK_ANSWER) -> float:

@@ -296,6 +296,22 @@ def test_reasoning_gym_tasks_judge_their_own_answers() -> None:
         judged("1")
 
 
+def test_an_answer_that_a_task_cannot_read_is_wrong_and_a_row_that_it_cannot_read_is_an_error() -> None:
+    import reasoning_gym as gym
+
+    item = gym.create_dataset("prime_factorization", size=1, seed=3)[0]
+
+    def judged(text: str, answer: str) -> Any:
+        prompt = make_prompt(0, answer=answer, metadata=item["metadata"])
+        return reasoning_gym_reward(make_trajectory(prompt, text=text))
+
+    assert judged(f"<answer>{item['answer']}</answer>", item["answer"]).score == 1.0
+    unreadable = judged("<answer>two times three</answer>", item["answer"])
+    assert (unreadable.score, unreadable.info["answer"]) == (0.0, "two times three")
+    with pytest.raises(ValueError, match="six"):
+        judged(f"<answer>{item['answer']}</answer>", "six")
+
+
 def test_over_long_prompts_are_left_out_and_counted() -> None:
     class WordTokens:
         def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:

