@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+import os
+import select
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from typing import Any
 import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, McpSettings
 from rlcore_agent_loop.testing import call, contents, says, talk
+from rlcore_agent_loop.tools import mcp_relay
 from rlcore_agent_loop.tools.mcp_source import McpServer
 
 pytestmark = pytest.mark.fault
@@ -87,6 +92,43 @@ def test_a_server_that_can_answer_no_more_has_ended(
     [found] = results(tmp_path, mode, call("first"))
     assert found == "error: first: the server has ended: Connection closed"
     assert caplog.text.count("restarting it") == 1
+
+
+STUBBORN = """
+import contextlib, os, signal, time
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(0.1)
+    with contextlib.suppress(OSError):
+        QUIET or os.write(1, b"x" * 1000 + b"\\n")
+"""
+LEAVING_RUN = """
+import subprocess, sys
+
+pipe = subprocess.PIPE
+server = subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=pipe, stdout=pipe, start_new_session=True)
+print(server.stdout.readline().decode())
+"""
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_server_that_ignores_its_end_does_not_outlive_the_run(tmp_path: Path, quiet: bool) -> None:
+    (tmp_path / "server.py").write_text(STUBBORN.replace("QUIET", str(quiet)))
+    words = [sys.executable, "-c", LEAVING_RUN, mcp_relay.__file__, sys.executable, str(tmp_path / "server.py")]
+    outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    server = int(subprocess.run(words, check=True, timeout=60, **outputs).stdout)
+    try:
+        handle = os.pidfd_open(server)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([handle], [], [], 30.0)[0], "it still lives"
+    finally:
+        os.close(handle)
+        with suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
 
 
 def test_a_result_that_is_only_structured_is_json(tmp_path: Path) -> None:
