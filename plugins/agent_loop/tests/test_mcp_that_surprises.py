@@ -5,10 +5,11 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +20,8 @@ from rlcore_agent_loop.settings import AgentLoopSettings, McpSettings
 from rlcore_agent_loop.testing import call, contents, says, talk
 from rlcore_agent_loop.tools import mcp_relay
 from rlcore_agent_loop.tools.mcp_source import McpServer
+
+from rlcore.errors import ChildError
 
 pytestmark = pytest.mark.fault
 
@@ -141,6 +144,8 @@ class Sessions(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     known: set[str]
     num = 0
+    drops = 0
+    """Calls that get no answer, because the connection is closed."""
 
     def log_message(self, *arguments: Any) -> None:
         """Says nothing."""
@@ -168,6 +173,10 @@ class Sessions(BaseHTTPRequestHandler):
             return self._answer(404, {**answer, "error": error})
         elif method == "tools/list":
             answer["result"] = {"tools": [{"name": "first", "inputSchema": {"type": "object", "properties": {}}}]}
+        elif method == "tools/call" and server.drops:
+            server.drops -= 1
+            self.close_connection = True
+            return self.connection.shutdown(socket.SHUT_RDWR)
         else:
             answer["result"] = {"content": [{"type": "text", "text": mine}]}
         return self._answer(200, answer, session) if "id" in message else self._answer(202)
@@ -197,19 +206,38 @@ def with_sessions() -> Iterator[tuple[type[Sessions], str]]:
             serving.join()
 
 
-def test_a_server_that_has_forgotten_the_session_gets_a_new_one() -> None:
+def outcomes(change: Callable[[type[Sessions]], None]) -> list[str]:
+    """Results and errors of four calls over HTTP, three of them after a `change` of the server."""
     pytest.importorskip("mcp")
 
     async def run(kind: type[Sessions], url: str) -> list[str]:
         tools = McpServer("sums", McpSettings(url=url, deadline_s=20), 100)
         await tools.start(describe=True)
+
+        async def called() -> str:
+            try:
+                return await tools.call("first", "sample", {}, {})
+            except ChildError as error:
+                return f"error: {error}"
+
         try:
-            before = await tools.call("first", "sample", {}, {})
-            kind.known.clear()  # it was restarted, or the session was idle for too long
-            both = await asyncio.gather(*(tools.call("first", "sample", {}, {}) for _ in range(2)))
-            return [before, *both, await tools.call("first", "sample", {}, {})]
+            before = await called()
+            change(kind)
+            return [before, await called(), await called(), await called()]
         finally:
             await tools.close()
 
     with with_sessions() as (kind, url):
-        assert asyncio.run(run(kind, url)) == ["session 1", "session 2", "session 2", "session 2"]
+        return asyncio.run(run(kind, url))
+
+
+def test_a_server_that_has_forgotten_the_session_gets_a_new_one() -> None:
+    """It was restarted, or the session was idle for too long."""
+    assert outcomes(lambda kind: kind.known.clear()) == ["session 1", "session 2", "session 2", "session 2"]
+
+
+def test_a_call_on_a_connection_that_is_just_ending_gets_a_new_one() -> None:
+    """The connections of the second call, and of its retry, are lost."""
+    first, lost, *others = outcomes(lambda kind: setattr(kind, "drops", 2))
+    assert (first, lost) == ("session 1", "error: first: the server has ended: Connection closed")
+    assert others == ["session 3", "session 3"]

@@ -216,7 +216,8 @@ class McpServer(ToolSource):
         """Restart the server, unless another call has since `client` failed. After one failed start, never again, and
         connect to one at a URL again after a while."""
         async with self._restarting:
-            if self._client is not client or (self._gone and time.monotonic() < self._rests_until):
+            is_restarted = self._client is not None and self._client is not client  # None: it has just ended
+            if is_restarted or (self._gone and time.monotonic() < self._rests_until):
                 return
             logger.warning("%s: the server has ended (%s); restarting it", self.name, error)
             await self.close()
