@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 CLOSE_S = 10.0
 """Seconds allowed for a server to shut down."""
 
+SENDING_S, READING_S = 30.0, 300.0
+"""Timeouts of a connection to a URL, those of the package: to connect and send, and between two parts of an answer."""
+
 CONNECTION_CLOSED = -32000
 CLOSED = "Connection closed"
 """The package's error for a closed connection. Servers use its code for other errors, too."""
@@ -150,16 +153,16 @@ class McpServer(ToolSource):
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Any]:
         try:
+            from httpx2 import AsyncClient, Timeout
             from mcp import Client, StdioServerParameters, stdio_client
             from mcp.client.streamable_http import streamable_http_client
-            from mcp.shared._httpx_utils import create_mcp_http_client
         except ImportError as cause:
             raise ConfigError(f"{self.name}: the package mcp is not installed; pip install mcp") from cause
         for name in LOGGERS:
             logging.getLogger(name).addFilter(_WITHOUT_TRACEBACKS)
         if self._settings.url:
-            http = create_mcp_http_client()
-            http.event_hooks = {"response": [self._answered]}
+            waits = Timeout(SENDING_S, read=READING_S)
+            http = AsyncClient(timeout=waits, event_hooks={"response": [self._answered]})
             async with http, Client(streamable_http_client(self._settings.url, http_client=http)) as client:
                 yield client
             return
