@@ -17,7 +17,7 @@ import pytest
 from rlcore.plan import RunPlan
 from rlcore.plugins.planning import plan_run
 from rlcore.report import metrics
-from rlcore.runtime.launch import launch
+from rlcore.runtime.launch import Runtime, launch
 from rlcore.testing import write_prompts
 from rlcore.testing.leaks import descendants
 from rlcore.testing.packages import importable
@@ -200,9 +200,12 @@ def followers(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("victim", ["leads", "follows", "fails"])
+VICTIMS = {"fails": 1, "leads": 0, "follows": 1}
+"""The rank that is lost, one after the other in a run; the first fails, the others are killed."""
+
+
 def test_a_replica_that_loses_one_of_its_ranks_is_restarted_as_a_whole_and_costs_no_sample(
-    tmp_path: Path, victim: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_tiny_classifier(tmp_path / "classifier")
     model = {"path": str(path), "tokenizer": "bytes", "threads": 1, "health_s": 0.2, "batch_tokens": 200}
@@ -214,35 +217,38 @@ def test_a_replica_that_loses_one_of_its_ranks_is_restarted_as_a_whole_and_costs
     plan = plan_run([config_of(tmp_path, plugin)], [])
     samples = [make_trajectory(index // 4, index % 4, text="so " * (index % 9)) for index in range(60)]
 
+    async def lose(live: Runtime, victim: str) -> list[list[ScoredTrajectory]]:
+        ranks = followers(os.getpid())
+        assert len(ranks) == 2
+        if victim != "fails":
+            os.kill(ranks[VICTIMS[victim]], signal.SIGSTOP)  # so that calls are in flight when it dies
+        live.reward.metrics()  # those from here on are of this loss
+        pending = asyncio.create_task(score_all(live.reward, samples, Lane.TRAIN))
+        await asyncio.sleep(0.2)
+        if victim != "fails":
+            os.kill(ranks[VICTIMS[victim]], signal.SIGKILL)
+        async with asyncio.timeout(120):
+            first = await pending
+            second = await score_all(live.reward, samples, Lane.TRAIN)
+        assert live.reward.metrics()["reward/num_retries"] >= 1
+        assert not set(ranks) & set(followers(os.getpid()))
+        return [first, second]
+
     async def run(plan: RunPlan) -> list[list[ScoredTrajectory]]:
         async with launch(plan, tmp_path / "run") as live:
-            ranks = followers(os.getpid())
-            assert len(ranks) == 2
-            if victim != "fails":
-                os.kill(ranks[victim == "follows"], signal.SIGSTOP)  # so that calls are in flight when it dies
-            pending = asyncio.create_task(score_all(live.reward, samples, Lane.TRAIN))
-            await asyncio.sleep(0.2)
-            if victim != "fails":
-                os.kill(ranks[victim == "follows"], signal.SIGKILL)
-            async with asyncio.timeout(300):
-                first = await pending
-                second = await score_all(live.reward, samples, Lane.TRAIN)
-            assert live.reward.metrics()["reward/num_retries"] >= 1
-            assert not set(ranks) & set(followers(os.getpid()))
-            return [first, second]
+            return [scored for victim in VICTIMS for scored in await lose(live, victim)]
 
-    changed = failing_in(plan, tmp_path / "site") if victim == "fails" else contextlib.nullcontext(plan)
-    with caplog.at_level(logging.WARNING), changed as started:
-        first, second = asyncio.run(run(started))
-    for scored in (first, second):
+    with caplog.at_level(logging.WARNING), failing_in(plan, tmp_path / "site") as started:
+        results = asyncio.run(run(started))
+    for scored in results:
         assert [sample.reward.status for sample in scored] == [RewardStatus.OK] * 60
-    found = [{sample.trajectory.id: sample.reward.score for sample in scored} for scored in (first, second)]
-    assert found[0] == pytest.approx(found[1], rel=1e-5, abs=1e-6)
+    last, *others = ({sample.trajectory.id: sample.reward.score for sample in scored} for scored in reversed(results))
+    assert all(found == pytest.approx(last, rel=1e-5, abs=1e-6) for found in others)
     lost = [record.message for record in caplog.records if "lost (" in record.message]
-    rank = 0 if victim == "leads" else 1
-    assert len(lost) == 1
-    assert f"reward[0.{rank}]" in lost[0]
-    assert ("out of luck" in lost[0]) is (victim == "fails")
+    assert len(lost) == len(VICTIMS)
+    for message, (victim, rank) in zip(lost, VICTIMS.items(), strict=True):
+        assert f"reward[0.{rank}]" in message
+        assert ("out of luck" in message) is (victim == "fails")
 
 
 @contextlib.contextmanager
