@@ -90,7 +90,7 @@ def test_a_signal_does_not_wait_longer_than_it_may(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_complete_when_it_is_written_and_not_when_the_update_ends(tmp_path: Path) -> None:
-    slow = ("plugins.null.save_s=0.3", "plugins.null.update_s=5", "checkpoint.shutdown_s=2.5")
+    slow = ("plugins.null.save_s=0.3", "plugins.null.update_s=3", "checkpoint.shutdown_s=2.5")
     output = terminated(tmp_path, "step 2: updating", *slow, "checkpoint.every_steps=1")
     newest = checkpoint.latest(tmp_path / "runs" / "run")
     assert newest is not None, output

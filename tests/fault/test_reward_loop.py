@@ -177,7 +177,7 @@ def test_four_rewards_that_share_a_service_share_its_pace(tmp_path: Path) -> Non
     """Scorecard case 9."""
     plugin = {
         "rewards": {name: {"served_by": "scorer"} for name in "abcd"},
-        "services": {"scorer": {"urls": [], "requests_per_minute": 1200}},
+        "services": {"scorer": {"urls": [], "requests_per_minute": 2400}},
     }
     with serving(good) as service:
         plugin["services"]["scorer"]["urls"] = [service.url]  # type: ignore[index]
@@ -185,7 +185,7 @@ def test_four_rewards_that_share_a_service_share_its_pace(tmp_path: Path) -> Non
         train_with(tmp_path, [service.url], plugins={"reward_loop": plugin})
         took = time.monotonic() - began
     assert len(service.calls) == 4 * NUM_SAMPLES
-    assert took >= (4 * NUM_SAMPLES - 1) / 20  # 20 per second, evenly spread, is what 1200 per minute means
+    assert took >= (4 * NUM_SAMPLES - 1) / 40  # 40 per second, evenly spread, is what 2400 per minute means
 
 
 def test_an_answer_that_is_delivered_twice_counts_once(tmp_path: Path) -> None:
