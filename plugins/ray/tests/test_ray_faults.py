@@ -163,22 +163,6 @@ def test_a_signal_ends_run_actors_and_ray_which_only_this_machine_with_its_token
         assert token not in (directory / name).read_text()
 
 
-def test_a_signal_for_the_process_group_reaches_no_process_of_ray_before_the_last_step_is_saved(tmp_path: Path) -> None:
-    """`timeout 1h rlcore train` ends its whole group."""
-    rare = {"checkpoint.every_steps": 1000, "plugins.null.update_s": 0, "plugins.null.token_s": 0.05}
-    with training(settings(tmp_path, **rare), start_new_session=True) as run:
-        wait_for("two steps", lambda: steps(tmp_path) >= 2 or ended(run))
-        ours = descendants(run.pid)
-        [session] = Path("/tmp/ray").glob(f"session_*_{run.pid}")
-        os.killpg(run.pid, signal.SIGTERM)
-        _, errors = run.communicate(timeout=60)
-        assert run.returncode == 143, errors
-        assert "saved; the last checkpoint is" in errors
-        assert "leaving Ray took longer" not in errors
-        assert not session.exists()
-        wait_for("the end of every process", lambda: not any(map(is_running, ours)), 20)
-
-
 def test_a_signal_while_ray_is_being_started_leaves_nothing_of_it(tmp_path: Path) -> None:
     with training(settings(tmp_path)) as run:
         wait_for("the first process of Ray", lambda: "gcs_server" in names(run.pid) or ended(run))
@@ -193,9 +177,11 @@ def test_a_signal_while_ray_is_being_started_leaves_nothing_of_it(tmp_path: Path
     wait_for("the end of every process", lambda: not any(map(is_running, seen)), 10)
 
 
-def test_a_terminal_that_closes_leaves_a_run_its_ray_whose_token_was_never_open_to_others(
+def test_signals_for_the_process_group_reach_no_process_of_ray_whose_token_was_never_open_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A terminal that closes leaves the run its Ray. `timeout 1h rlcore train` ends the whole group, and Ray leaves
+    when the last step is saved."""
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -206,15 +192,22 @@ def test_a_terminal_that_closes_leaves_a_run_its_ray_whose_token_was_never_open_
             seen.add(stat.S_IMODE(token.stat().st_mode))
         return steps(tmp_path) >= num or ended(run)
 
-    with training(settings(tmp_path), start_new_session=True, umask=0) as run:
+    rare = {"checkpoint.every_steps": 1000, "plugins.null.update_s": 0, "plugins.null.token_s": 0.05}
+    with training(settings(tmp_path, **rare), start_new_session=True, umask=0) as run:
         wait_for("two steps", lambda: has_stepped(2))
         assert seen == {0o600}
         os.killpg(run.pid, signal.SIGHUP)  # as the kernel does to the terminal's foreground group
         after = steps(tmp_path)
         wait_for("three more steps", lambda: has_stepped(after + 3))
-        run.send_signal(signal.SIGTERM)
-        run.communicate(timeout=60)
-        assert run.returncode == 143
+        ours = descendants(run.pid)
+        [session] = Path("/tmp/ray").glob(f"session_*_{run.pid}")
+        os.killpg(run.pid, signal.SIGTERM)
+        _, errors = run.communicate(timeout=60)
+        assert run.returncode == 143, errors
+        assert "saved; the last checkpoint is" in errors
+        assert "leaving Ray took longer" not in errors
+        assert not session.exists()
+        wait_for("the end of every process", lambda: not any(map(is_running, ours)), 20)
 
 
 HEAD = """
