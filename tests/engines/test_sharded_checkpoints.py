@@ -17,7 +17,8 @@ from rlcore.errors import CheckpointError
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.train import checkpoint
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+# in one process of pytest, because each that has one of these tests starts the ranks
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.xdist_group("sharded_checkpoints")]
 
 SCRIPT = Path(__file__).parent / "ranks_on_disk.py"
 NUM = {"a1": 1, "b2": 2, "c4": 4, "d4": 2, "e1": 1}

@@ -10,7 +10,8 @@ import pytest
 
 from rlcore.testing.tiny import write_tiny_model
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+# in one process of pytest, because each that has one of these tests starts the ranks
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.xdist_group("sharded_offload")]
 
 SCRIPT = Path(__file__).parent / "ranks_offloaded.py"
 BYTES = {"float32": (4, 8), "bfloat16": (2, 12)}
