@@ -66,12 +66,14 @@ def test_a_file_is_written_checked_and_trained_with(place: Path, capsys: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_interpreter")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_of_every_kind_is_checked_and_trained_with(place: Path, kind: str) -> None:
     assert main(["plugins", "new", "mine", "--file", "--offers", kind]) == 0
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_interpreter")
 @pytest.mark.parametrize("kind", [*KINDS, "reward,tracker,order"])
 def test_a_written_file_becomes_a_package_that_passes_its_tests_and_trains(place: Path, kind: str) -> None:
     (place / "mine.py").write_text(text_of(kind))
