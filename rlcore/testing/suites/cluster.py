@@ -193,7 +193,8 @@ class ClusterSuite(Suite):
 
         async def work(started: StartedCluster) -> None:
             replica = started.groups["probe"].replicas[0]
-            computing = asyncio.ensure_future(replica.call(started.probe.compute, SECONDS.call_s / 3))
+            seconds = min(SECONDS.call_s / 3, self.limit_s / 12)
+            computing = asyncio.ensure_future(replica.call(started.probe.compute, seconds))
             while not any(started.context.run_dir.glob("computing *")) and not computing.done():
                 await asyncio.sleep(0.01)
             found = await replica.call(started.probe.answer, 7)
