@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 COPIED = b"1"
 """The receiver's confirmation that it has copied a bucket."""
+WAITS = "a quarter of rollout.weights_deadline_s"
 AT = "@"
 """Separates the name of a device from the address of the rank on it."""
 
@@ -60,7 +61,7 @@ def weights_over_ipc(
     address = _address_on(handle, device_name(device))
     name, _, secret = address.rpartition("/")
     with (
-        boundary(f"weights: receiving them over IPC from '{name}'", WorkerError),
+        boundary(f"weights: receiving them over IPC from '{name}', which waits {WAITS} for a receiver", WorkerError),
         closing(socket.socket(socket.AF_UNIX)) as connection,
     ):
         connection.settimeout(EXCHANGE_S)

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.contracts import weight_groups
 from rlcore.contracts.weight_groups import Wish
 from rlcore.contracts.weight_ipc import AT, COPIED, device_name, shared_on_device, wait_for_copies
 from rlcore.contracts.weight_memory import READY
@@ -170,7 +169,7 @@ class IpcServer:
 
     def _met(self, members: int, exchange: Exchange | None) -> list[Receiver]:
         """The receivers on this device, when all of all devices have come or the limit has passed."""
-        until = time.monotonic() + min(weight_groups.MEET_S, self._limit_s)
+        until = time.monotonic() + self._limit_s
         while True:
             with self._changed:
                 here = list(self._waiting)
