@@ -8,6 +8,7 @@ from rlcore.plan.machine_times import (
     DISK_WRITE_GB_S,
     EAGER_LAYER_S,
     FORWARD_SHARE,
+    IPC_PASSES,
     MEMORY_SHARE,
     NODE_GB_S,
     NODES_COLLECTIVE_S,
@@ -30,6 +31,7 @@ def assumptions(machine: Machine) -> list[str]:
         f"{NODES_COLLECTIVE_S * 1e6:g} us, and bytes over the links",
         f"weights travel at {DISK_WRITE_GB_S:g} GB/s into files and {DISK_READ_GB_S:g} GB/s out of them, or "
         f"{TCP_GB_S:g} GB/s over tcp; through shared memory or to be broadcast they cross host links twice at "
-        f"{PAGEABLE_GB_S:g} GB/s each: through shared memory those of all ranks, and of all devices of an engine",
+        f"{PAGEABLE_GB_S:g} GB/s each: through shared memory those of all ranks, and of all devices of an engine; "
+        f"over IPC they are gathered over the links and pass the device's memory {IPC_PASSES} times",
         "reward functions, judges, tools and the controller take no time",
     ]
