@@ -390,7 +390,9 @@ class Completion(ReadOnlyArrays):
     """Reason why the request cannot be served: it kills its replica. There are no tokens; the sample has failed."""
 
 
-SENT_KINDS: tuple[Literal["tcp", "shm", "nccl", "ipc"], ...] = ("tcp", "shm", "nccl", "ipc")
+COPIED_KINDS: tuple[Literal["tcp", "shm", "nccl"], ...] = ("tcp", "shm", "nccl")
+"""Kinds of weights of which the actor's process keeps a copy, which it sends."""
+SENT_KINDS: tuple[Literal["tcp", "shm", "nccl", "ipc"], ...] = (*COPIED_KINDS, "ipc")
 """Kinds of weights that the actor's process sends."""
 
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.contracts.weight_stream import (
     EXCHANGE_S,
-    Piece,
     PiecesOfTensors,
+    headers,
     read_message,
     send_message,
     tensors_from,
@@ -253,12 +253,6 @@ class GroupReceiver:
         if self._group is None:
             raise EOFError("the sender chose a group that this process is not in")
         return self._group
-
-
-def headers(connection: socket.socket) -> Iterator[list[Piece]]:
-    """The pieces of each bucket, up to the empty header that ends them."""
-    while fields := json.loads(read_message(connection)):
-        yield [Piece(*field) for field in fields]
 
 
 def taken_alone(address: str) -> Generator[tuple[str, Tensor]]:

@@ -3,10 +3,10 @@
 Each rank of the actor listens on a Unix socket. A receiver connects to the rank on its device and sends the secret of
 the version, with the number of replicas that load it. When all have connected, every rank gathers the weights. It puts
 them into a bucket, describes this in a header, and fills the bucket again when its receivers have confirmed that they
-copied everything. The weights do not pass through host memory, and no rank holds more than a bucket of another's.
+copied everything. The weights do not pass through host memory.
 
-On a CPU the bucket is memory that the processes share. There is no copy of a version: a restarted replica gets it when
-the actor sends again (`rlcore.contracts.actor.ActorWorker.send_weights`).
+On a CPU the bucket is memory that the processes share. The actor keeps no copy of a version, and sends it again to a
+replica that was restarted (`rlcore.contracts.actor.ActorWorker.send_weights`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcore.contracts.weight_groups import Wish, headers
+from rlcore.contracts.weight_groups import Wish
 from rlcore.contracts.weight_memory import ADDRESSES, connect_here, received_file
-from rlcore.contracts.weight_stream import EXCHANGE_S, PiecesOfTensors, framed, read_message
+from rlcore.contracts.weight_stream import EXCHANGE_S, PiecesOfTensors, framed, headers, read_message
 from rlcore.errors import WorkerError, boundary
 from rlcore.types import WeightsHandle
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 COPIED = b"1"
 """The receiver's confirmation that it has copied a bucket."""
 WAITS = "a quarter of rollout.weights_deadline_s"
+"""The longest wait of the sender for one receiver, in an error."""
 AT = "@"
 """Separates the name of a device from the address of the rank on it."""
 

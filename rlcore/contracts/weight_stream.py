@@ -79,6 +79,12 @@ class Piece:
         return [self.name, self.dtype, self.shape, self.offset, self.begin, self.num_bytes]
 
 
+def headers(connection: socket.socket) -> Iterator[list[Piece]]:
+    """The pieces of each bucket, up to the empty header that ends them."""
+    while fields := json.loads(read_message(connection)):
+        yield [Piece(*field) for field in fields]
+
+
 class PiecesOfTensors:
     """Assembles tensors from their pieces, which come in order."""
 

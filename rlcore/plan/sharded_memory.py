@@ -15,7 +15,7 @@ from rlcore.plan.memory import (
     training_bytes_per_parameter,
 )
 from rlcore.plan.run_plan import RunPlan
-from rlcore.types import SENT_KINDS
+from rlcore.types import COPIED_KINDS
 
 MOMENT_BYTES = {"float64": 16.0, "float32": 8.0, "bfloat16": 12.0, "float16": 12.0}
 """Bytes per parameter: the optimizer's state, with the masters of half precision."""
@@ -81,8 +81,7 @@ def host_bytes(plan: RunPlan, worker: WorkerPlan) -> dict[str, int]:
     weights, state = (int(size * (model.parameters or 0)) for size in (BYTES[engine.dtype], MOMENT_BYTES[engine.dtype]))
     sharded = engine.shard_ranks > 1
     unit = largest_unit(engine, model) if sharded else weights
-    is_copied = plan.weights_kind in SENT_KINDS and plan.weights_kind != "ipc"
-    found = {"hand-over": weights} if request.role.name == "actor" and is_copied else {}
+    found = {"hand-over": weights} if request.role.name == "actor" and plan.weights_kind in COPIED_KINDS else {}
     if request.gpus and not engine.lora.enabled:
         found["offload"] = (weights + state) * request.ranks // engine.shard_ranks if engine.offload else 0
         if request.role.name == "actor" and plan.weights_kind == "directory":

@@ -148,9 +148,10 @@ def _check_ipc(
     way, others = "rollout.weight_sync=ipc", "choose shm, tcp or disk"
     pool, schedule = actor_pool(pools, workers), config.schedule
     if not shares_devices(rollout, pool, workers):
+        colocated = ", or cluster.layout=colocated" if rollout.request.gpus else ""  # unused without GPUs
         raise PlanError(
             f"{way} is for replicas on the devices that the actor trains on, and the rollout is in pool "
-            f"'{rollout.request.pool}'; {others}, or cluster.layout=colocated"
+            f"'{rollout.request.pool}'; {others}{colocated}"
         )
     if schedule.max_staleness or schedule.stream_minibatches:
         raise PlanError(

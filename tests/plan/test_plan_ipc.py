@@ -5,47 +5,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reading_rollout import MODEL, installed_reader
 
 from rlcore import PlanError
-from rlcore.contracts.requests import ModelShape
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plan.machine_cards import machine_of
 from rlcore.plan.machine_plan import Lengths, host_memory, step_layout, step_size
 from rlcore.plan.machine_times import estimate_step
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
-from rlcore.testing.packages import importable, write_package
 
-READER = """
-    from rlcore import RolloutWorker, WorkerClass, hookimpl
-
-    class Reader(RolloutWorker):
-        def setup(self): ...
-
-        async def load_weights(self, handle): ...
-
-        async def sleep(self): ...
-
-        async def wake(self): ...
-
-        async def generate(self, requests):
-            yield
-
-    @hookimpl
-    def rlcore_worker_classes():
-        ways = frozenset({"disk", "ipc"})
-        return [WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=ways)]
-"""
 IPC = "rollout.weight_sync=ipc"
 COLOCATED = "cluster.layout=colocated"
 GIB = 2**30
-SHAPE = ModelShape("qwen2", 28, 3584, 18944, 512, 152064, True)
 
 
 @pytest.fixture(autouse=True)
 def site(tmp_path: Path) -> Iterator[Path]:
-    with importable(tmp_path / "site") as place:
-        write_package(place, "ipc_reader", READER)
+    with installed_reader(tmp_path / "site", "ipc_reader", "disk", "ipc") as place:
         yield place
 
 
@@ -53,7 +30,7 @@ def planned(*overrides: str, device: str = "cuda", per_node: int = 0, actor: str
     """A run with 7B on eight GPUs, whose rollout has a copy of the weights."""
     chosen = ["rollout.backend=reader", f"actor.backend={actor}", f"cluster.device={device}"]
     hooks, loaded = configure([], [*SETTINGS, *chosen, *overrides], ["null", "ipc_reader"])
-    facts = Facts(parameters=7_615_616_512, shape=SHAPE)
+    facts = Facts(parameters=MODEL.parameters, shape=MODEL.shape)
     return make_plan(loaded, hooks, replace(facts, gpus=8, gpus_per_node=per_node, gpu_memory_bytes=200 * GIB))
 
 
@@ -101,6 +78,11 @@ def test_what_cannot_work_is_refused(overrides: tuple[str, ...], message: str) -
     with pytest.raises(PlanError) as caught:
         planned(IPC, *overrides)
     assert str(caught.value) == message
+
+
+def test_without_gpus_no_layout_is_advised_that_would_change_nothing() -> None:
+    with pytest.raises(PlanError, match=r"the rollout is in pool 'main'; choose shm, tcp or disk$"):
+        planned(IPC, device="cpu")
 
 
 def test_an_actor_that_cannot_send_its_weights_is_refused() -> None:

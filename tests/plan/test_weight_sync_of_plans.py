@@ -6,16 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reading_rollout import MODEL, installed_reader
 
 from rlcore import PlanError
-from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plan.machine_plan import Lengths, host_memory, step_layout
 from rlcore.plan.state_copies import plan_saving
 from rlcore.plan.weight_sync import plan_weights, with_choice
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
-from rlcore.testing.packages import importable, write_package
 
 
 def planned() -> RunPlan:
@@ -41,35 +40,12 @@ def test_shared_memory_is_for_one_machine(by: str) -> None:
     )
 
 
-READER = """
-    from rlcore import RolloutWorker, WorkerClass, hookimpl
-
-    class Reader(RolloutWorker):
-        def setup(self): ...
-
-        async def load_weights(self, handle): ...
-
-        async def sleep(self): ...
-
-        async def wake(self): ...
-
-        async def generate(self, requests):
-            yield
-
-    @hookimpl
-    def rlcore_worker_classes():
-        kinds = frozenset({"disk", "shm"})
-        return [WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=kinds)]
-"""
 GIB = 2**30
-SHAPE = ModelShape("qwen2", 28, 3584, 18944, 512, 152064, True)
-MODEL = ModelFacts(7_615_616_512, SHAPE)
 
 
 @pytest.fixture(autouse=True)
 def site(tmp_path: Path) -> Iterator[Path]:
-    with importable(tmp_path / "site") as place:
-        write_package(place, "written_reader", READER)
+    with installed_reader(tmp_path / "site", "written_reader", "disk", "shm") as place:
         yield place
 
 

@@ -176,7 +176,7 @@ def test_a_rank_without_memory_for_its_share_ends_the_hand_over_in_a_line(direct
 
 
 def test_a_replica_that_dies_in_the_middle_gets_the_version_when_it_returns(directory: Path) -> None:
-    """The actor sends it again: there is no copy of it."""
+    """The actor keeps no copy of a version, so it sends the version again."""
     more = ("actor.sharding=fsdp2", "rollout.backend=mortal", "rollout.replicas=2")
     _, found = received(directory, "mortal", *OVER_IPC, *more)
     assert (directory / "mortal" / "killed").exists()

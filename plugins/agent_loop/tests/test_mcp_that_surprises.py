@@ -151,7 +151,7 @@ class Sessions(BaseHTTPRequestHandler):
         """Says nothing."""
 
     def do_GET(self) -> None:
-        """There is no stream of messages, as some servers say it."""
+        """Answers 404, as servers without a stream of messages do."""
         self._answer(404)
 
     def do_DELETE(self) -> None:

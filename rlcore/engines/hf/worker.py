@@ -19,7 +19,7 @@ from rlcore.engines.freed_memory import device_turn, give_back_freed_memory, yie
 from rlcore.engines.pinned_memory import pin_exactly
 from rlcore.errors import WorkerError
 from rlcore.types import (
-    SENT_KINDS,
+    COPIED_KINDS,
     Batch,
     Completion,
     Float32s,
@@ -134,7 +134,7 @@ class HfActor(ActorWorker):
         if self.context.weights_kind == "ipc":
             self._ipc, self._sendable = self._ipc or self._open_ipc(), version
             return WeightsHandle(version, "ipc", self._of_all_ranks(self._ipc.offer()))
-        for kind in SENT_KINDS:
+        for kind in COPIED_KINDS:
             if kind == self.context.weights_kind:
                 return WeightsHandle(version, kind, self._offered())
         self.engine.save_whole(directory)
