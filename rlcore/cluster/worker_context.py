@@ -27,7 +27,7 @@ def cluster_context(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> Clust
         gpus=plan.facts.gpus if plan.config.cluster.device == "cuda" else 0,
         run_dir=run_dir,
         deadlines=deadlines,
-        memory=memory_plans(plan.config, plan.workers, plan.memory_bytes),
+        memory=memory_plans(plan.config, plan.workers, plan.memory_bytes, plan.facts),
         code=code_of(plan.plugins) if plan.cluster.abilities.elsewhere else None,
     )
 

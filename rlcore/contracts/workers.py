@@ -46,6 +46,9 @@ class MemoryPlan:
     bytes: int
     remedy: str
     """Advice for lowering it, as the rest of a sentence."""
+    cached_tokens: int = 0
+    """For an embedded rollout: the tokens of keys and values, of live rows and finished turns together, that this
+    memory has room for; 0: unknown."""
 
 
 @dataclass(frozen=True, eq=False)

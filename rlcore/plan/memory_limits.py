@@ -13,9 +13,12 @@ from rlcore.plan.machine_facts import Facts, in_gib
 from rlcore.plan.memory import (
     CONTEXT_BYTES,
     REFERENCE,
+    cached_bytes_per_token,
     device_bytes,
+    embedded_needs,
     held_and_working_bytes,
     held_bytes,
+    update_needs,
     working_bytes,
 )
 
@@ -78,7 +81,9 @@ def _check_share(plan: WorkerPlan, size: int, facts: Facts) -> None:
         raise DeviceMemoryError(f"{found}, or take a smaller model", f"{found} ({SHARDS}), or take a smaller model")
 
 
-def memory_plans(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mapping[str, int]) -> dict[str, MemoryPlan]:
+def memory_plans(
+    config: RunConfig, workers: Sequence[WorkerPlan], memory: Mapping[str, int], facts: Facts
+) -> dict[str, MemoryPlan]:
     """The estimate of each role, an embedded one with its host, and the settings that lower its memory."""
     plans = {}
     for plan in workers:
@@ -86,8 +91,28 @@ def memory_plans(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
         found = memory.get((request.embedded_in or request.role).name)
         if found:
             generates = request.engine is None and request.cached_tokens > 0
-            plans[request.role.name] = MemoryPlan(found, _ways_to_lower(config, plan, generates))
+            room = cached_room(config, plan, workers, facts)
+            plans[request.role.name] = MemoryPlan(found, _ways_to_lower(config, plan, generates), room)
     return plans
+
+
+def cached_room(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
+    """Tokens of keys and values that an embedded rollout may hold without exceeding the memory of its process: those of
+    its rows, and as many as fit into what an update needs more than generation. 0 if they are unknown.
+
+    On a device with other processes only the first: servers that are awake while it generates sleep during an update.
+    """
+    request, shape = plan.request, facts.model_of(plan.request).shape
+    host = next((worker for worker in workers if worker.request.role == request.embedded_in), None)
+    if host is None or shape is None:
+        return 0
+    on_device = [worker for worker in workers if worker.request.gpus and worker.request.embedded_in is None]
+    shares = [worker for worker in on_device if worker.request.pool == host.request.pool]
+    if not request.cached_tokens or len(shares) > 1:
+        return request.cached_tokens
+    generating = embedded_needs(config, host, workers, facts) or 0
+    unused = max(0, update_needs(config, host, workers, facts) - generating)
+    return request.cached_tokens + unused // cached_bytes_per_token(shape, config.actor.dtype)
 
 
 def too_large(

@@ -307,6 +307,7 @@ SMOKE = {
     "saving": [],
     "compiled": [],
     "weight_sync": [],
+    "kept_turns": [],
     "shared_pools": [],
 }
 

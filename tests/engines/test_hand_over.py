@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlcore.config import LoraConfig, ModelConfig, RolloutConfig
 from rlcore.contracts.weights import weights_of
+from rlcore.engines.hf.listeners import Listeners
 from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.gather import taken, weights_by_unit
 from rlcore.engines.hf.train.model import ModelKind, load_model
@@ -180,7 +181,7 @@ def actor_of(kind: str) -> HfActor:
     config = SimpleNamespace(rollout=RolloutConfig(weights_bucket_mib=1))
     context = SimpleNamespace(weights_kind=kind, rank=0, address="127.0.0.1", device="cpu", config=config)
     actor.context = cast("Any", context)
-    actor.before_change = []
+    actor.before_change = Listeners()
     return actor
 
 

@@ -64,6 +64,8 @@ def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:
         if settings.trunk == "actor"
         else ranks_of(context, settings.context_parallel),
     )
+    if settings.trunk == "actor":  # in the actor's process, and so in its memory
+        engine.before_work = actor_engine(context).before_work
     if head.kind == "unknown":  # its files are here now
         head = starting_head(model, settings)
         if head.kind == "saved":

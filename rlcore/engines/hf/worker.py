@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from rlcore.contracts.reference import ReferenceSlices, ReferenceWorker
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.contracts.weight_memory import ADDRESSES
 from rlcore.engines.freed_memory import device_turn, give_back_freed_memory, yield_device
+from rlcore.engines.hf.listeners import Listeners
 from rlcore.engines.pinned_memory import pin_exactly
 from rlcore.errors import WorkerError
 from rlcore.types import (
@@ -52,7 +53,7 @@ class HfActor(ActorWorker):
     _sendable: int | None = None
     """The version that `send_weights` can send: the offered one until the weights change."""
     _loss: PolicyLoss
-    before_change: list[Callable[[], None]]
+    before_change: Listeners
     """Called before every change of the weights, so that samplers drop values computed from them."""
 
     def setup(self) -> None:
@@ -65,7 +66,7 @@ class HfActor(ActorWorker):
         from rlcore.engines.hf.train.ranks import ranks_of
         from rlcore.imports import import_function
 
-        self.before_change = []
+        self.before_change = Listeners()
         policy_loss = partial(import_function(context.targets["policy_loss"]), **config.algo.policy_loss_kwargs)
         self._loss = PolicyLoss(policy_loss, config.algo, sampler_differs(config))
         self.engine = TrainEngine(
@@ -218,8 +219,7 @@ class HfActor(ActorWorker):
 
     def _weights_change(self) -> None:
         self._sendable = None
-        for listener in self.before_change:
-            listener()
+        self.before_change()
 
 
 class HfReference(ReferenceWorker):
@@ -311,8 +311,10 @@ class HfRollout(RolloutWorker):
             version=lambda: actor.version,
             may_sample=lambda: actor.is_published or not waits,
             keeps_cache=config.rollout.on_new_weights == "continue",
+            cached_tokens=0 if context.memory is None else context.memory.cached_tokens,
         )
         actor.before_change.append(self._sampler.weights_changed)
+        actor.engine.before_work.append(self._sampler.forget_turns)
 
     def context_length(self) -> int | None:
         return _host(self.context).engine.model.context_length

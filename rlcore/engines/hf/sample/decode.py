@@ -6,17 +6,19 @@ results are compared with the model's plain forward pass before it is used.
 Letters as in `kv_cache`; N prompts of one pass, H hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlcore.engines.hf.cache_name import cache_name
 from rlcore.engines.hf.sample.decode_row import DecodeGroup, DecodeRow
 from rlcore.engines.hf.sample.fused_decode import FusedDecode, is_known, is_watched
+from rlcore.engines.hf.sample.kept_turns import KeptTurn, KeptTurns
 from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass, SlotCache
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, can_pack
 from rlcore.engines.hf.sample.row_attention import attending, can_fuse
@@ -35,7 +37,9 @@ PACK_TOKENS = 16
 class Decoder:
     """Holds the live rows and their cache. The caller decides on order and admission."""
 
-    def __init__(self, model: PolicyModel, max_rows: int, device: torch.device) -> None:
+    def __init__(self, model: PolicyModel, max_rows: int, device: torch.device, cached_tokens: int = 0) -> None:
+        """`cached_tokens`: finished turns are kept while they and the slots of live rows have no more tokens."""
+        self.kept = KeptTurns(cached_tokens)
         self.rows: list[DecodeRow] = []
         """Live rows, by slot."""
         self.groups: list[DecodeGroup] = []
@@ -84,9 +88,9 @@ class Decoder:
             self._is_stale = False
             self._prefill(self.groups, first=0)
             if self.rows:
-                self._hidden_RH = self._again()
+                self._hidden_RH = self._own_hidden(0)
         elif self.rows:
-            rows = self._row_pass(0, len(self.rows), [len(row.token_ids) - 1 for row in self.rows], 1)
+            rows = self._row_pass(0, len(self.rows), [row.num_own - 1 for row in self.rows], 1)
             last_R1 = torch.tensor([row.token_ids[-1:] for row in self.rows], device=self._device)
             self._hidden_RH = self._one_token(rows, last_R1)
 
@@ -96,24 +100,31 @@ class Decoder:
         if not rows:
             return
         fresh = list(dict.fromkeys(row.group for row in rows if row.group.slot is None))
-        for group in fresh:
-            group.slot = len(self.groups)
-            self.groups.append(group)
-        self._prefill(fresh, first=len(self.groups) - len(fresh))
-        hidden = [row.group.hidden_H for row in rows if row.group.hidden_H is not None]
-        old = [] if self._hidden_RH is None else [self._hidden_RH]
-        self._hidden_RH = torch.cat([*old, torch.stack(hidden)])
-        self.rows.extend(rows)
+        found = {group: self.kept.taken(group.request.token_ids) for group in fresh if group.request.n == 1}
+        turns = {group: turn for group, turn in found.items() if turn is not None}
+        self._prefill([group for group in fresh if group not in turns], first=len(self.groups))
+        self._restore(turns)
+        num_before = len(self.rows)
+        self.rows += [row for row in rows if row.group not in turns]
+        hidden = [row.group.hidden_H for row in self.rows[num_before:] if row.group.hidden_H is not None]
+        parts = [] if self._hidden_RH is None else [self._hidden_RH]
+        parts += [torch.stack(hidden)] if hidden else []
+        if turns:
+            num_before = len(self.rows)
+            self.rows += [row for row in rows if row.group in turns]
+            parts.append(self._own_hidden(num_before))
+        self._hidden_RH = torch.cat(parts)
 
     def leave(self, gone: Sequence[DecodeRow]) -> None:
         """Remove rows, and prompts that no sample needs any longer; the last ones fill the gaps."""
         for row in gone:
+            self._keep(row)
             row.group.rows_left -= 1
             place = self.rows.index(row)
             last = self.rows.pop()
             if last is not row:
                 self.rows[place] = last
-                self._cache.move_row(len(self.rows), place, len(last.token_ids) - 1)
+                self._cache.move_row(len(self.rows), place, last.num_own - 1)
                 if self._hidden_RH is not None:
                     self._hidden_RH[place] = self._hidden_RH[len(self.rows)]
         if self._hidden_RH is not None:
@@ -155,9 +166,8 @@ class Decoder:
             self._few = None
 
     def _prefill(self, groups: Sequence[DecodeGroup], first: int) -> None:
-        """Compute the prompts of groups whose slots are `first` and those after it."""
-        positions = max((len(group.request.token_ids) for group in groups), default=0)
-        self._cache.reserve_prompts(first + len(groups), positions, self._max_rows)
+        """Compute the prompts of groups, which get the slots `first` and those after it."""
+        self._place(groups, first, [len(group.request.token_ids) for group in groups])
         for some in _by_tokens([len(group.request.token_ids) for group in groups]):
             lengths = [len(group.request.token_ids) for group in groups[some]]
             token_ids_NT = torch.zeros((len(lengths), max(lengths)), dtype=torch.int64)
@@ -167,19 +177,45 @@ class Decoder:
             for index, group in enumerate(groups[some]):
                 group.hidden_H = hidden_NTH[index, lengths[index] - 1].clone()
 
-    def _again(self) -> Tensor:
-        """(R, H) hidden states after the last token of every row, with all their tokens recomputed."""
+    def _place(self, groups: Sequence[DecodeGroup], first: int, held: Sequence[int]) -> None:
+        """Give prompts the slots from `first` on, which will hold that many of their tokens."""
+        for index, (group, num) in enumerate(zip(groups, held, strict=True)):
+            group.slot, group.held = first + index, num
+        self.groups[first:] = groups
+        longest = max((len(group.request.token_ids) + group.request.sampling.max_tokens for group in groups), default=0)
+        self._cache.reserve_prompts(len(self.groups), max(held, default=0), self._max_rows, longest)
+        self.kept.shrink(self._cache.capacity)
+
+    def _restore(self, turns: Mapping[DecodeGroup, KeptTurn]) -> None:
+        """Write finished turns into the slots of the prompts that begin with them."""
+        self._place(list(turns), len(self.groups), [len(turn.token_ids) for turn in turns.values()])
+        for group, turn in turns.items():
+            self._cache.restore(group.slot or 0, turn.layers)
+
+    def _keep(self, row: DecodeRow) -> None:
+        """Keep the keys and values of a finished turn whose conversation may continue."""
+        held, own, slot = row.group.held, row.num_own - 1, row.group.slot
+        is_done = row.finish is not None and len(row.versions) == 1  # else other weights computed a part
+        if not (is_done and row.request.conversation) or slot is None:
+            return
+        if self.kept.has_room(held + own, self._cache.capacity):
+            layers = self._cache.states_of(slot, held, self.rows.index(row), own)
+            ids = np.array([*row.request.token_ids, *row.token_ids[:-1]], dtype=np.int32)
+            self.kept.keep(KeptTurn(ids, layers), self._cache.capacity)
+
+    def _own_hidden(self, first: int) -> Tensor:
+        """(R, H) hidden states after the last token of the rows from `first` on, computed from their prompts' slots."""
         hidden = []
-        for some in _by_tokens([len(row.token_ids) for row in self.rows]):
-            rows = self.rows[some]
-            longest = max(len(row.token_ids) for row in rows)
+        for some in _by_tokens([row.num_own for row in self.rows[first:]]):
+            rows = self.rows[first:][some]
+            longest = max(row.num_own for row in rows)
             token_ids_RT = torch.zeros((len(rows), longest), dtype=torch.int64)
             for index, row in enumerate(rows):
-                token_ids_RT[index, : len(row.token_ids)] = torch.tensor(row.token_ids)
-            last = [len(row.token_ids) - 1 for row in rows]
+                token_ids_RT[index, : row.num_own] = torch.tensor(row.own_ids)
+            last = [row.num_own - 1 for row in rows]
             found: list[Tensor] = [torch.empty(0)] * len(rows)
             for start, stop in self._parts(rows, longest):
-                now = self._row_pass(some.start, len(rows), [start] * len(rows), stop - start)
+                now = self._row_pass(first + some.start, len(rows), [start] * len(rows), stop - start)
                 hidden_RTH = self._pass(now, token_ids_RT[:, start:stop].to(self._device))
                 for index, place in enumerate(last):
                     if start <= place < stop:
@@ -192,38 +228,44 @@ class Decoder:
         and else no more scores than `PASS_SCORES`."""
         size = longest
         if not can_fuse(self._device):
-            positions = longest + max(len(row.request.token_ids) for row in rows)
+            positions = longest + max(row.group.held for row in rows)
             heads = self._model.transformer.config.get_text_config().num_attention_heads
             size = max(1, PASS_SCORES // (len(rows) * heads * positions))
         for start in range(0, longest, size):
             yield start, min(start + size, longest)
 
     def _row_pass(self, first: int, num: int, own: list[int], tokens: int) -> RowPass:
-        """A pass over rows with `own` response tokens each."""
+        """A pass over rows that hold `own` tokens each besides their prompts."""
         rows = self.rows[first : first + num]
         slots = [row.group.slot or 0 for row in rows]
-        members: list[list[int]] = [[] for _ in self.groups]
+        first_prompt = min(slots)
+        groups, slots = self.groups[first_prompt : max(slots) + 1], [slot - first_prompt for slot in slots]
+        members: list[list[int]] = [[] for _ in groups]
         for index, slot in enumerate(slots):
             members[slot].append(index)
         width = max(map(len, members))
         places = [slot * width + members[slot].index(index) for index, slot in enumerate(slots)]
         filled = [member + [(member or [0])[0]] * (width - len(member)) for member in members]
-        prompt = [len(row.request.token_ids) for row in rows]
-        longest = max(row.request.sampling.max_tokens for row in self.rows)
+        prompt = [row.group.held for row in rows]
+        longest = max(
+            len(row.request.token_ids) - row.group.held + row.request.sampling.max_tokens for row in self.rows
+        )
         self._cache.reserve_rows(len(self.rows), max(own) + tokens, self._max_rows, longest)
+        self.kept.shrink(self._cache.capacity)
         return RowPass(
             first=first,
             tokens=tokens,
+            first_prompt=first_prompt,
             group_R=torch.tensor(slots, device=self._device),
             prompt_R=torch.tensor(prompt, device=self._device),
             own_R=torch.tensor(own, device=self._device),
-            num_prompts=len(self.groups),
-            longest_prompt=max(len(group.request.token_ids) for group in self.groups),
+            num_prompts=len(groups),
+            longest_prompt=max(group.held for group in groups),
             longest_own=max(own) + tokens,
             rows_GW=torch.tensor(filled, device=self._device),
             place_R=torch.tensor(places, device=self._device),
             same_own=own[0] if len(set(own)) == 1 else None,
-            in_order=places == list(range(len(self.groups) * width)),
+            in_order=places == list(range(len(groups) * width)),
         )
 
     def _one_token(self, now: RowPass, token_ids_R1: Tensor) -> Tensor:

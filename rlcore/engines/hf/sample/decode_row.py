@@ -20,6 +20,8 @@ class DecodeGroup:
     """Samples that have not ended."""
     slot: int | None = None
     """Its slot in the cache; None before it is computed."""
+    held: int = 0
+    """Tokens of the prompt in that slot. The rest is computed with the row, as its first tokens."""
     hidden_H: Tensor | None = None
     """The last hidden state of the prompt, from which each sample draws its first token."""
 
@@ -32,6 +34,16 @@ class DecodeRow(SampledRow):
         self.group, self.call = group, call
         self.stream = row_stream(group.request.seed, sample)
         """Gives the row's random numbers, one per token."""
+
+    @property
+    def num_own(self) -> int:
+        """Tokens of the whole row that are not in its prompt's slot."""
+        return len(self.request.token_ids) - self.group.held + len(self.token_ids)
+
+    @property
+    def own_ids(self) -> list[int]:
+        """These tokens."""
+        return [*self.request.token_ids[self.group.held :], *self.token_ids]
 
     @property
     def order(self) -> tuple[str, int, int]:

@@ -7,8 +7,10 @@ Letters: G prompts, P positions of the longest of them, R rows, L positions of t
 one forward pass, h key-value heads, D size of a head.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 MASKED = -1e30
 """The score that hides a position from attention; finite, so a row that sees nothing of its prompt does not give
 NaN."""
+LayerStates = tuple[Tensor, Tensor]
+"""Keys and values of one layer."""
 GROWTH = 64
 """Minimum number of positions by which the tables grow."""
 
@@ -35,13 +39,16 @@ class RowPass:
 
     first: int
     tokens: int
+    first_prompt: int
+    """The first prompt slot of these rows."""
     group_R: Tensor
-    """Each row's prompt slot."""
+    """Each row's prompt slot, counted from `first_prompt`."""
     prompt_R: Tensor
-    """Length of each row's prompt in tokens."""
+    """Tokens in each row's prompt slot."""
     own_R: Tensor
-    """Response tokens that each row holds before this pass."""
+    """Further tokens that each row holds before this pass."""
     num_prompts: int
+    """Prompt slots from `first_prompt` to the last of these rows."""
     longest_prompt: int
     longest_own: int
     """Positions of the rows' own parts after this pass."""
@@ -127,10 +134,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_initialized = True
         cache.current = self
         if isinstance(cache.now, PromptPass):
-            self.prompts = _fitting(self.prompts, new, cache.prompt_slots)
-            rows = slice(cache.now.first, cache.now.first + len(key_states))
-            for table, states in zip(self.prompts, new, strict=True):
-                table[rows, :, : states.shape[2]] = states
+            self.write_prompts(new, cache.now.first)
             return new
         current = cache.row_pass
         self.rows = _fitting(self.rows, new, cache.row_slots)
@@ -147,17 +151,35 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             current.rows, :, : current.longest_own
         ]
 
+    def write_prompts(self, new: tuple[Tensor, Tensor], first: int) -> None:
+        """Write (prompts, h, positions, D) keys and values into the slots from `first` on."""
+        self.prompts = _fitting(self.prompts, new, self._cache.prompt_slots)
+        for table, states in zip(self.prompts, new, strict=True):
+            table[first : first + len(states), :, : states.shape[2]] = states
+
+    def states_of(self, slot: int, held: int, row: int, own: int) -> LayerStates:
+        """(1, h, held + own, D) keys and values of a row and its prompt: copies."""
+        if self.prompts is None:
+            raise ValueError("the layer holds no prompt yet")
+        parts = [[table[slot : slot + 1, :, :held]] for table in self.prompts]
+        if self.rows is not None:
+            for part, table in zip(parts, self.rows, strict=True):
+                part.append(table[row : row + 1, :, :own])
+        keys, values = (torch.cat(part, dim=2) for part in parts)
+        return keys, values
+
     def joined(self, which: int) -> Tensor:
         """(R, h, P + L, D) keys (0) or values (1) of the current rows, the prompt's first: a copy."""
         prompts, own = self.prompt_part(which), self.row_part(which)
         return torch.cat([prompts[self._cache.row_pass.group_R], own], dim=2)
 
     def prompt_part(self, which: int) -> Tensor:
-        """(G, h, P, D) keys (0) or values (1) of all prompts."""
+        """(G, h, P, D) keys (0) or values (1) of the current rows' prompts."""
         if self.prompts is None:
             raise ValueError("the layer holds no prompt yet")
         current = self._cache.row_pass
-        return self.prompts[which][: current.num_prompts, :, : current.longest_prompt]
+        stop = current.first_prompt + current.num_prompts
+        return self.prompts[which][current.first_prompt : stop, :, : current.longest_prompt]
 
     def row_part(self, which: int) -> Tensor:
         """(R, h, L, D) keys (0) or values (1) of the own parts of the current rows."""
@@ -204,9 +226,28 @@ class SlotCache(Cache):
             raise ValueError("no pass over rows has begun")
         return self.now
 
-    def reserve_prompts(self, num: int, positions: int, most: int) -> None:
-        """Make room, at the next update, for `num` prompts of `positions` tokens; never more than `most` prompts."""
-        self.prompt_slots = _grown(self.prompt_slots, num, positions, most)
+    @property
+    def capacity(self) -> int:
+        """Positions of all slots."""
+        return prod(self.prompt_slots) + prod(self.row_slots)
+
+    def states_of(self, slot: int, held: int, row: int, own: int) -> list[LayerStates]:
+        """Copies of each layer's keys and values of a row with `own` positions, and of its prompt."""
+        return [layer.states_of(slot, held, row, own) for layer in self.layers if isinstance(layer, SlotLayer)]
+
+    def restore(self, slot: int, layers: Sequence[LayerStates]) -> None:
+        """Write a result of `states_of` into the slot of a prompt."""
+        while len(self.layers) < len(layers):
+            self.layers.append(SlotLayer(self))
+        for layer, states in zip(self.layers, layers, strict=True):
+            if isinstance(layer, SlotLayer):
+                layer.is_initialized = True
+                layer.write_prompts(states, slot)
+
+    def reserve_prompts(self, num: int, positions: int, most: int, longest: int) -> None:
+        """Make room, at the next update, for `num` prompts of `positions` tokens; never for more than `most` prompts,
+        or for more than `longest` tokens."""
+        self.prompt_slots = _grown(self.prompt_slots, num, positions, most, longest)
 
     def reserve_rows(self, num: int, positions: int, most: int, longest: int) -> None:
         """Make room, at the next update, for `num` rows of `positions` tokens; never for more than `most` rows, or for
@@ -236,13 +277,13 @@ class SlotCache(Cache):
                     table[target, :, :positions] = table[source, :, :positions]
 
 
-def _grown(slots: tuple[int, int], num: int, positions: int, most: int, longest: int | None = None) -> tuple[int, int]:
+def _grown(slots: tuple[int, int], num: int, positions: int, most: int, longest: int) -> tuple[int, int]:
     """At least the requested size; growth is by half or more, so that it is rare, up to `longest` positions."""
     if num > slots[0]:
         num = max(num, min(most, slots[0] + slots[0] // 2))
     if positions > slots[1]:
         grown = -(-max(positions, slots[1] + slots[1] // 2) // GROWTH) * GROWTH
-        positions = grown if longest is None else max(positions, min(grown, longest))
+        positions = max(positions, min(grown, longest))
     return max(num, slots[0]), max(positions, slots[1])
 
 

@@ -40,7 +40,7 @@ class _Call:
 
 
 class EmbeddedSampler:
-    """Generates with a policy model for concurrent callers; uses no memory while no request is open."""
+    """Generates with a policy model for concurrent callers; without open requests it only holds finished turns."""
 
     def __init__(
         self,
@@ -52,10 +52,13 @@ class EmbeddedSampler:
         version: Callable[[], int] = lambda: 0,
         may_sample: Callable[[], bool] = lambda: True,
         keeps_cache: bool = False,
+        cached_tokens: int = 0,
     ) -> None:
         """`version`: the last published version; rows wait while `may_sample` returns False.
 
-        `keeps_cache`: unfinished rows keep keys and values computed with older weights.
+        `keeps_cache`: unfinished rows keep keys and values computed with older weights. `cached_tokens`: finished turns
+        are kept for the next turns of their conversations until the weights change, while they and the slots of live
+        rows have no more tokens.
 
         ConfigError for a model that cannot be decoded this way.
         """
@@ -66,7 +69,7 @@ class EmbeddedSampler:
         self._version, self._may_sample, self._keeps_cache = version, may_sample, keeps_cache
         self._num_changes = 0
         self._vocabulary = model.head.linear.weight.shape[0]
-        self._decoder = Decoder(model, max_rows, device)
+        self._decoder = Decoder(model, max_rows, device, cached_tokens)
         self._waiting: list[DecodeRow] = []
         """Waiting rows in canonical order."""
         self._calls: dict[int, _Call] = {}
@@ -91,11 +94,16 @@ class EmbeddedSampler:
         that have begun keep their values, and the others compute their prompts with the new weights.
         """
         self._num_changes += 1
+        self.forget_turns()
         if self._keeps_cache:
             self._decoder.drop_copies()
             renew_groups(self._waiting)
         else:
             self._decoder.forget()
+
+    def forget_turns(self) -> None:
+        """Free the keys and values of finished turns, such as before other work needs the memory."""
+        self._decoder.kept.forget()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes; a reader that stops early frees the rows.
@@ -181,6 +189,7 @@ class EmbeddedSampler:
             call.error = call.error or WorkerError("rollout: a pass shared with other requests failed")
         self._waiting.clear()
         self._decoder.release()
+        self.forget_turns()
 
     def _check(self, request: GenerateRequest) -> None:
         num_prompt, budget = len(request.token_ids), request.sampling.max_tokens

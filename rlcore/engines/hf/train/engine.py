@@ -21,6 +21,7 @@ from rlcore.config import EngineConfig, ModelConfig
 from rlcore.data.batch import select
 from rlcore.data.dealt import split
 from rlcore.data.row_costs import LayerCost
+from rlcore.engines.hf.listeners import Listeners
 from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.engine_files import engine_files, part_of
 from rlcore.engines.hf.train.flops import update_flops
@@ -84,8 +85,7 @@ class TrainEngine:
         """
         self.kind, self.config, self.name = ModelKind(kind), config, name
         self._section, self._peak_tflops, self._seed = section or name, peak_tflops, seed
-        self.device = torch.device(device)
-        self.temperature, self.num_updates = temperature, num_updates
+        self.device, self.temperature, self.num_updates = torch.device(device), temperature, num_updates
         self.updates_done = self._skipped_in_a_row = 0
         self._loss, self._loss_name, self._taught_rows = loss, loss_name, taught_rows
         self._scale = LossScale(config.dtype == "float16")
@@ -104,9 +104,11 @@ class TrainEngine:
             self._seeded(),
             trains=loss is not None,
         )
-        self.model, self._shards = started.model, started.shards
+        self.model, self._shards, self.shared_prefix = started.model, started.shards, shared_prefix
         self._optimizer = MasterAdamW(self.model, config, seed, started.masters)
-        self.shared_prefix = shared_prefix
+        self.before_work = Listeners()
+        """Called before passes, updates and saves, so that samplers free what only later turns need: the plan counts
+        that memory once, and a run that resumes from a checkpoint has no such turns either."""
         self._cost = LayerCost.of_config(self.model.transformer.config.get_text_config())
         self._offload = Offload(self.model, self._optimizer, self.device, config.offload, self._shards)
         self._offload.end()
@@ -195,6 +197,7 @@ class TrainEngine:
         check_schedule(self.config, self.num_updates, self._section)
         if minibatch.weights_B is not None and not minibatch.weights_B.any():
             return {f"{self.name}/skipped": 1.0}
+        self.before_work()
         began = time.perf_counter()
         alone = self._offload.begin()
         try:
@@ -233,6 +236,7 @@ class TrainEngine:
 
     def _files(self) -> Iterator[StateFile]:
         """The files of a checkpoint, made while it is iterated."""
+        self.before_work()
         own = {"updates_done": self.updates_done, "skipped_in_a_row": self._skipped_in_a_row}
         with self._offload.gathering():
             yield from engine_files(self.model, self._optimizer, self._shards, self.ranks, own | self._scale.counters())
@@ -295,6 +299,7 @@ class TrainEngine:
 
     def _scores(self, model: AnyModel, batch: Batch, most: int, entropy: bool = False) -> Float32s:
         """(K, B, T) scores as `rlcore.engines.hf.train.score.score`, of the rows of all ranks."""
+        self.before_work()
         with self._offload.weights(), self._by_layers():
             scores_KBT = score(
                 model,
