@@ -17,6 +17,9 @@ SUITES = ("fault", "real", "gpu")
 MARKS = (*SUITES, "browser", "slow")
 """A file with tests of one of these names it: see `MarkedFiles`."""
 
+# Importing the tests and what they test makes objects that stay.
+gc.set_threshold(20_000, 20, 20)
+
 # Their asserts count under `python -O`, too, and show what they compared.
 pytest.register_assert_rewrite("gpu_machines", "planned_machines")
 
@@ -71,7 +74,6 @@ def pytest_collection_finish() -> None:
     """Modules stay until the end, so the garbage collector need not walk them in every test."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 def names_mark(path: Path, mark: str) -> bool:

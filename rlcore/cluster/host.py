@@ -21,6 +21,7 @@ from rlcore.contracts.clusters import RunCode, Shipment, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import PluginError, RlcoreError, WorkerError, boundary
 from rlcore.errors.checks.results import as_stream
+from rlcore.imports import collecting_rarely
 
 
 def pack(
@@ -80,6 +81,10 @@ class WorkerHost:
             check_versions(shipment.versions)
             if shipment.code is not None:
                 check_code(shipment.code)
+        with collecting_rarely():
+            self._set_up(shipment, where)
+
+    def _set_up(self, shipment: Shipment, where: str) -> None:
         _import_files(shipment.files)
         with named(where):
             cls, context = pickle.loads(shipment.payload)
