@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import psutil
@@ -200,7 +201,7 @@ def test_signals_for_the_process_group_reach_no_process_of_ray_whose_token_was_n
         after = steps(tmp_path)
         wait_for("three more steps", lambda: has_stepped(after + 3))
         ours = descendants(run.pid)
-        [session] = Path("/tmp/ray").glob(f"session_*_{run.pid}")
+        [session] = Path(gettempdir(), "ray").glob(f"session_*_{run.pid}")
         os.killpg(run.pid, signal.SIGTERM)
         _, errors = run.communicate(timeout=60)
         assert run.returncode == 143, errors
