@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from rlcore.config.stopping import StopConfig
 from rlcore.errors import ConfigError, nearest
 from rlcore.report.metric_names import CORE, declared
+from rlcore.train.evaluate import scored_metrics
 from rlcore.types import Metrics
 
 
@@ -29,10 +30,20 @@ def best_step(evaluations: Iterable[tuple[int, Metrics]], metric: str, mode: str
     return None if found is None else found[0]
 
 
-def check_named(key: str, metric: str, evaluation: Metrics) -> None:
-    """ConfigError when a first evaluation does not have the metric of evaluations that `key` names."""
-    if metric.startswith("eval/") and metric not in evaluation:
-        raise ConfigError(f"{key}: evaluations do not have '{metric}'; {nearest(metric, sorted(evaluation))}")
+def check_named(key: str, metric: str, evaluations: Sequence[Metrics], k: int) -> None:
+    """ConfigError when the last evaluation shows that evaluations do not have the metric that `key` names.
+
+    A metric over nothing is left out, so an evaluation may lack one that it could have had, where rewards failed: one
+    that an earlier evaluation had, or of `scored_metrics` where too few of the source's samples have a score.
+    """
+    last = evaluations[-1]
+    if not metric.startswith("eval/") or any(metric in evaluation for evaluation in evaluations):
+        return
+    source, _, name = metric.rpartition("/")
+    is_scored = f"{source}/mean" in last
+    if last.get(f"{source}/failed") and (name in scored_metrics(k) or (name == f"maj@{k}" and not is_scored)):
+        return
+    raise ConfigError(f"{key}: evaluations do not have '{metric}'; {nearest(metric, sorted(last))}")
 
 
 @dataclass

@@ -87,7 +87,7 @@ def source_metrics(groups: Sequence[Group], k: int, pass_threshold: float) -> Me
     if scores:
         metrics["mean"] = math.fsum(scores) / len(scores)
     passes = [[scored.reward.score >= pass_threshold for scored in group] for group in usable]
-    for j in sorted({2**power for power in range(k.bit_length())} | {k}):
+    for j in _sizes(k):
         estimates = [pass_at_k(len(group), sum(group), j) for group in passes if len(group) >= j]
         if estimates:
             metrics[f"pass@{j}"] = math.fsum(estimates) / len(estimates)
@@ -96,6 +96,16 @@ def source_metrics(groups: Sequence[Group], k: int, pass_threshold: float) -> Me
         won = [passed[majority(votes)] for votes, passed in zip(answers, passes, strict=True) if votes]
         metrics[f"maj@{k}"] = sum(won) / len(won)
     return metrics
+
+
+def scored_metrics(k: int) -> frozenset[str]:
+    """The names in `source_metrics` that every source has of which enough samples have a score."""
+    return frozenset({"mean", *(f"pass@{j}" for j in _sizes(k))})
+
+
+def _sizes(k: int) -> list[int]:
+    """The j of pass@j."""
+    return sorted({2**power for power in range(k.bit_length())} | {k})
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

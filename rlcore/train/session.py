@@ -234,8 +234,9 @@ class Session:
         trainer = self._trainer
         await trainer.evaluate()
         step, metrics = trainer.evaluations[-1]
-        check_named("checkpoint.best", self._config.checkpoint.best, metrics)
-        check_named("train.stop.metric", self._config.train.stop.metric, metrics)
+        found, k = [metrics for _, metrics in trainer.evaluations], self._config.eval.samples_per_prompt
+        check_named("checkpoint.best", self._config.checkpoint.best, found, k)
+        check_named("train.stop.metric", self._config.train.stop.metric, found, k)
         self._rule.add(step, metrics)
 
     async def _ends_early(self) -> str:

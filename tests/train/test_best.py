@@ -13,7 +13,7 @@ from rlcore.errors import ConfigError
 from rlcore.report.metrics import MetricsLog, TrajectoryLog
 from rlcore.testing.runs import run_settings
 from rlcore.train import checkpoint, find_checkpoint
-from rlcore.train.best import StopRule, best_step
+from rlcore.train.best import StopRule, best_step, check_named
 from rlcore.types import Metrics
 
 SCORES = (0.5, 0.2, 0.7, 0.7, 0.6, math.nan, 0.65)
@@ -103,12 +103,15 @@ from pathlib import Path
 
 SCORES = {1: 0.1, 2: 0.9, 3: 0.5, 4: 0.4, 5: 0.3, 6: 0.2}
 
-def falling(completions, prompts, calls, **columns):
+def falling(completions, prompts, calls, failing=(), **columns):
     if "held out" not in str(prompts[0]):
         return [0.0] * len(completions)
     with Path(calls).open("a") as file:
         file.write(".")
-    return [SCORES[Path(calls).stat().st_size]] * len(completions)
+    call = Path(calls).stat().st_size
+    if call in failing:
+        raise ValueError("no score")
+    return [SCORES[call]] * len(completions)
 """
 
 
@@ -198,6 +201,37 @@ def test_an_evaluation_that_its_checkpoint_does_not_have_is_recorded_once(settin
     assert evaluations(result.run_dir) == ([2], [2])
     again = train(settings, *ENDS_EARLY, resume=True)
     assert evaluations(again.run_dir) == ([2], [2])
+
+
+@pytest.mark.slow
+def test_an_evaluation_whose_rewards_failed_ends_no_run(settings: dict[str, Any]) -> None:
+    failing = "reward.functions.falling.kwargs.failing=[1,5,6]"
+    result = train(settings, failing, "checkpoint.best=eval/heldout/mean", "train.stop.metric=eval/heldout/mean")
+    assert evaluations(result.run_dir)[0] == [2, 3, 4]
+    assert (result.steps, kept(result)) == (6, ["best", "latest", "step_2", "step_6"])
+
+
+FAILED: Metrics = {"eval/heldout/num": 4.0, "eval/heldout/failed": 3.0, "eval/heldout/length_mean": 8.0}
+
+
+@pytest.mark.parametrize("name", ["mean", "pass@1", "pass@2", "pass@3", "maj@3"])
+def test_a_metric_that_an_evaluation_could_have_had_is_waited_for(name: str) -> None:
+    check_named("checkpoint.best", f"eval/heldout/{name}", [FAILED], 3)
+
+
+@pytest.mark.parametrize(
+    ("metric", "evaluations"),
+    [
+        ("eval/heldout/pass@4", [FAILED]),
+        ("eval/other/mean", [FAILED]),
+        ("eval/heldout/mean", [FAILED | {"eval/heldout/failed": 0.0}]),
+        ("eval/heldout/maj@3", [FAILED | {"eval/heldout/mean": 1.0}]),
+    ],
+)
+def test_a_metric_that_evaluations_do_not_have_is_refused(metric: str, evaluations: list[Metrics]) -> None:
+    with pytest.raises(ConfigError, match=f"checkpoint.best: evaluations do not have '{metric}'"):
+        check_named("checkpoint.best", metric, evaluations, 3)
+    check_named("checkpoint.best", metric, [{metric: 0.5}, *evaluations], 3)
 
 
 @pytest.mark.parametrize(
