@@ -57,13 +57,19 @@ def _check_purpose(settings: AgentLoopSettings) -> None:
 
 
 def _check_rewards(config: RunConfig, settings: AgentLoopSettings) -> None:
-    if settings.environment.fn or settings.agent.fn:
-        return
+    has_rewards = bool(settings.environment.fn or settings.agent.fn)
     for name, function in config.reward.functions.items():
-        if function.fn.removeprefix("rlcore_agent_loop.rewards:") in ENVIRONMENT_REWARDS:
+        if function.fn.removeprefix("rlcore_agent_loop.rewards:") not in ENVIRONMENT_REWARDS:
+            continue
+        if not has_rewards:
             raise ConfigError(
                 f"reward.functions.{name}.fn: {function.fn} returns the reward of an environment or agent; there is "
                 f"neither; needs {HERE}.environment.fn or {HERE}.agent.fn, or another function"
+            )
+        if config.reward.canary:
+            raise ConfigError(
+                f"reward.canary: reward.functions.{name}.fn={function.fn} returns the reward of an environment or "
+                "agent, and a canary comes from neither, so it never gets a score; leave reward.canary out"
             )
 
 

@@ -55,6 +55,15 @@ def test_the_reward_of_an_environment_is_refused_without_one_or_an_agent(fn: str
     requests(config, replace(tools, environment=EnvironmentSettings("operator:add")))
 
 
+def test_a_canary_is_refused_for_the_reward_of_an_environment() -> None:
+    config = RewardConfig(functions={"game": RewardFunctionConfig("environment")}, canary="{answer}")
+    settings = AgentLoopSettings(environment=EnvironmentSettings("operator:add"))
+    with pytest.raises(ConfigError, match=r"reward\.canary: reward\.functions\.game\.fn=environment .* leave .* out"):
+        requests(RunConfig(reward=config), settings)
+    requests(RunConfig(reward=replace(config, canary="")), settings)
+    requests(RunConfig(reward=replace(config, functions={"mine": RewardFunctionConfig("boxed")})), settings)
+
+
 def run_of(directory: Path, code: str, reward: str, **settings: Any) -> dict[str, Any]:
     """The configuration of a run of two steps; `code` is in mine.py, and has the reward function."""
     (directory / "mine.py").write_text(code)
