@@ -147,6 +147,25 @@ def check_has_head(directory: Path) -> None:
         )
 
 
+def check_same_trunk(directory: Path, settings: CriticSettings) -> None:
+    """CheckpointError unless the critic's checkpoint was written with the same `trunk`, and on the actor's trunk with
+    or without `lora` as here."""
+    own = (directory / MODEL_DIR / "config.json").is_file() or (directory / "adapter").is_dir()
+    saved = {"trunk": "own" if own else "actor"}
+    found: dict[str, str] = {"trunk": settings.trunk}
+    if saved == found == {"trunk": "actor"}:
+        file = directory / MODEL_DIR / VALUE_HEAD_FILE
+        with boundary(f"value head '{file}'", CheckpointError), safe_open(file, framework="pt") as opened:
+            has_adapters = any(name.startswith("adapters.") for name in opened.keys())  # noqa: SIM118
+        saved["lora.enabled"], found["lora.enabled"] = str(has_adapters).lower(), str(settings.lora.enabled).lower()
+    for name, value in saved.items():
+        if value != found[name]:
+            raise CheckpointError(
+                f"checkpoint '{directory}': its critic was trained with {SECTION}.{name}={value}, and this run has "
+                f"{found[name]}; nothing was loaded; resume with {SECTION}.{name}={value}, or begin a new run"
+            )
+
+
 def _check_model(start: ModelConfig, policy: ModelConfig, settings: CriticSettings) -> None:
     """ConfigError for a model that cannot read the policy's tokens, or a value head that would be dropped."""
     if settings.head == "new" and (Path(start.path) / VALUE_HEAD_FILE).is_file():

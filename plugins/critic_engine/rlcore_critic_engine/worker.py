@@ -88,8 +88,10 @@ class HfCritic(CriticWorker):
         self.engine.write_snapshot(directory)
 
     def restore(self, directory: Path) -> None:
-        """Load what `save` wrote; CheckpointError, before any change, if it has no value head."""
-        from rlcore_critic_engine.start import check_has_head
+        """Load what `save` wrote; CheckpointError, before any change, if it has no value head or another trunk."""
+        from rlcore_critic_engine.settings import CriticSettings
+        from rlcore_critic_engine.start import check_has_head, check_same_trunk
 
         check_has_head(directory)
+        check_same_trunk(directory, self.context.settings(CriticSettings))
         self.engine.restore(directory)
