@@ -12,9 +12,9 @@ FITTING_TOKENS: Mapping[str, int] = {"instruct": 512, "thinking": 4096}
 
 
 def learning_notes(config: RunConfig, facts: Facts) -> list[str]:
-    """Notes on a token budget that truncates answers, and on two effects of rounding: a learning rate that half
-    precision rounds away, and recorded log-probs that are not the trainer's."""
-    return [*_budget_notes(config, facts), *_rounding_notes(config), *_behaviour_notes(config)]
+    """Notes on a token budget that truncates answers, on betas of AdamW with which updates grow, and on two effects of
+    rounding: a learning rate that half precision rounds away, and recorded log-probs that are not the trainer's."""
+    return [*_budget_notes(config, facts), *_betas_notes(config), *_rounding_notes(config), *_behaviour_notes(config)]
 
 
 def _budget_notes(config: RunConfig, facts: Facts) -> list[str]:
@@ -29,6 +29,18 @@ def _budget_notes(config: RunConfig, facts: Facts) -> list[str]:
 
 def _kind(answers: str) -> str:
     return "a thinking model" if answers == "thinking" else "an instruct model"
+
+
+def _betas_notes(config: RunConfig) -> list[str]:
+    actor = config.actor
+    # A step without a gradient multiplies an update, m / sqrt(v), by beta1 / sqrt(beta2).
+    if actor.beta1**2 <= actor.beta2 + 1e-6:
+        return []
+    return [
+        f"actor.beta2={actor.beta2:g} with actor.beta1={actor.beta1:g}: in steps without a gradient, such as those "
+        "whose rewards are all equal, updates grow instead of fading, until they destroy the weights; choose "
+        f"actor.beta2 of at least beta1 squared, {actor.beta1**2:g}"
+    ]
 
 
 def _rounding_notes(config: RunConfig) -> list[str]:

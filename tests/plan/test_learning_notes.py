@@ -118,3 +118,13 @@ def test_recorded_logprobs_as_pi_old_are_noted_with_tf32_which_only_gpus_have() 
     )
     [note] = learning_notes(config, Facts())
     assert note.startswith("schedule.old_logprobs=behaviour with actor.tf32=true: ")
+
+
+@pytest.mark.parametrize(
+    ("beta1", "beta2", "noted"),
+    [(0.9, 0.8, True), (0.5, 0.0, True), (0.9, 0.95, False), (0.0, 0.0, False), (0.777, 0.603729, False)],
+)
+def test_betas_with_which_updates_grow_while_gradients_are_0_are_noted(beta1: float, beta2: float, noted: bool) -> None:
+    plan: RunPlan = plan_run([], [*SETTINGS, f"actor.beta1={beta1}", f"actor.beta2={beta2}"], ["null"])
+    words = f"choose actor.beta2 of at least beta1 squared, {beta1**2:g}"
+    assert any(note.startswith(f"actor.beta2={beta2:g} ") and words in note for note in plan.notes) is noted
