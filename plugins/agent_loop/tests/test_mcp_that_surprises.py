@@ -1,6 +1,7 @@
 """Servers of the Model Context Protocol that end in part, forget sessions, or answer in unusual ways."""
 
 import asyncio
+import gzip
 import json
 import os
 import select
@@ -146,6 +147,9 @@ class Sessions(BaseHTTPRequestHandler):
     num = 0
     drops = 0
     """Calls that get no answer, because the connection is closed."""
+    length = 0
+    """Further characters of a result."""
+    compresses = False
 
     def log_message(self, *arguments: Any) -> None:
         """Says nothing."""
@@ -178,13 +182,16 @@ class Sessions(BaseHTTPRequestHandler):
             self.close_connection = True
             return self.connection.shutdown(socket.SHUT_RDWR)
         else:
-            answer["result"] = {"content": [{"type": "text", "text": mine}]}
+            answer["result"] = {"content": [{"type": "text", "text": str(mine) + " " * server.length}]}
         return self._answer(200, answer, session) if "id" in message else self._answer(202)
 
     def _answer(self, status: int, body: Any = None, session: str = "") -> None:
         data = b"" if body is None else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
+        if type(self).compresses:
+            data = gzip.compress(data)
+            self.send_header("content-encoding", "gzip")
         self.send_header("content-length", str(len(data)))
         if session:
             self.send_header("mcp-session-id", session)
@@ -234,6 +241,23 @@ def outcomes(change: Callable[[type[Sessions]], None]) -> list[str]:
 def test_a_server_that_has_forgotten_the_session_gets_a_new_one() -> None:
     """It was restarted, or the session was idle for too long."""
     assert outcomes(lambda kind: kind.known.clear()) == ["session 1", "session 2", "session 2", "session 2"]
+
+
+def test_an_answer_over_http_that_is_too_long_or_compressed_fails_its_call_only() -> None:
+    def change(length: int, compresses: bool) -> Callable[[type[Sessions]], None]:
+        def changed(kind: type[Sessions]) -> None:
+            kind.length, kind.compresses = length, compresses
+
+        return changed
+
+    failed = "error: first: MCPError: Failed to parse JSON response: the answer "
+    assert outcomes(change(mcp_relay.MAX_LINE, False)) == [
+        "session 1", *[f"{failed}has more than {mcp_relay.MAX_LINE} bytes"] * 3
+    ]  # fmt: skip
+    most = outcomes(change(mcp_relay.MAX_LINE - 1000, False))
+    assert all(text.startswith("session 1  ") for text in most[1:])
+    compressed = outcomes(change(10_000, True))
+    assert compressed[1:] == [f"{failed}is compressed (gzip), although the request allows no compression"] * 3
 
 
 def test_a_call_on_a_connection_that_is_just_ending_gets_a_new_one() -> None:

@@ -156,13 +156,16 @@ class McpServer(ToolSource):
             from httpx2 import AsyncClient, Timeout
             from mcp import Client, StdioServerParameters, stdio_client
             from mcp.client.streamable_http import streamable_http_client
+
+            from rlcore_agent_loop.tools import mcp_answers
         except ImportError as cause:
             raise ConfigError(f"{self.name}: the package mcp is not installed; pip install mcp") from cause
         for name in LOGGERS:
             logging.getLogger(name).addFilter(_WITHOUT_TRACEBACKS)
         if self._settings.url:
             waits = Timeout(SENDING_S, read=READING_S)
-            http = AsyncClient(timeout=waits, event_hooks={"response": [self._answered]})
+            hooks = {"response": [self._answered, mcp_answers.bound]}
+            http = AsyncClient(timeout=waits, headers=mcp_answers.ENCODING, event_hooks=hooks)
             async with http, Client(streamable_http_client(self._settings.url, http_client=http)) as client:
                 yield client
             return
