@@ -103,16 +103,16 @@ def test_the_embedded_sampler_computes_nothing_again_where_it_keeps_its_cache(
 ) -> None:
     """An update and its publication while a response is sampled, in the workers of a run."""
     rows_again: list[int] = []
-    computed = Decoder._again
+    computed = Decoder._own_hidden
 
-    def counting(decoder: Decoder) -> Any:
+    def counting(decoder: Decoder, first: int) -> Any:
         rows_again.append(len(decoder.rows))
-        return computed(decoder)
+        return computed(decoder, first)
 
     async def story() -> Completion:
         overrides = ("schedule.max_staleness=3", f"rollout.on_new_weights={setting}")
         async with launch(plan_run([config], overrides), tmp_path / "run") as run:
-            monkeypatch.setattr(Decoder, "_again", counting)
+            monkeypatch.setattr(Decoder, "_own_hidden", counting)
             requests = [
                 GenerateRequest(name, (65, 66), Sampling(max_tokens=tokens), 1, 0)
                 for name, tokens in (("a", 1), ("b", 100))

@@ -162,7 +162,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.prompts is None:
             raise ValueError("the layer holds no prompt yet")
         parts = [[table[slot : slot + 1, :, :held]] for table in self.prompts]
-        if self.rows is not None:
+        if own and self.rows is not None:  # a row without own positions may have no slot yet
             for part, table in zip(parts, self.rows, strict=True):
                 part.append(table[row : row + 1, :, :own])
         keys, values = (torch.cat(part, dim=2) for part in parts)
