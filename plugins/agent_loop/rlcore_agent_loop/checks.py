@@ -59,7 +59,8 @@ def _check_purpose(settings: AgentLoopSettings) -> None:
 def _check_rewards(config: RunConfig, settings: AgentLoopSettings) -> None:
     has_rewards = bool(settings.environment.fn or settings.agent.fn)
     for name, function in config.reward.functions.items():
-        if function.fn.removeprefix("rlcore_agent_loop.rewards:") not in ENVIRONMENT_REWARDS:
+        own = function.fn.removeprefix("rlcore_agent_loop.rewards:")
+        if own not in ENVIRONMENT_REWARDS:
             continue
         if not has_rewards:
             raise ConfigError(
@@ -70,6 +71,11 @@ def _check_rewards(config: RunConfig, settings: AgentLoopSettings) -> None:
             raise ConfigError(
                 f"reward.canary: reward.functions.{name}.fn={function.fn} returns the reward of an environment or "
                 "agent, and a canary comes from neither, so it never gets a score; leave reward.canary out"
+            )
+        if own == "environment_by_turn" and config.algo.advantage == "gdpo":
+            raise ConfigError(
+                f"reward.functions.{name}.fn: environment_by_turn scores tokens, and algo.advantage=gdpo compares the "
+                f"score of each function; set reward.functions.{name}.fn=environment, or choose another estimator"
             )
 
 

@@ -10,7 +10,7 @@ import pytest
 from rlcore_agent_loop import requests
 from rlcore_agent_loop.settings import AgentLoopSettings, AgentSettings, EnvironmentSettings, ToolSettings
 
-from rlcore.config import RewardConfig, RewardFunctionConfig, RunConfig
+from rlcore.config import AlgoConfig, RewardConfig, RewardFunctionConfig, RunConfig
 from rlcore.errors import ConfigError, RewardError
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
@@ -62,6 +62,20 @@ def test_a_canary_is_refused_for_the_reward_of_an_environment() -> None:
         requests(RunConfig(reward=config), settings)
     requests(RunConfig(reward=replace(config, canary="")), settings)
     requests(RunConfig(reward=replace(config, functions={"mine": RewardFunctionConfig("boxed")})), settings)
+
+
+def test_rewards_by_turn_are_refused_with_an_estimator_of_scores_by_function() -> None:
+    settings = AgentLoopSettings(environment=EnvironmentSettings("operator:add"))
+    by_turn, total = (
+        RewardConfig(functions={"game": RewardFunctionConfig(fn)}) for fn in ("environment_by_turn", "environment")
+    )
+    gdpo = AlgoConfig(advantage="gdpo")
+    with pytest.raises(
+        ConfigError, match=r"functions\.game\.fn: environment_by_turn .* reward\.functions\.game\.fn=environment,"
+    ):
+        requests(RunConfig(reward=by_turn, algo=gdpo), settings)
+    requests(RunConfig(reward=total, algo=gdpo), settings)
+    requests(RunConfig(reward=by_turn), settings)
 
 
 def run_of(directory: Path, code: str, reward: str, **settings: Any) -> dict[str, Any]:
