@@ -149,7 +149,7 @@ class Sessions(BaseHTTPRequestHandler):
     """Calls that get no answer, because the connection is closed."""
     length = 0
     """Further characters of a result."""
-    compresses = False
+    compresses = has_events = False
 
     def log_message(self, *arguments: Any) -> None:
         """Says nothing."""
@@ -188,7 +188,11 @@ class Sessions(BaseHTTPRequestHandler):
     def _answer(self, status: int, body: Any = None, session: str = "") -> None:
         data = b"" if body is None else json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("content-type", "application/json")
+        has_events = type(self).has_events and body is not None and status == 200
+        data = b"event: message\ndata: %b\n\n" % data if has_events else data
+        self.send_header(
+            "content-type", "text/event-stream" if has_events else "application/json; not=text/event-stream"
+        )
         if type(self).compresses:
             data = gzip.compress(data)
             self.send_header("content-encoding", "gzip")
@@ -243,21 +247,23 @@ def test_a_server_that_has_forgotten_the_session_gets_a_new_one() -> None:
     assert outcomes(lambda kind: kind.known.clear()) == ["session 1", "session 2", "session 2", "session 2"]
 
 
-def test_an_answer_over_http_that_is_too_long_or_compressed_fails_its_call_only() -> None:
+@pytest.mark.parametrize("has_events", [False, True])
+def test_an_answer_over_http_that_is_too_long_or_compressed_fails_its_call(has_events: bool) -> None:
     def change(length: int, compresses: bool) -> Callable[[type[Sessions]], None]:
         def changed(kind: type[Sessions]) -> None:
-            kind.length, kind.compresses = length, compresses
+            kind.length, kind.compresses, kind.has_events = length, compresses, has_events
 
         return changed
 
-    failed = "error: first: MCPError: Failed to parse JSON response: the answer "
-    assert outcomes(change(mcp_relay.MAX_LINE, False)) == [
-        "session 1", *[f"{failed}has more than {mcp_relay.MAX_LINE} bytes"] * 3
-    ]  # fmt: skip
-    most = outcomes(change(mcp_relay.MAX_LINE - 1000, False))
-    assert all(text.startswith("session 1  ") for text in most[1:])
-    compressed = outcomes(change(10_000, True))
-    assert compressed[1:] == [f"{failed}is compressed (gzip), although the request allows no compression"] * 3
+    most = mcp_relay.MAX_LINE
+    _, *fitting = outcomes(change(most - 1000, False))
+    assert all(text.startswith("session 1  ") for text in fitting)
+    _, *long = outcomes(change(most, False))
+    assert all(text.startswith("error: first: ") and str(most) in text for text in long)
+    if not has_events:
+        assert all(text.endswith(f"the answer has more than {most} bytes") for text in long)
+        _, *compressed = outcomes(change(10_000, True))
+        assert all("the answer is compressed (gzip), although" in text for text in compressed)
 
 
 def test_a_call_on_a_connection_that_is_just_ending_gets_a_new_one() -> None:

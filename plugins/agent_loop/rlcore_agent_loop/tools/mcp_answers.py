@@ -1,5 +1,6 @@
 """Bounds answers of tool servers over HTTP, which the package mcp reads into memory however long they are."""
 
+import math
 from collections.abc import AsyncIterator
 
 from httpx2 import AsyncByteStream, Response, StreamError
@@ -11,10 +12,10 @@ ENCODING = {"accept-encoding": "identity"}
 
 
 class BoundedBody(AsyncByteStream):
-    """A body of at most MAX_LINE bytes, as a line of a server that is started here."""
+    """A body of at most `most` bytes that is not compressed."""
 
-    def __init__(self, body: AsyncByteStream, encoding: str) -> None:
-        self._body, self._encoding = body, encoding
+    def __init__(self, body: AsyncByteStream, encoding: str, most: float) -> None:
+        self._body, self._encoding, self._most = body, encoding, most
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """The body's parts; StreamError, which fails the call and leaves the session alive, if it cannot be read."""
@@ -25,8 +26,8 @@ class BoundedBody(AsyncByteStream):
         size = 0
         async for part in self._body:
             size += len(part)
-            if size > MAX_LINE:
-                raise StreamError(f"the answer has more than {MAX_LINE} bytes")
+            if size > self._most:
+                raise StreamError(f"the answer has more than {self._most} bytes")
             yield part
 
     async def aclose(self) -> None:
@@ -34,8 +35,9 @@ class BoundedBody(AsyncByteStream):
 
 
 async def bound(response: Response) -> None:
-    """An event hook. The package bounds streams of events itself."""
-    if isinstance(response.stream, AsyncByteStream) and "text/event-stream" not in response.headers.get(
-        "content-type", ""
-    ):
-        response.stream = BoundedBody(response.stream, response.headers.get("content-encoding", ""))
+    """An event hook that bounds an answer as a line of a server that is started here. Of a stream of events the package
+    bounds each."""
+    if isinstance(response.stream, AsyncByteStream):
+        has_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        most = math.inf if has_events else MAX_LINE
+        response.stream = BoundedBody(response.stream, response.headers.get("content-encoding", ""), most)

@@ -166,7 +166,10 @@ class McpServer(ToolSource):
             waits = Timeout(SENDING_S, read=READING_S)
             hooks = {"response": [self._answered, mcp_answers.bound]}
             http = AsyncClient(timeout=waits, headers=mcp_answers.ENCODING, event_hooks=hooks)
-            async with http, Client(streamable_http_client(self._settings.url, http_client=http)) as client:
+            connection = streamable_http_client(
+                self._settings.url, http_client=http, max_sse_event_size=mcp_relay.MAX_LINE
+            )
+            async with http, Client(connection) as client:
                 yield client
             return
         program = self._settings.command[0]
