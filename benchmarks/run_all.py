@@ -33,7 +33,7 @@ OTHERS = (
     ("saving.py",),
     ("compiled.py",),
     ("weight_sync.py", "--smoke"),
-    ("kept_turns.py", "--smoke"),
+    ("cached_prefixes.py", "--smoke"),
     ("shared_pools.py",),
     ("overlap.py", "small"),
     ("reward_service.py",),

@@ -51,7 +51,7 @@ SAMPLED_LOGITS = 2
 """Arrays with one number per vocabulary entry and sampled row: logits and probabilities."""
 REFERENCE = "reference"
 PREFILL_TOKENS = 8192
-"""Prompt tokens that generation computes at once: `rlcore.engines.hf.sample.decode.PASS_TOKENS`."""
+"""Prompt tokens that generation computes at once: `rlcore.engines.hf.sample.prompt_passes.PASS_TOKENS`."""
 
 
 def training_bytes_per_parameter(engine: EngineConfig) -> float:

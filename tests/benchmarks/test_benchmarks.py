@@ -307,7 +307,7 @@ SMOKE = {
     "saving": [],
     "compiled": [],
     "weight_sync": [],
-    "kept_turns": [],
+    "cached_prefixes": [],
     "shared_pools": [],
 }
 

@@ -13,8 +13,9 @@ import torch
 
 from rlcore.config import ModelConfig
 from rlcore.data.tokenizer import ByteTokens
-from rlcore.engines.hf.sample.decode import PACK_TOKENS, PASS_TOKENS
+from rlcore.engines.hf.sample.decode import PACK_TOKENS
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, siblings_of, watching
+from rlcore.engines.hf.sample.prompt_passes import PASS_TOKENS
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.errors import WorkerError

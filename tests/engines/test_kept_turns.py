@@ -11,8 +11,9 @@ import torch
 
 from rlcore.config import ModelConfig
 from rlcore.data.tokenizer import ByteTokens
+from rlcore.engines.hf.sample import decode
 from rlcore.engines.hf.sample.kept_turns import KeptTurn, KeptTurns
-from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass
+from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass, SlotCache, SlotLayer
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.testing.tiny import write_tiny_model
@@ -23,8 +24,10 @@ torch.set_num_threads(1)  # the models are tiny, and the tests may share their c
 ENOUGH = 10_000
 CASES = [
     ("Llama", "sdpa", "float64", {"num_key_value_heads": 2}),
-    ("Mistral", "eager", "float64", {"num_key_value_heads": 2, "sliding_window": 8}),
-    (
+    pytest.param(
+        "Mistral", "eager", "float64", {"num_key_value_heads": 2, "sliding_window": 8}, marks=pytest.mark.slow
+    ),
+    pytest.param(
         "DeepseekV3",
         "sdpa",
         "float64",
@@ -33,8 +36,15 @@ CASES = [
             **{"qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2},
             **{"moe_intermediate_size": 16, "n_group": 1, "topk_group": 1},
         },
+        marks=pytest.mark.slow,
     ),
-    ("GPTJ", "eager", "float64", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "rotary_dim": 8}),
+    pytest.param(
+        "GPTJ",
+        "eager",
+        "float64",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "rotary_dim": 8},
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
@@ -114,7 +124,6 @@ async def conversations(sampler: EmbeddedSampler, num_turns: int = 4) -> list[Co
     return every
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "attention", "dtype", "settings"), CASES)
 def test_turns_are_those_of_a_sampler_that_computes_everything_again(
     tmp_path: Path, architecture: str, attention: Any, dtype: str, settings: dict[str, Any]
@@ -195,6 +204,85 @@ def test_the_weights_a_pass_and_a_failure_end_what_is_kept(model: PolicyModel) -
             assert sampler.kept == []
 
 
+def test_a_turn_of_one_token_is_kept_next_to_others(model: PolicyModel) -> None:
+    """It ends before the table of rows has a slot for it."""
+
+    async def story(sampler: EmbeddedSampler) -> list[Completion]:
+        long = asyncio.create_task(sampled(sampler, requests_of([range(40, 50)], 0, max_tokens=30)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        [short] = await sampled(sampler, requests_of([range(60, 70)], 1, max_tokens=1))
+        return [*await long, short, *await sampled(sampler, requests_of([[*range(60, 70), *short.token_ids, 70]], 2))]
+
+    keeping = Counted(model, ENOUGH)
+    found, expected = asyncio.run(story(keeping)), asyncio.run(story(Counted(model, 0)))
+    assert [ours.token_ids.tolist() for ours in found] == [theirs.token_ids.tolist() for theirs in expected]
+    assert keeping.turns == [2], "the sampled token, and the tool's"
+
+
+def test_a_turn_that_is_mostly_new_is_computed_whole(model: PolicyModel) -> None:
+    async def story(answer: int) -> list[int]:
+        sampler = Counted(model, ENOUGH)
+        (first,) = await sampled(sampler, requests_of([range(40, 50)], 0, max_tokens=5))
+        await sampled(sampler, requests_of([[*range(40, 50), *first.token_ids, *range(100, 100 + answer)]], 1))
+        return sampler.turns
+
+    held = 10 + 5 - 1
+    assert asyncio.run(story(held - 1)) == [held]
+    assert asyncio.run(story(held)) == []
+
+
+def test_turns_are_there_twice_for_a_layer_only_and_give_way_before_a_copy(
+    model: PolicyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, copies = 0, list[int]()
+    write, copy = SlotLayer.write_prompts, SlotCache.states_of
+    texts = [range(40, 70), range(60, 95)]
+    sampler = Counted(model, ENOUGH)
+    first = asyncio.run(sampled(sampler, requests_of(texts, 0)))
+    turns = list(sampler._decoder.kept._turns)
+
+    def written(layer: SlotLayer, *arguments: Any) -> None:
+        nonlocal most
+        write(layer, *arguments)
+        most = max(most, sum(len(turn.layers) for turn in turns))
+
+    monkeypatch.setattr(SlotLayer, "write_prompts", written)
+    later = [[*ids, *found.token_ids, 70] for ids, found in zip(texts, first, strict=True)]
+    asyncio.run(sampled(sampler, requests_of(later, 1)))
+    num_layers = len(sampler._decoder.kept._turns[0].layers)
+    assert most == 2 * num_layers - 1
+    assert [turn.layers for turn in turns] == [[], []]
+
+    def copied(cache: SlotCache, *arguments: int) -> Any:
+        copies.append(sum(small.kept) + cache.capacity + arguments[1] + arguments[3])
+        return copy(cache, *arguments)
+
+    monkeypatch.setattr(SlotCache, "states_of", copied)
+    small = Counted(model, 230)
+    asyncio.run(conversations(small))
+    assert 0 < max(copies) <= 230
+
+
+def test_passes_over_further_turns_have_bounded_masks(model: PolicyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "PASS_MASKS", 4 * 60 * 2 * 3)  # four rows of 60 positions, heads in pairs
+    sampler, plain = Counted(model, ENOUGH), Counted(model, 0)
+    found, expected = asyncio.run(conversations(sampler)), asyncio.run(conversations(plain))
+    assert [ours.token_ids.tolist() for ours in found] == [theirs.token_ids.tolist() for theirs in expected]
+    assert max(sampler.turns) <= 6
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_keys_that_depend_on_the_length_of_a_pass_are_not_kept(tmp_path: Path, kind: str) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4} if kind == "longrope" else {}
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, **factors}
+    model = model_of(write_tiny_model(tmp_path, "Llama", num_key_value_heads=2, rope_parameters=rope))
+    sampler = EmbeddedSampler(model, ByteTokens(), max_rows=4, device=torch.device("cpu"), cached_tokens=ENOUGH)
+    assert sampler._decoder.least_shared is None
+    asyncio.run(sampled(sampler, requests_of([range(40, 50)], 0)))
+    assert sampler._decoder.kept._turns == []
+
+
 def test_rows_that_two_weights_computed_keep_nothing(model: PolicyModel) -> None:
     async def story() -> None:
         sampler = Counted(model, ENOUGH, keeps_cache=True)
@@ -267,13 +355,15 @@ def test_the_longest_beginning_is_taken_and_the_oldest_turn_dropped_first() -> N
         return KeptTurn(np.array(ids, dtype=np.int32), ())
 
     for ids in ((1, 2), (1, 2, 3), (9, 9)):
-        turns.keep(kept(*ids), slots=0)
+        assert turns.make_room(len(ids), slots=0)
+        turns.keep(kept(*ids))
     assert turns.taken((1, 2, 4)).token_ids.tolist() == [1, 2]  # type: ignore[union-attr]
     assert turns.taken((1, 2, 4)) is None
     assert turns.taken((1, 2, 3)) is None, "the pass needs a token"
     assert turns.taken((1, 2, 3, 4)).token_ids.tolist() == [1, 2, 3]  # type: ignore[union-attr]
-    turns.keep(kept(5, 5, 5), slots=6)
+    assert turns.make_room(3, slots=6)
+    turns.keep(kept(5, 5, 5))
     assert turns.taken((9, 9, 9)) is None, "it was the oldest"
     assert turns.taken((5, 5, 5, 5)) is not None
-    assert turns.has_room(4, slots=6)
-    assert not turns.has_room(5, slots=6)
+    assert turns.make_room(4, slots=6)
+    assert not turns.make_room(5, slots=6)

@@ -1,9 +1,11 @@
 """The finished turns that a run's embedded rollout keeps: how many the plan has room for, and when they are freed."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlcore.cluster.worker_context import cluster_context, context_of
@@ -69,20 +71,32 @@ def test_the_rollout_keeps_as_many_tokens_as_the_plan_has_room_for(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("work", ["logprobs", "token_scores", "update", "save", "snapshot", "reference", "critic"])
+@pytest.mark.parametrize(
+    "work", ["logprobs", "token_scores", "update", "save", "snapshot", "reference", "values", "value_update"]
+)
 def test_turns_are_freed_before_a_worker_of_the_process_computes_or_saves(tmp_path: Path, work: str) -> None:
-    settings = {"reference": LORA, "critic": CRITIC}.get(work, ())
-    found = plan(tmp_path, *settings, plugins=("critic_engine",) if work == "critic" else ())
+    settings = {"reference": LORA, "values": CRITIC, "value_update": CRITIC}.get(work, ())
+    found = plan(tmp_path, *settings, plugins=("critic_engine",) if settings == CRITIC else ())
     workers = Workers(found, tmp_path / "run")
     actor, batch = workers.of["actor"], random_batch()
+    zeros_BT = np.zeros(batch.tokens.loss_mask_BT.shape, dtype=np.float32)
     workers.sample()
-    during = list[int]()
-    actor.engine.model.transformer.register_forward_pre_hook(lambda *_: during.append(workers.num_kept))
+    during, embeddings = list[int](), actor.engine.model.transformer.get_input_embeddings()
+    embeddings.register_forward_pre_hook(lambda *_: during.append(workers.num_kept))
+    gathering = actor.engine._offload.gathering
+
+    def saving() -> Any:
+        during.append(workers.num_kept)
+        return gathering()
+
+    actor.engine._offload.gathering = saving
     {
         "save": lambda: actor.save(tmp_path / "saved"),
         "snapshot": actor.snapshot,
         "reference": lambda: workers.of["reference"].logprobs(batch),
-        "critic": lambda: workers.of["critic"].values(batch),
+        "values": lambda: workers.of["critic"].values(batch),
+        "value_update": lambda: workers.of["critic"].update(replace(batch, values_BT=zeros_BT, returns_BT=zeros_BT)),
     }.get(work, lambda: getattr(actor, work)(batch))()
     assert workers.num_kept == 0
+    assert during
     assert not any(during)

@@ -32,17 +32,17 @@ def complete_embedded(config: RunConfig, section: Any, request: WorkerRequest) -
 
 
 def _cached_tokens(config: RunConfig) -> int:
-    """Maximum number of cached tokens: each row's response, and each prompt once.
+    """Planned number of cached tokens: each row's response, and each prompt once.
 
-    Agents other than `single_turn` may have further turns, which share no prompts: each row's whole conversation, then.
+    Agents other than `single_turn` may have further turns, which share no prompts: then each row's whole conversation.
+    While some rows are in their first turn and others in their last, slots may take up to a response more per row.
     """
     kinds = [(config.rollout.samples_per_prompt, config.rollout.max_tokens)]
     if config.eval.sources:
         kinds.append((config.eval.samples_per_prompt, config.eval.max_tokens or config.rollout.max_tokens))
     rows, prompt = config.rollout.max_rows, config.data.max_prompt_tokens
-    if config.rollout.agent != "single_turn":
-        return max(rows * (prompt + response) for _, response in kinds)
-    return max(rows * response + (-(-rows // samples) + 1) * prompt for samples, response in kinds)
+    further = config.rollout.agent != "single_turn"
+    return max(rows * response + (rows if further else -(-rows // samples) + 1) * prompt for samples, response in kinds)
 
 
 def complete_reference(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:

@@ -1,5 +1,7 @@
 """Forward passes over rows that share prompts: each prompt once, then one token of every row at a time.
 
+A beginning that prompts have in common is computed once, and of a conversation's further turn only what is new.
+
 It calls transformers' modules, so it supports any causal language model whose only state is keys and values. Its
 results are compared with the model's plain forward pass before it is used.
 
@@ -21,17 +23,20 @@ from rlcore.engines.hf.sample.fused_decode import FusedDecode, is_known, is_watc
 from rlcore.engines.hf.sample.kept_turns import KeptTurn, KeptTurns
 from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass, SlotCache
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, can_pack
+from rlcore.engines.hf.sample.prompt_passes import by_beginning, by_tokens, common_beginning
 from rlcore.engines.hf.sample.row_attention import attending, can_fuse
 from rlcore.engines.hf.train.half_products import write_wide
 from rlcore.engines.hf.train.model import PolicyModel
 from rlcore.engines.hf.train.rounding import HALF
 
-PASS_TOKENS = 8192
-"""Maximum tokens of one pass over prompts, padding included; bounds the memory of its activations."""
 PASS_SCORES = 2**26
 """Maximum attention scores of a layer that an accelerator holds while it computes rows again: 0.25 GiB in float32."""
+PASS_MASKS = 2**24
+"""Maximum numbers of a layer's mask while rows compute several tokens each: 64 MiB in float32."""
 PACK_TOKENS = 16
 """The weights are packed if a row may still draw this many tokens; packing takes as long as a few of them."""
+SHARED_TOKENS = 64
+"""Minimum length of a beginning that prompts share."""
 
 
 class Decoder:
@@ -55,6 +60,8 @@ class Decoder:
         """True if the model has custom attention code, which gets copies of whole rows."""
         self.shortens = is_known(model.transformer)
         """True if fused decoding replaces the model's modules for passes of one token per row."""
+        self.least_shared: int | None = None
+        """Minimum length of a beginning that prompts share; None: each prompt is computed whole."""
         self._few: FusedDecode | None = None
         self._is_stale = False
         self._cache = SlotCache(joins=self.joins)
@@ -68,6 +75,8 @@ class Decoder:
     def drop_copies(self) -> None:
         """Discard copies of old weights; keys and values stay."""
         self._packed = self._few = None
+        for group in self.groups:
+            group.is_current = False
 
     def release(self) -> None:
         """Release all memory after the last row, so later rows depend on nothing but the weights."""
@@ -100,18 +109,19 @@ class Decoder:
         if not rows:
             return
         fresh = list(dict.fromkeys(row.group for row in rows if row.group.slot is None))
-        found = {group: self.kept.taken(group.request.token_ids) for group in fresh if group.request.n == 1}
-        turns = {group: turn for group, turn in found.items() if turn is not None}
+        alone = [group for group in fresh if group.request.n == 1]
+        turns = {group: turn for group in alone if (turn := self.kept.taken(group.request.token_ids)) is not None}
         self._prefill([group for group in fresh if group not in turns], first=len(self.groups))
+        continued = set(turns)
         self._restore(turns)
         num_before = len(self.rows)
-        self.rows += [row for row in rows if row.group not in turns]
+        self.rows += [row for row in rows if row.group not in continued]
         hidden = [row.group.hidden_H for row in self.rows[num_before:] if row.group.hidden_H is not None]
         parts = [] if self._hidden_RH is None else [self._hidden_RH]
         parts += [torch.stack(hidden)] if hidden else []
-        if turns:
+        if continued:
             num_before = len(self.rows)
-            self.rows += [row for row in rows if row.group in turns]
+            self.rows += [row for row in rows if row.group in continued]
             parts.append(self._own_hidden(num_before))
         self._hidden_RH = torch.cat(parts)
 
@@ -167,20 +177,39 @@ class Decoder:
 
     def _prefill(self, groups: Sequence[DecodeGroup], first: int) -> None:
         """Compute the prompts of groups, which get the slots `first` and those after it."""
-        self._place(groups, first, [len(group.request.token_ids) for group in groups])
-        for some in _by_tokens([len(group.request.token_ids) for group in groups]):
-            lengths = [len(group.request.token_ids) for group in groups[some]]
-            token_ids_NT = torch.zeros((len(lengths), max(lengths)), dtype=torch.int64)
+        there, least = [group for group in self.groups[:first] if group.is_current], self.least_shared
+        groups, alike = (groups, []) if least is None else by_beginning(groups, there, least)
+        ordered = [*groups, *(group for part in alike for group in part)]
+        self._place(ordered, first, [len(group.request.token_ids) for group in ordered])
+        self._compute(groups, 0)
+        for part in alike:
+            self._share(there, part, least or 1)
+
+    def _share(self, there: Sequence[DecodeGroup], groups: Sequence[DecodeGroup], least: int) -> None:
+        """Compute prompts after the beginning that they share with one another, or with one that is there."""
+        source, done = common_beginning(groups, there, least) or (None, 0)
+        own = common_beginning(groups[1:], groups[:1], least)
+        if own is not None and own[1] * (len(groups) - 1) > done * len(groups):
+            self._share(there, groups[:1], least)
+            groups, (source, done) = groups[1:], own
+        if source is not None:
+            self._cache.copy_beginning(source.slot or 0, groups[0].slot or 0, len(groups), done)
+        self._compute(groups, done)
+
+    def _compute(self, groups: Sequence[DecodeGroup], done: int) -> None:
+        """Compute prompts in neighbouring slots, whose first `done` tokens are there."""
+        # Attention may copy the keys and values of all positions, so those that are there count, too.
+        for some in by_tokens([len(group.request.token_ids) for group in groups]):
+            parts = [torch.tensor(group.request.token_ids[done:]) for group in groups[some]]
+            token_ids_NT = nn.utils.rnn.pad_sequence(parts, batch_first=True)
+            hidden_NTH = self._pass(PromptPass(groups[some.start].slot or 0, done), token_ids_NT.to(self._device))
             for index, group in enumerate(groups[some]):
-                token_ids_NT[index, : lengths[index]] = torch.tensor(group.request.token_ids)
-            hidden_NTH = self._pass(PromptPass(first + some.start), token_ids_NT.to(self._device))
-            for index, group in enumerate(groups[some]):
-                group.hidden_H = hidden_NTH[index, lengths[index] - 1].clone()
+                group.hidden_H = hidden_NTH[index, len(parts[index]) - 1].clone()
 
     def _place(self, groups: Sequence[DecodeGroup], first: int, held: Sequence[int]) -> None:
         """Give prompts the slots from `first` on, which will hold that many of their tokens."""
         for index, (group, num) in enumerate(zip(groups, held, strict=True)):
-            group.slot, group.held = first + index, num
+            group.slot, group.held, group.is_current = first + index, num, True
         self.groups[first:] = groups
         longest = max((len(group.request.token_ids) + group.request.sampling.max_tokens for group in groups), default=0)
         self._cache.reserve_prompts(len(self.groups), max(held, default=0), self._max_rows, longest)
@@ -189,8 +218,7 @@ class Decoder:
     def _restore(self, turns: Mapping[DecodeGroup, KeptTurn]) -> None:
         """Write finished turns into the slots of the prompts that begin with them."""
         self._place(list(turns), len(self.groups), [len(turn.token_ids) for turn in turns.values()])
-        for group, turn in turns.items():
-            self._cache.restore(group.slot or 0, turn.layers)
+        self._cache.restore({group.slot or 0: turn.layers for group, turn in turns.items()})
 
     def _keep(self, row: DecodeRow) -> None:
         """Keep the keys and values of a finished turn whose conversation may continue."""
@@ -198,15 +226,15 @@ class Decoder:
         is_done = row.finish is not None and len(row.versions) == 1  # else other weights computed a part
         if not (is_done and row.request.conversation) or slot is None:
             return
-        if self.kept.has_room(held + own, self._cache.capacity):
+        if self.kept.make_room(held + own, self._cache.capacity):
             layers = self._cache.states_of(slot, held, self.rows.index(row), own)
             ids = np.array([*row.request.token_ids, *row.token_ids[:-1]], dtype=np.int32)
-            self.kept.keep(KeptTurn(ids, layers), self._cache.capacity)
+            self.kept.keep(KeptTurn(ids, layers))
 
     def _own_hidden(self, first: int) -> Tensor:
         """(R, H) hidden states after the last token of the rows from `first` on, computed from their prompts' slots."""
         hidden = []
-        for some in _by_tokens([row.num_own for row in self.rows[first:]]):
+        for some in by_tokens([row.num_own for row in self.rows[first:]]):
             rows = self.rows[first:][some]
             longest = max(row.num_own for row in rows)
             token_ids_RT = torch.zeros((len(rows), longest), dtype=torch.int64)
@@ -224,13 +252,14 @@ class Decoder:
         return torch.cat(hidden)
 
     def _parts(self, rows: Sequence[DecodeRow], longest: int) -> Iterator[tuple[int, int]]:
-        """Ranges of tokens that rows recompute at a time: all at once where one operation has attention with log-sums,
-        and else no more scores than `PASS_SCORES`."""
-        size = longest
-        if not can_fuse(self._device):
-            positions = longest + max(row.group.held for row in rows)
-            heads = self._model.transformer.config.get_text_config().num_attention_heads
-            size = max(1, PASS_SCORES // (len(rows) * heads * positions))
+        """Ranges of tokens that rows compute at a time: no more scores than `PASS_SCORES`, or, where one operation has
+        attention with log-sums, no more numbers in its masks than `PASS_MASKS`."""
+        positions = longest + max(row.group.held for row in rows)
+        config = self._model.transformer.config.get_text_config()
+        heads, most = config.num_attention_heads, PASS_SCORES
+        if can_fuse(self._device):  # a mask has the heads that share keys and values
+            heads, most = -(-heads // (getattr(config, "num_key_value_heads", None) or heads)), PASS_MASKS
+        size = max(1, most // (len(rows) * heads * positions))
         for start in range(0, longest, size):
             yield start, min(start + size, longest)
 
@@ -308,15 +337,3 @@ class Decoder:
         if len(kinds) > 1:
             return {kind: masks[window if kind == "sliding_attention" else None] for kind in kinds}
         return masks[window if window and kinds != {"full_attention"} else None]
-
-
-def _by_tokens(lengths: Sequence[int]) -> Iterator[slice]:
-    """Consecutive rows, as many at a time as `PASS_TOKENS` allows when padded to the longest; at least one."""
-    start, longest = 0, 0
-    for index, length in enumerate(lengths):
-        if index > start and max(longest, length) * (index + 1 - start) > PASS_TOKENS:
-            yield slice(start, index)
-            start, longest = index, 0
-        longest = max(longest, length)
-    if lengths:
-        yield slice(start, len(lengths))

@@ -1,5 +1,6 @@
 """Checks that `Decoder` can decode a model."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlcore.contracts.tokens import Tokens
-from rlcore.engines.hf.sample.decode import PACK_TOKENS, Decoder
+from rlcore.engines.hf.sample.decode import PACK_TOKENS, SHARED_TOKENS, Decoder
 from rlcore.engines.hf.sample.decode_row import DecodeRow, rows_of
 from rlcore.engines.hf.sample.packed_linear import siblings_of, watching
 from rlcore.engines.hf.sample.row_attention import UnsupportedAttention
@@ -52,6 +53,36 @@ def check_decoding(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None
         f"rollout.backend=hf: tokens that {name} decodes one at a time have logits that differ by {difference:.3g} of "
         "their size from those of its forward pass; choose another model or another rollout backend"
     )
+
+
+def rotates_by_length(model: PolicyModel) -> bool:
+    """True if rotary factors depend on the longest position of a pass (NTK and LongRoPE), so that keys of a shorter
+    pass do not fit a longer one."""
+    parameters = getattr(model.transformer.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [parameters, *parameters.values()]
+    return any(isinstance(kind, Mapping) and kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
+
+
+def check_shared_beginnings(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None:
+    """Let prompts share beginnings only if they have the logits of the plain forward pass then."""
+    vocabulary, name = len(model.head.linear.weight), type(model.transformer).__name__
+    ids = [index * 7919 % vocabulary for index in range(12)]
+    prompts = (ids[:8], [*ids[:5], *ids[9:]], ids[:6])
+    rows = [
+        row
+        for index, prompt in enumerate(prompts)
+        for row in rows_of(GenerateRequest(f"probe/{index}", tuple(prompt), Sampling(max_tokens=1), 1, 0), 0, tokens)
+    ]
+    found, decoder.least_shared = None, 2
+    try:
+        with suppress(ConfigError), boundary(f"rollout.backend=hf: prompts of {name}", ConfigError):
+            decoder.join(rows[:2])
+            decoder.join(rows[2:])
+            difference_R = _differences(_expected(model, rows)[:, 1:], decoder.logits()[:, None])
+            found = None if float(difference_R.max()) > _allowed(model) else SHARED_TOKENS
+    finally:
+        decoder.release()
+        decoder.least_shared = found
 
 
 def _allowed(model: PolicyModel) -> float:

@@ -22,6 +22,8 @@ class DecodeGroup:
     """Its slot in the cache; None before it is computed."""
     held: int = 0
     """Tokens of the prompt in that slot. The rest is computed with the row, as its first tokens."""
+    is_current: bool = True
+    """False once the weights that computed the slot have changed."""
     hidden_H: Tensor | None = None
     """The last hidden state of the prompt, from which each sample draws its first token."""
 

@@ -18,27 +18,29 @@ class KeptTurn:
     """The tokens of a conversation up to the last one that was sampled, which no pass has read."""
 
     token_ids: Int32s
-    layers: Sequence[LayerStates]
+    layers: list[LayerStates]
     """By layer, (1, h, tokens, D)."""
 
 
 class KeptTurns:
-    """Turns whose conversations may continue. They and the slots of live rows have at most `most` tokens together."""
+    """Turns whose conversations may continue, while they and the slots of live rows have at most `most` tokens."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._turns: list[KeptTurn] = []
         self._total = 0
 
-    def has_room(self, num: int, slots: int) -> bool:
-        """True if a turn of that many tokens fits, when live rows have `slots`."""
-        return num + slots <= self._most
+    def make_room(self, num: int, slots: int) -> bool:
+        """Drop the oldest turns until one of `num` tokens fits, when live rows have `slots`; False if it cannot."""
+        if num + slots > self._most:
+            return False
+        self.shrink(num + slots)
+        return True
 
-    def keep(self, turn: KeptTurn, slots: int) -> None:
-        """Keep a turn instead of the oldest that do not fit with it."""
+    def keep(self, turn: KeptTurn) -> None:
+        """Keep a turn for which there is room."""
         self._turns.append(turn)
         self._total += len(turn.token_ids)
-        self.shrink(slots)
 
     def shrink(self, slots: int) -> None:
         """Drop the oldest turns until the others fit."""
@@ -46,15 +48,19 @@ class KeptTurns:
             self._total -= len(self._turns.pop(0).token_ids)
 
     def taken(self, token_ids: Sequence[int]) -> KeptTurn | None:
-        """The longest turn with which these tokens begin, which is then no longer kept; one token at least is new."""
+        """The longest turn with which these tokens begin, which is then no longer kept.
+
+        At least one token is new, and at most half of them: with more, computing all at once is faster.
+        """
         if not self._turns:
             return None
-        ids, best = np.array(token_ids, dtype=np.int32), None
+        ids, least, best = np.array(token_ids, dtype=np.int32), (len(token_ids) + 1) // 2, None
         for turn in self._turns:
             num = len(turn.token_ids)
-            is_longer = best is None or num > len(best.token_ids)
-            if is_longer and num < len(ids) and np.array_equal(ids[:num], turn.token_ids):
-                best = turn
+            if num < least or num >= len(ids) or turn.token_ids[-1] != ids[num - 1]:
+                continue
+            if np.array_equal(ids[:num], turn.token_ids):
+                best, least = turn, num + 1
         if best is not None:
             self._turns.remove(best)
             self._total -= len(best.token_ids)

@@ -1,4 +1,4 @@
-"""A key-value cache for rows that share prompts: it stores each prompt once, and per row only the sampled tokens.
+"""A key-value cache for rows that share prompts: it stores each prompt once, and per row only its other tokens.
 
 Both are tables of slots without gaps. The last row takes the slot of a row that ends, so live rows are always the first
 ones and only one row is copied. Tokens are at the left of their slot: index is position.
@@ -7,7 +7,7 @@ Letters: G prompts, P positions of the longest of them, R rows, L positions of t
 one forward pass, h key-value heads, D size of a head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
@@ -31,6 +31,8 @@ class PromptPass:
     """A forward pass over prompts that fill the slots from `first` on, padded on the right."""
 
     first: int
+    done: int = 0
+    """Positions that these slots hold before this pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +136,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_initialized = True
         cache.current = self
         if isinstance(cache.now, PromptPass):
-            self.write_prompts(new, cache.now.first)
-            return new
+            self.write_prompts(new, cache.now.first, cache.now.done)
+            if self.prompts is None or not cache.now.done:
+                return new
+            slots, positions = slice(cache.now.first, cache.now.first + len(key_states)), key_states.shape[2]
+            keys, values = (table[slots, :, : cache.now.done + positions] for table in self.prompts)
+            return keys, values
         current = cache.row_pass
         self.rows = _fitting(self.rows, new, cache.row_slots)
         for table, states in zip(self.rows, new, strict=True):
@@ -151,11 +157,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             current.rows, :, : current.longest_own
         ]
 
-    def write_prompts(self, new: tuple[Tensor, Tensor], first: int) -> None:
-        """Write (prompts, h, positions, D) keys and values into the slots from `first` on."""
+    def write_prompts(self, new: tuple[Tensor, Tensor], first: int, done: int = 0) -> None:
+        """Write (prompts, h, positions, D) keys and values into the slots from `first` on, after `done` positions."""
         self.prompts = _fitting(self.prompts, new, self._cache.prompt_slots)
         for table, states in zip(self.prompts, new, strict=True):
-            table[first : first + len(states), :, : states.shape[2]] = states
+            table[first : first + len(states), :, done : done + states.shape[2]] = states
 
     def states_of(self, slot: int, held: int, row: int, own: int) -> LayerStates:
         """(1, h, held + own, D) keys and values of a row and its prompt: copies."""
@@ -192,9 +198,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Does nothing; `update` creates the tables."""
 
     def get_seq_length(self) -> int:
-        """Positions before this pass; 0 for prompts."""
+        """Positions before this pass."""
         now = self._cache.now
-        return now.longest_prompt + now.longest_own - now.tokens if isinstance(now, RowPass) else 0
+        if isinstance(now, PromptPass):
+            return now.done
+        return 0 if now is None else now.longest_prompt + now.longest_own - now.tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
@@ -235,14 +243,17 @@ class SlotCache(Cache):
         """Copies of each layer's keys and values of a row with `own` positions, and of its prompt."""
         return [layer.states_of(slot, held, row, own) for layer in self.layers if isinstance(layer, SlotLayer)]
 
-    def restore(self, slot: int, layers: Sequence[LayerStates]) -> None:
-        """Write a result of `states_of` into the slot of a prompt."""
-        while len(self.layers) < len(layers):
+    def restore(self, turns: Mapping[int, list[LayerStates]]) -> None:
+        """Move results of `states_of` into the slots of prompts. A layer's copies are freed before the next ones are
+        written, so only one layer is there twice."""
+        num_layers = max(map(len, turns.values()), default=0)
+        while len(self.layers) < num_layers:
             self.layers.append(SlotLayer(self))
-        for layer, states in zip(self.layers, layers, strict=True):
-            if isinstance(layer, SlotLayer):
-                layer.is_initialized = True
-                layer.write_prompts(states, slot)
+        for layer in reversed(self.layers[:num_layers]):
+            for slot, layers in turns.items():
+                if isinstance(layer, SlotLayer):
+                    layer.is_initialized = True
+                    layer.write_prompts(layers.pop(), slot)
 
     def reserve_prompts(self, num: int, positions: int, most: int, longest: int) -> None:
         """Make room, at the next update, for `num` prompts of `positions` tokens; never for more than `most` prompts,
@@ -259,6 +270,14 @@ class SlotCache(Cache):
         for layer in self.layers:
             if isinstance(layer, SlotLayer):
                 layer.prompts = layer.rows = None
+
+    def copy_beginning(self, source: int, first: int, num: int, positions: int) -> None:
+        """Copy the first positions of a prompt into `num` slots from `first` on."""
+        for layer in self.layers:
+            if isinstance(layer, SlotLayer) and layer.prompts is not None:
+                layer.prompts = _fitting(layer.prompts, layer.prompts, self.prompt_slots)
+                for table in layer.prompts:
+                    table[first : first + num, :, :positions] = table[source, :, :positions]
 
     def move_prompt(self, source: int, target: int) -> None:
         """Copy a prompt into another slot."""

@@ -17,7 +17,7 @@ import torch
 
 from rlcore.contracts.tokens import Tokens
 from rlcore.engines.hf.sample.decode import Decoder
-from rlcore.engines.hf.sample.decode_check import check_decoding
+from rlcore.engines.hf.sample.decode_check import check_decoding, check_shared_beginnings, rotates_by_length
 from rlcore.engines.hf.sample.decode_row import DecodeRow, renew_groups, rows_of
 from rlcore.engines.hf.sample.sampling import RowSampling, draw
 from rlcore.engines.hf.train.model import PolicyModel
@@ -69,12 +69,15 @@ class EmbeddedSampler:
         self._version, self._may_sample, self._keeps_cache = version, may_sample, keeps_cache
         self._num_changes = 0
         self._vocabulary = model.head.linear.weight.shape[0]
-        self._decoder = Decoder(model, max_rows, device, cached_tokens)
+        keeps_keys = not rotates_by_length(model)
+        self._decoder = Decoder(model, max_rows, device, cached_tokens if keeps_keys else 0)
         self._waiting: list[DecodeRow] = []
         """Waiting rows in canonical order."""
         self._calls: dict[int, _Call] = {}
         self._num_calls = 0
         check_decoding(model, self._decoder, tokens)
+        if keeps_keys:
+            check_shared_beginnings(model, self._decoder, tokens)
 
     @property
     def rows(self) -> Sequence[DecodeRow]:

@@ -107,8 +107,7 @@ class TrainEngine:
         self.model, self._shards, self.shared_prefix = started.model, started.shards, shared_prefix
         self._optimizer = MasterAdamW(self.model, config, seed, started.masters)
         self.before_work = Listeners()
-        """Called before passes, updates and saves, so that samplers free what only later turns need: the plan counts
-        that memory once, and a run that resumes from a checkpoint has no such turns either."""
+        """Called before passes, updates and saves, so that samplers free turns that they keep in the same memory."""
         self._cost = LayerCost.of_config(self.model.transformer.config.get_text_config())
         self._offload = Offload(self.model, self._optimizer, self.device, config.offload, self._shards)
         self._offload.end()
@@ -135,10 +134,6 @@ class TrainEngine:
     def whole(self) -> AbstractContextManager[None]:
         """Context in which this rank has all weights; every rank must enter it. No updates inside."""
         return nullcontext() if self._shards is None else self._shards.whole()
-
-    def _by_layers(self) -> AbstractContextManager[None]:
-        """Context for forward passes without gradients; every rank must enter it."""
-        return nullcontext() if self._shards is None else self._shards.by_layers()
 
     def stay_whole(self) -> None:
         """Keep all weights on this rank between updates from now on; every rank must call this."""
@@ -300,7 +295,7 @@ class TrainEngine:
     def _scores(self, model: AnyModel, batch: Batch, most: int, entropy: bool = False) -> Float32s:
         """(K, B, T) scores as `rlcore.engines.hf.train.score.score`, of the rows of all ranks."""
         self.before_work()
-        with self._offload.weights(), self._by_layers():
+        with self._offload.weights(), nullcontext() if self._shards is None else self._shards.by_layers():
             scores_KBT = score(
                 model,
                 batch,

@@ -1,0 +1,71 @@
+"""Prompts that are computed in one pass, and beginnings that another prompt has computed already."""
+
+from collections.abc import Iterator, Sequence
+
+from rlcore.engines.hf.sample.decode_row import DecodeGroup
+
+PASS_TOKENS = 8192
+"""Maximum tokens of one pass over prompts, padding included; bounds the memory of its activations."""
+
+MOST_LEFT = 2048
+"""Maximum tokens of a prompt after a shared beginning. Attention needs a mask of them by all positions, which takes
+little memory next to the states of a pass only while they are few."""
+
+
+def by_tokens(lengths: Sequence[int]) -> Iterator[slice]:
+    """Consecutive rows, as many at a time as `PASS_TOKENS` allows when padded to the longest; at least one."""
+    start, longest = 0, 0
+    for index, length in enumerate(lengths):
+        if index > start and max(longest, length) * (index + 1 - start) > PASS_TOKENS:
+            yield slice(start, index)
+            start, longest = index, 0
+        longest = max(longest, length)
+    if lengths:
+        yield slice(start, len(lengths))
+
+
+def by_beginning(
+    groups: Sequence[DecodeGroup], there: Sequence[DecodeGroup], least: int
+) -> tuple[list[DecodeGroup], list[list[DecodeGroup]]]:
+    """(prompts that share their first `least` tokens with no other, those that share them with one another or with one
+    that is `there`)."""
+    parts: dict[Sequence[int], list[DecodeGroup]] = {}
+    for group in groups:
+        ids = group.request.token_ids
+        parts.setdefault(ids[:least] if len(ids) > least else (), []).append(group)
+    known = {group.request.token_ids[:least] for group in there}
+    alike = {key for key, part in parts.items() if key and (len(part) > 1 or key in known)}
+    whole = [group for key, part in parts.items() if key not in alike for group in part]
+    return whole, [parts[key] for key in parts if key in alike]
+
+
+def common_beginning(
+    groups: Sequence[DecodeGroup], sources: Sequence[DecodeGroup], least: int
+) -> tuple[DecodeGroup, int] | None:
+    """The prompt of `sources` that has the longest beginning in common with all of `groups`, and its length in tokens.
+
+    At least one token of each group is left to compute. None if no beginning has `least` tokens, or if more than
+    `MOST_LEFT` are left of a group.
+    """
+    most = min((len(group.request.token_ids) for group in groups), default=0) - 1
+    if most < least or not sources:
+        return None
+    common = groups[0].request.token_ids[:most]
+    for group in groups[1:]:
+        common = common[: _num_equal(common, group.request.token_ids)]
+    found = [(source, min(source.held, _num_equal(common, source.request.token_ids))) for source in sources]
+    best = max(found, key=lambda pair: pair[1])
+    most_left = max(len(group.request.token_ids) for group in groups) - best[1]
+    return best if best[1] >= least and most_left <= MOST_LEFT else None
+
+
+def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
+    """Number of tokens before the first that differs."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
