@@ -1,27 +1,25 @@
 """Turns of a conversation on the embedded rollout: each computes what is new, and samples as if it computed all."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from counted_sampler import ENOUGH, Counted, conversations, model_of, requests_of, sampled
 
-from rlcore.config import ModelConfig
 from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf.sample import decode
-from rlcore.engines.hf.sample.kept_turns import KeptTurn, KeptTurns
-from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass, SlotCache, SlotLayer
+from rlcore.engines.hf.sample.kv_cache import RowPass
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
-from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
+from rlcore.engines.hf.train.model import PolicyModel
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.types import Completion, GenerateRequest, Sampling
 
 torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores
 
-ENOUGH = 10_000
+
 CASES = [
     ("Llama", "sdpa", "float64", {"num_key_value_heads": 2}),
     pytest.param(
@@ -48,80 +46,9 @@ CASES = [
 ]
 
 
-def model_of(path: Path, dtype: str = "float64", attention: Any = "sdpa") -> PolicyModel:
-    config = ModelConfig(path=str(path), attention=attention)
-    model = load_model(ModelKind.CAUSAL_LM, config, dtype=dtype, device="cpu")
-    assert isinstance(model, PolicyModel)
-    return model
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> PolicyModel:
     return model_of(write_tiny_model(tmp_path_factory.mktemp("models") / "llama", num_key_value_heads=2))
-
-
-class Counted(EmbeddedSampler):
-    """A sampler that counts the tokens of its passes over prompts and over further turns, and of what it keeps."""
-
-    def __init__(self, model: PolicyModel, cached_tokens: int, max_rows: int = 8, *, keeps_cache: bool = False) -> None:
-        super().__init__(
-            model,
-            ByteTokens(),
-            max_rows=max_rows,
-            device=torch.device("cpu"),
-            keeps_cache=keeps_cache,
-            cached_tokens=cached_tokens,
-        )
-        self.prompts, self.turns, compute = list[int](), list[int](), self._decoder._pass
-        self.most = 0
-        """Tokens of kept turns and of the slots of live rows together, where there were kept turns."""
-
-        def counted(now: PromptPass | RowPass, token_ids_NT: Any) -> Any:
-            if isinstance(now, PromptPass):
-                self.prompts += [token_ids_NT.shape[1]] * len(token_ids_NT)
-            elif now.tokens > 1:
-                self.turns += [now.tokens] * len(token_ids_NT)
-            return compute(now, token_ids_NT)
-
-        self._decoder._pass = counted  # type: ignore[method-assign]
-
-    def _step(self) -> None:
-        super()._step()
-        if self.kept:
-            self.most = max(self.most, sum(self.kept) + self._decoder._cache.capacity)
-
-    @property
-    def kept(self) -> list[int]:
-        """Tokens of each kept turn."""
-        return [len(turn.token_ids) for turn in self._decoder.kept._turns]
-
-
-def requests_of(texts: Sequence[Sequence[int]], turn: int, n: int = 1, max_tokens: int = 9) -> list[GenerateRequest]:
-    sampling = Sampling(max_tokens=max_tokens)
-    return [
-        GenerateRequest(f"g{index}/{turn}", tuple(ids), sampling, n, seed=17 * index + turn, conversation=f"g{index}")
-        for index, ids in enumerate(texts)
-    ]
-
-
-async def sampled(sampler: EmbeddedSampler, requests: Sequence[GenerateRequest]) -> list[Completion]:
-    found = [completion async for completion in sampler.generate(requests)]
-    return sorted(found, key=lambda completion: (completion.request_id, completion.sample))
-
-
-async def conversations(sampler: EmbeddedSampler, num_turns: int = 4) -> list[Completion]:
-    """Two groups of two conversations, whose first turns share a prompt, with tools' answers of different lengths."""
-    every = await sampled(sampler, requests_of([range(40, 52), range(60, 65)], 0, n=2))
-    texts = [[*range(40, 52), *every[index].token_ids] for index in (0, 1)]
-    texts += [[*range(60, 65), *every[index].token_ids] for index in (2, 3)]
-    for turn in range(1, num_turns):
-        for index, ids in enumerate(texts):
-            ids += range(70, 71 + index * turn)
-        found = await sampled(sampler, requests_of(texts, turn))
-        for ids, completion in zip(texts, found, strict=True):
-            ids += completion.token_ids.tolist()
-        every += found
-    return every
 
 
 @pytest.mark.parametrize(("architecture", "attention", "dtype", "settings"), CASES)
@@ -232,44 +159,33 @@ def test_a_turn_that_is_mostly_new_is_computed_whole(model: PolicyModel) -> None
     assert asyncio.run(story(held)) == []
 
 
-def test_turns_are_there_twice_for_a_layer_only_and_give_way_before_a_copy(
-    model: PolicyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    most, copies = 0, list[int]()
-    write, copy = SlotLayer.write_prompts, SlotCache.states_of
-    texts = [range(40, 70), range(60, 95)]
-    sampler = Counted(model, ENOUGH)
-    first = asyncio.run(sampled(sampler, requests_of(texts, 0)))
-    turns = list(sampler._decoder.kept._turns)
-
-    def written(layer: SlotLayer, *arguments: Any) -> None:
-        nonlocal most
-        write(layer, *arguments)
-        most = max(most, sum(len(turn.layers) for turn in turns))
-
-    monkeypatch.setattr(SlotLayer, "write_prompts", written)
-    later = [[*ids, *found.token_ids, 70] for ids, found in zip(texts, first, strict=True)]
-    asyncio.run(sampled(sampler, requests_of(later, 1)))
-    num_layers = len(sampler._decoder.kept._turns[0].layers)
-    assert most == 2 * num_layers - 1
-    assert [turn.layers for turn in turns] == [[], []]
-
-    def copied(cache: SlotCache, *arguments: int) -> Any:
-        copies.append(sum(small.kept) + cache.capacity + arguments[1] + arguments[3])
-        return copy(cache, *arguments)
-
-    monkeypatch.setattr(SlotCache, "states_of", copied)
-    small = Counted(model, 230)
-    asyncio.run(conversations(small))
-    assert 0 < max(copies) <= 230
-
-
 def test_passes_over_further_turns_have_bounded_masks(model: PolicyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "PASS_MASKS", 4 * 60 * 2 * 3)  # four rows of 60 positions, heads in pairs
     sampler, plain = Counted(model, ENOUGH), Counted(model, 0)
     found, expected = asyncio.run(conversations(sampler)), asyncio.run(conversations(plain))
     assert [ours.token_ids.tolist() for ours in found] == [theirs.token_ids.tolist() for theirs in expected]
     assert max(sampler.turns) <= 6
+
+
+@pytest.mark.parametrize("fault", ["wrong", "raises", None])
+def test_a_model_that_cannot_continue_turns_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str | None
+) -> None:
+    model = model_of(write_tiny_model(tmp_path, "Llama", num_key_value_heads=2))
+    forward = model.transformer.base_model.forward
+
+    def odd(*arguments: Any, **settings: Any) -> Any:
+        now = getattr(settings.get("past_key_values"), "now", None)
+        if fault and isinstance(now, RowPass) and now.tokens > 1 and now.same_own is None:
+            if fault == "raises":
+                raise ValueError("rows of one length only")
+            settings["input_ids"] = settings["input_ids"].flip(1)
+        return forward(*arguments, **settings)
+
+    monkeypatch.setattr(model.transformer.base_model, "forward", odd)
+    sampler = Counted(model, ENOUGH)
+    assert len(asyncio.run(conversations(sampler))) == 4 * 4
+    assert len(sampler.kept) == (0 if fault else 4)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
@@ -324,46 +240,3 @@ def test_rows_without_a_conversation_and_unfinished_ones_keep_nothing(model: Pol
         assert sampler.kept == []
 
     asyncio.run(story())
-
-
-def test_kept_turns_and_live_rows_have_the_planned_number_of_tokens_together(model: PolicyModel) -> None:
-    sampler = Counted(model, 400)
-    asyncio.run(conversations(sampler))
-    assert 0 < sampler.most <= 400
-    assert sampler.turns
-    small = Counted(model, 30)
-    asyncio.run(conversations(small))
-    assert small.kept == []
-    assert small.turns == []
-
-
-@pytest.mark.parametrize(("prompt", "response"), [(185, 5), (5, 150)])
-def test_turns_give_way_to_rows_as_soon_as_their_slots_grow(model: PolicyModel, prompt: int, response: int) -> None:
-    sampler = Counted(model, 250)
-    asyncio.run(conversations(sampler, 1))
-    assert len(sampler.kept) == 4
-    request = GenerateRequest("long", (50,) * prompt, Sampling(max_tokens=response), 1, 0)
-    asyncio.run(sampled(sampler, [request]))
-    assert 0 < len(sampler.kept) < 4
-    assert sampler.most <= 250
-
-
-def test_the_longest_beginning_is_taken_and_the_oldest_turn_dropped_first() -> None:
-    turns = KeptTurns(10)
-
-    def kept(*ids: int) -> KeptTurn:
-        return KeptTurn(np.array(ids, dtype=np.int32), ())
-
-    for ids in ((1, 2), (1, 2, 3), (9, 9)):
-        assert turns.make_room(len(ids), slots=0)
-        turns.keep(kept(*ids))
-    assert turns.taken((1, 2, 4)).token_ids.tolist() == [1, 2]  # type: ignore[union-attr]
-    assert turns.taken((1, 2, 4)) is None
-    assert turns.taken((1, 2, 3)) is None, "the pass needs a token"
-    assert turns.taken((1, 2, 3, 4)).token_ids.tolist() == [1, 2, 3]  # type: ignore[union-attr]
-    assert turns.make_room(3, slots=6)
-    turns.keep(kept(5, 5, 5))
-    assert turns.taken((9, 9, 9)) is None, "it was the oldest"
-    assert turns.taken((5, 5, 5, 5)) is not None
-    assert turns.make_room(4, slots=6)
-    assert not turns.make_room(5, slots=6)

@@ -225,15 +225,13 @@ def test_a_model_that_cannot_continue_a_prompt_computes_each_whole(
 
 
 def test_common_beginnings() -> None:
-    def group(*ids: int, held: int | None = None) -> DecodeGroup:
-        request = GenerateRequest("r", ids, Sampling(max_tokens=1), 1, 0)
-        return DecodeGroup(request, 1, held=len(ids) if held is None else held)
+    def group(*ids: int) -> DecodeGroup:
+        return DecodeGroup(ids, 1)
 
-    one, two, part = group(1, 2, 3, 4), group(1, 2, 9), group(1, 2, 3, 4, held=1)
-    assert common_beginning([group(1, 2, 3, 5)], [two, one, part], 1) == (one, 3)
+    one, two = group(1, 2, 3, 4), group(1, 2, 9)
+    assert common_beginning([group(1, 2, 3, 5)], [two, one], 1) == (one, 3)
     assert common_beginning([group(1, 2, 3, 5), group(1, 2, 7)], [two, one], 1) == (two, 2)
     assert common_beginning([group(1, 2, 3, 4)], [one], 1) == (one, 3), "a token is left to compute"
-    assert common_beginning([group(1, 2, 3, 5)], [part], 1) == (part, 1), "the others are not in its slot"
     assert common_beginning([group(1, 2, 3, 5)], [one], 4) is None
     assert common_beginning([group(1, 2, 5, 6, 7)], [one], 3) is None
     assert common_beginning([group(1, 2, 3, 5)], [], 1) is None

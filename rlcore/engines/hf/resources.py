@@ -32,10 +32,10 @@ def complete_embedded(config: RunConfig, section: Any, request: WorkerRequest) -
 
 
 def _cached_tokens(config: RunConfig) -> int:
-    """Planned number of cached tokens: each row's response, and each prompt once.
+    """Maximum number of cached tokens: each row's response, and each prompt once.
 
-    Agents other than `single_turn` may have further turns, which share no prompts: then each row's whole conversation.
-    While some rows are in their first turn and others in their last, slots may take up to a response more per row.
+    Agents other than `single_turn` may have further turns, which may share no prompts: then each row's whole
+    conversation.
     """
     kinds = [(config.rollout.samples_per_prompt, config.rollout.max_tokens)]
     if config.eval.sources:

@@ -312,6 +312,7 @@ class HfRollout(RolloutWorker):
             may_sample=lambda: actor.is_published or not waits,
             keeps_cache=config.rollout.on_new_weights == "continue",
             cached_tokens=0 if context.memory is None else context.memory.cached_tokens,
+            prompt_tokens=config.data.max_prompt_tokens,
         )
         actor.before_change.append(self._sampler.weights_changed)
         actor.engine.before_work.append(self._sampler.forget_turns)

@@ -42,15 +42,25 @@ SHARED_TOKENS = 64
 class Decoder:
     """Holds the live rows and their cache. The caller decides on order and admission."""
 
-    def __init__(self, model: PolicyModel, max_rows: int, device: torch.device, cached_tokens: int = 0) -> None:
-        """`cached_tokens`: finished turns are kept while they and the slots of live rows have no more tokens."""
+    def __init__(
+        self,
+        model: PolicyModel,
+        max_rows: int,
+        device: torch.device,
+        cached_tokens: int = 0,
+        most_prompt: int | None = None,
+    ) -> None:
+        """`cached_tokens`: finished turns are kept while they and the slots of live rows have no more tokens.
+
+        `most_prompt`: maximum tokens of a prompt that rows share; None: no limit.
+        """
         self.kept = KeptTurns(cached_tokens)
         self.rows: list[DecodeRow] = []
         """Live rows, by slot."""
         self.groups: list[DecodeGroup] = []
         """Prompts in the cache, by slot."""
         self._model = model
-        self._max_rows = max_rows
+        self._max_rows, self._most_prompt = max_rows, most_prompt
         self._device = device
         self._hidden_RH: Tensor | None = None
         self._packed: PackedLinears | None = None
@@ -80,6 +90,8 @@ class Decoder:
 
     def release(self) -> None:
         """Release all memory after the last row, so later rows depend on nothing but the weights."""
+        for group in self.groups:
+            group.slot = group.hidden_H = None
         self.rows, self.groups, self._packed, self._few = [], [], None, None
         self._drop_cache()
 
@@ -97,7 +109,7 @@ class Decoder:
             self._is_stale = False
             self._prefill(self.groups, first=0)
             if self.rows:
-                self._hidden_RH = self._own_hidden(0)
+                self._hidden_RH = self._own_hidden(0, [0] * len(self.rows))
         elif self.rows:
             rows = self._row_pass(0, len(self.rows), [row.num_own - 1 for row in self.rows], 1)
             last_R1 = torch.tensor([row.token_ids[-1:] for row in self.rows], device=self._device)
@@ -108,21 +120,19 @@ class Decoder:
         """Add rows and compute the hidden states that their first tokens are drawn from."""
         if not rows:
             return
-        fresh = list(dict.fromkeys(row.group for row in rows if row.group.slot is None))
-        alone = [group for group in fresh if group.request.n == 1]
-        turns = {group: turn for group in alone if (turn := self.kept.taken(group.request.token_ids)) is not None}
-        self._prefill([group for group in fresh if group not in turns], first=len(self.groups))
-        continued = set(turns)
-        self._restore(turns)
-        num_before = len(self.rows)
-        self.rows += [row for row in rows if row.group not in continued]
-        hidden = [row.group.hidden_H for row in self.rows[num_before:] if row.group.hidden_H is not None]
+        turns = self._taken(rows)
+        fresh = dict.fromkeys(row.group for row in rows if row.group.slot is None and row not in turns)
+        self._prefill(list(fresh), first=len(self.groups))
         parts = [] if self._hidden_RH is None else [self._hidden_RH]
-        parts += [torch.stack(hidden)] if hidden else []
-        if continued:
-            num_before = len(self.rows)
-            self.rows += [row for row in rows if row.group in continued]
-            parts.append(self._own_hidden(num_before))
+        begin = [row for row in rows if row not in turns and not row.num_own]
+        self.rows += begin
+        parts += [row.group.hidden_H[None] for row in begin if row.group.hidden_H is not None]
+        num_before = len(self.rows)
+        self._restore(turns)
+        self.rows += [row for row in rows if row not in turns and row.num_own]
+        if len(self.rows) > num_before:
+            done = [turns[row].num_own if row in turns else 0 for row in self.rows[num_before:]]
+            parts.append(self._own_hidden(num_before, done))
         self._hidden_RH = torch.cat(parts)
 
     def leave(self, gone: Sequence[DecodeRow]) -> None:
@@ -180,7 +190,7 @@ class Decoder:
         there, least = [group for group in self.groups[:first] if group.is_current], self.least_shared
         groups, alike = (groups, []) if least is None else by_beginning(groups, there, least)
         ordered = [*groups, *(group for part in alike for group in part)]
-        self._place(ordered, first, [len(group.request.token_ids) for group in ordered])
+        self._place(ordered, first)
         self._compute(groups, 0)
         for part in alike:
             self._share(there, part, least or 1)
@@ -199,51 +209,74 @@ class Decoder:
     def _compute(self, groups: Sequence[DecodeGroup], done: int) -> None:
         """Compute prompts in neighbouring slots, whose first `done` tokens are there."""
         # Attention may copy the keys and values of all positions, so those that are there count, too.
-        for some in by_tokens([len(group.request.token_ids) for group in groups]):
-            parts = [torch.tensor(group.request.token_ids[done:]) for group in groups[some]]
+        for some in by_tokens([len(group.token_ids) for group in groups]):
+            parts = [torch.tensor(group.token_ids[done:]) for group in groups[some]]
             token_ids_NT = nn.utils.rnn.pad_sequence(parts, batch_first=True)
             hidden_NTH = self._pass(PromptPass(groups[some.start].slot or 0, done), token_ids_NT.to(self._device))
             for index, group in enumerate(groups[some]):
                 group.hidden_H = hidden_NTH[index, len(parts[index]) - 1].clone()
 
-    def _place(self, groups: Sequence[DecodeGroup], first: int, held: Sequence[int]) -> None:
-        """Give prompts the slots from `first` on, which will hold that many of their tokens."""
-        for index, (group, num) in enumerate(zip(groups, held, strict=True)):
-            group.slot, group.held, group.is_current = first + index, num, True
+    def _place(self, groups: Sequence[DecodeGroup], first: int) -> None:
+        """Give prompts the slots from `first` on."""
+        for index, group in enumerate(groups):
+            group.slot, group.is_current = first + index, True
         self.groups[first:] = groups
-        longest = max((len(group.request.token_ids) + group.request.sampling.max_tokens for group in groups), default=0)
-        self._cache.reserve_prompts(len(self.groups), max(held, default=0), self._max_rows, longest)
+        longest = max((len(group.token_ids) for group in groups), default=0)
+        self._cache.reserve_prompts(len(self.groups), longest, self._max_rows, self._most_prompt or longest)
         self.kept.shrink(self._cache.capacity)
 
-    def _restore(self, turns: Mapping[DecodeGroup, KeptTurn]) -> None:
-        """Write finished turns into the slots of the prompts that begin with them."""
-        self._place(list(turns), len(self.groups), [len(turn.token_ids) for turn in turns.values()])
-        self._cache.restore({group.slot or 0: turn.layers for group, turn in turns.items()})
+    def _taken(self, rows: Sequence[DecodeRow]) -> dict[DecodeRow, KeptTurn]:
+        """The finished turns that rows continue; such rows share the prompt of the turn."""
+        turns = {}
+        for row in rows:
+            turn = self.kept.taken(row.request.token_ids) if row.request.n == 1 and row.group.slot is None else None
+            if turn is not None:
+                row.group.rows_left -= 1
+                row.group, turns[row] = turn.prompt.group, turn
+                row.group.rows_left += 1
+        return turns
+
+    def _restore(self, turns: Mapping[DecodeRow, KeptTurn]) -> None:
+        """Add the rows that continue finished turns, with the keys and values of these."""
+        prompts = list(dict.fromkeys(turn.prompt for turn in turns.values() if turn.prompt.group.slot is None))
+        self._place([prompt.group for prompt in prompts], len(self.groups))
+        first = len(self.rows)
+        self.rows += sorted(turns, key=lambda row: row.group.slot or 0)
+        self._reserve_rows(max((row.num_own for row in turns), default=0))
+        self._cache.restore(
+            {prompt.group.slot or 0: prompt.last_copy() for prompt in prompts},
+            {first + index: turns[row].layers for index, row in enumerate(self.rows[first:])},
+        )
 
     def _keep(self, row: DecodeRow) -> None:
         """Keep the keys and values of a finished turn whose conversation may continue."""
-        held, own, slot = row.group.held, row.num_own - 1, row.group.slot
+        group, own, slot = row.group, row.num_own - 1, row.group.slot
         is_done = row.finish is not None and len(row.versions) == 1  # else other weights computed a part
         if not (is_done and row.request.conversation) or slot is None:
             return
-        if self.kept.make_room(held + own, self._cache.capacity):
-            layers = self._cache.states_of(slot, held, self.rows.index(row), own)
+        if self.kept.make_room(group, own, self._cache.capacity):
+            layers = self._cache.copy_of_row(self.rows.index(row), own)
             ids = np.array([*row.request.token_ids, *row.token_ids[:-1]], dtype=np.int32)
-            self.kept.keep(KeptTurn(ids, layers))
+            self.kept.keep(group, ids, layers, lambda: self._cache.copy_of_prompt(slot, len(group.token_ids)))
 
-    def _own_hidden(self, first: int) -> Tensor:
-        """(R, H) hidden states after the last token of the rows from `first` on, computed from their prompts' slots."""
+    def _own_hidden(self, first: int, done: Sequence[int]) -> Tensor:
+        """(R, H) hidden states after the last token of the rows from `first` on.
+
+        Computed from their prompts' slots and their first `done` own tokens; a pass computes as many tokens of each
+        row, so it may compute some of these again.
+        """
         hidden = []
-        for some in by_tokens([row.num_own for row in self.rows[first:]]):
+        for some in by_tokens([row.num_own - num for row, num in zip(self.rows[first:], done, strict=True)]):
             rows = self.rows[first:][some]
-            longest = max(row.num_own for row in rows)
-            token_ids_RT = torch.zeros((len(rows), longest), dtype=torch.int64)
-            for index, row in enumerate(rows):
-                token_ids_RT[index, : row.num_own] = torch.tensor(row.own_ids)
-            last = [row.num_own - 1 for row in rows]
+            longest = max(row.num_own - num for row, num in zip(rows, done[some], strict=True))
+            begin = [max(0, row.num_own - longest) for row in rows]
+            parts = [torch.tensor(row.own_ids[num:]) for row, num in zip(rows, begin, strict=True)]
+            token_ids_RT = nn.utils.rnn.pad_sequence(parts, batch_first=True)
+            last = [len(part) - 1 for part in parts]
             found: list[Tensor] = [torch.empty(0)] * len(rows)
             for start, stop in self._parts(rows, longest):
-                now = self._row_pass(first + some.start, len(rows), [start] * len(rows), stop - start)
+                own = [num + start for num in begin]
+                now = self._row_pass(first + some.start, len(rows), own, stop - start)
                 hidden_RTH = self._pass(now, token_ids_RT[:, start:stop].to(self._device))
                 for index, place in enumerate(last):
                     if start <= place < stop:
@@ -254,7 +287,7 @@ class Decoder:
     def _parts(self, rows: Sequence[DecodeRow], longest: int) -> Iterator[tuple[int, int]]:
         """Ranges of tokens that rows compute at a time: no more scores than `PASS_SCORES`, or, where one operation has
         attention with log-sums, no more numbers in its masks than `PASS_MASKS`."""
-        positions = longest + max(row.group.held for row in rows)
+        positions = max(row.num_own for row in rows) + max(len(row.group.token_ids) for row in rows)
         config = self._model.transformer.config.get_text_config()
         heads, most = config.num_attention_heads, PASS_SCORES
         if can_fuse(self._device):  # a mask has the heads that share keys and values
@@ -275,12 +308,8 @@ class Decoder:
         width = max(map(len, members))
         places = [slot * width + members[slot].index(index) for index, slot in enumerate(slots)]
         filled = [member + [(member or [0])[0]] * (width - len(member)) for member in members]
-        prompt = [row.group.held for row in rows]
-        longest = max(
-            len(row.request.token_ids) - row.group.held + row.request.sampling.max_tokens for row in self.rows
-        )
-        self._cache.reserve_rows(len(self.rows), max(own) + tokens, self._max_rows, longest)
-        self.kept.shrink(self._cache.capacity)
+        prompt = [len(row.group.token_ids) for row in rows]
+        self._reserve_rows(max(own) + tokens)
         return RowPass(
             first=first,
             tokens=tokens,
@@ -289,13 +318,18 @@ class Decoder:
             prompt_R=torch.tensor(prompt, device=self._device),
             own_R=torch.tensor(own, device=self._device),
             num_prompts=len(groups),
-            longest_prompt=max(group.held for group in groups),
+            longest_prompt=max(len(group.token_ids) for group in groups),
             longest_own=max(own) + tokens,
             rows_GW=torch.tensor(filled, device=self._device),
             place_R=torch.tensor(places, device=self._device),
             same_own=own[0] if len(set(own)) == 1 else None,
             in_order=places == list(range(len(groups) * width)),
         )
+
+    def _reserve_rows(self, positions: int) -> None:
+        longest = max((row.most_own for row in self.rows), default=0)
+        self._cache.reserve_rows(len(self.rows), positions, self._max_rows, longest)
+        self.kept.shrink(self._cache.capacity)
 
     def _one_token(self, now: RowPass, token_ids_R1: Tensor) -> Tensor:
         """(R, H) hidden states of a pass of one token per row."""

@@ -10,13 +10,17 @@ from torch import Tensor
 from rlcore.contracts.tokens import Tokens
 from rlcore.engines.hf.sample.decode import PACK_TOKENS, SHARED_TOKENS, Decoder
 from rlcore.engines.hf.sample.decode_row import DecodeRow, rows_of
+from rlcore.engines.hf.sample.kept_turns import KeptTurns
 from rlcore.engines.hf.sample.packed_linear import siblings_of, watching
 from rlcore.engines.hf.sample.row_attention import UnsupportedAttention
 from rlcore.engines.hf.train.model import PolicyModel
 from rlcore.engines.hf.train.rounding import HALF
 from rlcore.engines.hf.train.trial_noise import difference_and_bound
 from rlcore.errors import ConfigError, boundary
-from rlcore.types import GenerateRequest, Sampling
+from rlcore.types import FinishReason, GenerateRequest, Sampling
+
+TRIAL_TOKENS = 1000
+"""More than a trial's turns and rows have."""
 
 
 def check_decoding(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None:
@@ -83,6 +87,37 @@ def check_shared_beginnings(model: PolicyModel, decoder: Decoder, tokens: Tokens
     finally:
         decoder.release()
         decoder.least_shared = found
+
+
+def check_kept_turns(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None:
+    """Keep finished turns only if the next ones have the logits of the plain forward pass then."""
+    vocabulary, name = len(model.head.linear.weight), type(model.transformer).__name__
+    ids = tuple(index * 7919 % vocabulary for index in range(12))
+    first = GenerateRequest("probe", ids[:8], Sampling(max_tokens=4), 2, 0, conversation="probe")
+    planned, decoder.kept = decoder.kept, KeptTurns(TRIAL_TOKENS)
+    try:
+        with suppress(ConfigError), boundary(f"rollout.backend=hf: further turns of {name}", ConfigError):
+            rows = rows_of(first, 0, tokens)
+            decoder.join(rows)
+            for row, num in zip(list(rows), (1, 3), strict=True):  # of unequal lengths
+                while len(row.token_ids) < num:
+                    if row.token_ids:
+                        decoder.advance()
+                    for live in decoder.rows:
+                        live.token_ids.append(ids[8 + len(live.token_ids)])
+                row.versions, row.finish = [(0, 0)], FinishReason.LENGTH
+                decoder.leave([row])
+            texts = (ids[:9] + ids[:2], ids[:11] + ids[:3])
+            later = [replace(first, token_ids=text, n=1) for text in texts]
+            rows = [row for request in later for row in rows_of(request, 0, tokens)]
+            decoder.join(rows)
+            difference_R = _differences(_expected(model, decoder.rows)[:, 1:], decoder.logits()[:, None])
+            if not float(difference_R.max()) > _allowed(model):
+                return
+        planned = KeptTurns(0)
+    finally:
+        decoder.release()
+        decoder.kept = planned
 
 
 def _allowed(model: PolicyModel) -> float:

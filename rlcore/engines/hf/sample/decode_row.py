@@ -1,4 +1,4 @@
-"""One sample while it is decoded, and the prompt that it shares with the other samples of its request."""
+"""One sample while it is decoded, and the prompt that it shares with other samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,39 +13,45 @@ from rlcore.types import GenerateRequest
 
 @dataclass(eq=False)
 class DecodeGroup:
-    """A request's prompt: computed once, kept while a sample of it is waiting or alive."""
+    """Tokens with which samples begin: computed once, kept while such a sample is waiting or alive.
 
-    request: GenerateRequest
+    They are the prompt of a request, or of the first turn if samples are further turns of conversations.
+    """
+
+    token_ids: tuple[int, ...]
     rows_left: int
     """Samples that have not ended."""
     slot: int | None = None
     """Its slot in the cache; None before it is computed."""
-    held: int = 0
-    """Tokens of the prompt in that slot. The rest is computed with the row, as its first tokens."""
     is_current: bool = True
     """False once the weights that computed the slot have changed."""
     hidden_H: Tensor | None = None
-    """The last hidden state of the prompt, from which each sample draws its first token."""
+    """The last hidden state of the prompt, from which samples without other tokens draw their first."""
 
 
 class DecodeRow(SampledRow):
     """One sample; `call` is the number of the `generate` call that waits for it."""
 
-    def __init__(self, group: DecodeGroup, sample: int, call: int, tokens: Tokens) -> None:
-        super().__init__(group.request, sample, tokens)
+    def __init__(self, request: GenerateRequest, group: DecodeGroup, sample: int, call: int, tokens: Tokens) -> None:
+        super().__init__(request, sample, tokens)
         self.group, self.call = group, call
-        self.stream = row_stream(group.request.seed, sample)
+        self.stream = row_stream(request.seed, sample)
         """Gives the row's random numbers, one per token."""
 
     @property
     def num_own(self) -> int:
         """Tokens of the whole row that are not in its prompt's slot."""
-        return len(self.request.token_ids) - self.group.held + len(self.token_ids)
+        return len(self.request.token_ids) - len(self.group.token_ids) + len(self.token_ids)
 
     @property
     def own_ids(self) -> list[int]:
         """These tokens."""
-        return [*self.request.token_ids[self.group.held :], *self.token_ids]
+        return [*self.request.token_ids[len(self.group.token_ids) :], *self.token_ids]
+
+    @property
+    def most_own(self) -> int:
+        """The most that `num_own` may become."""
+        return len(self.request.token_ids) - len(self.group.token_ids) + self.request.sampling.max_tokens
 
     @property
     def order(self) -> tuple[str, int, int]:
@@ -59,12 +65,12 @@ def renew_groups(waiting: Sequence[DecodeRow]) -> None:
     for row in waiting:
         old = row.group
         if old.slot is not None:
-            row.group = fresh.setdefault(old.slot, DecodeGroup(row.request, rows_left=0))
+            row.group = fresh.setdefault(old.slot, DecodeGroup(old.token_ids, rows_left=0))
             row.group.rows_left += 1
             old.rows_left -= 1
 
 
-def rows_of(request: GenerateRequest, call: int, tokens: Tokens) -> list[DecodeRow]:
-    """The samples of a request, with nothing sampled yet."""
-    group = DecodeGroup(request, rows_left=request.n)
-    return [DecodeRow(group, sample, call, tokens) for sample in range(request.n)]
+def rows_of(request: GenerateRequest, call: int, tokens: Tokens, most_prompt: int | None = None) -> list[DecodeRow]:
+    """The samples of a request, with nothing sampled yet. They share at most `most_prompt` tokens of its prompt."""
+    group = DecodeGroup(request.token_ids[:most_prompt], rows_left=request.n)
+    return [DecodeRow(request, group, sample, call, tokens) for sample in range(request.n)]

@@ -59,7 +59,7 @@ class RowPass:
     place_R: Tensor
     """Each row's index in the flattened `rows_GW`."""
     same_own: int | None
-    """The value of `own_R` if it is the same for all rows; else None, and `tokens` is 1."""
+    """The value of `own_R` if it is the same for all rows; else None."""
     in_order: bool
     """True if the flattened `rows_GW` is exactly the rows in order."""
     masks_of_heads: dict[tuple[int | None, int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -80,11 +80,13 @@ class RowPass:
         return self.rows_GW.flatten()
 
     def written(self, kv_heads: int, positions: int) -> Tensor:
-        """(R * h,) index of each row's next position in a table (slots, h, positions, D) viewed as (-1, D)."""
+        """(R * h * T,) index of each row's next positions in a table (slots, h, positions, D) viewed as (-1, D)."""
         if (kv_heads, positions) not in self._written:
             slot_R = torch.arange(self.rows.start, self.rows.stop, device=self.own_R.device)
             line_Rh = slot_R[:, None] * kv_heads + torch.arange(kv_heads, device=self.own_R.device)
-            self._written[kv_heads, positions] = (line_Rh * positions + self.own_R[:, None]).flatten()
+            first_Rh = line_Rh * positions + self.own_R[:, None]
+            place_T = torch.arange(self.tokens, device=self.own_R.device)
+            self._written[kv_heads, positions] = (first_Rh[..., None] + place_T).flatten()
         return self._written[kv_heads, positions]
 
     @property
@@ -163,16 +165,20 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         for table, states in zip(self.prompts, new, strict=True):
             table[first : first + len(states), :, done : done + states.shape[2]] = states
 
-    def states_of(self, slot: int, held: int, row: int, own: int) -> LayerStates:
-        """(1, h, held + own, D) keys and values of a row and its prompt: copies."""
-        if self.prompts is None:
-            raise ValueError("the layer holds no prompt yet")
-        parts = [[table[slot : slot + 1, :, :held]] for table in self.prompts]
-        if own and self.rows is not None:  # a row without own positions may have no slot yet
-            for part, table in zip(parts, self.rows, strict=True):
-                part.append(table[row : row + 1, :, :own])
-        keys, values = (torch.cat(part, dim=2) for part in parts)
-        return keys, values
+    def write_row(self, states: tuple[Tensor, Tensor], row: int) -> None:
+        """Write (1, h, positions, D) keys and values into the slot of a row."""
+        self.rows = _fitting(self.rows, states, self._cache.row_slots)
+        for table, new in zip(self.rows, states, strict=True):
+            table[row : row + 1, :, : new.shape[2]] = new
+
+    def copy_of_prompt(self, slot: int, positions: int) -> LayerStates:
+        """(1, h, positions, D) keys and values of a prompt."""
+        return _copy(self.prompts, slot, positions)
+
+    def copy_of_row(self, row: int, positions: int) -> LayerStates:
+        """(1, h, positions, D) keys and values of a row's own part."""
+        # A row without own positions may have no slot yet.
+        return _copy(self.rows, row, positions) if positions else _copy(self.prompts, 0, 0)
 
     def joined(self, which: int) -> Tensor:
         """(R, h, P + L, D) keys (0) or values (1) of the current rows, the prompt's first: a copy."""
@@ -239,21 +245,27 @@ class SlotCache(Cache):
         """Positions of all slots."""
         return prod(self.prompt_slots) + prod(self.row_slots)
 
-    def states_of(self, slot: int, held: int, row: int, own: int) -> list[LayerStates]:
-        """Copies of each layer's keys and values of a row with `own` positions, and of its prompt."""
-        return [layer.states_of(slot, held, row, own) for layer in self.layers if isinstance(layer, SlotLayer)]
+    def copy_of_prompt(self, slot: int, positions: int) -> list[LayerStates]:
+        """Each layer's keys and values of a prompt."""
+        return [layer.copy_of_prompt(slot, positions) for layer in self.layers if isinstance(layer, SlotLayer)]
 
-    def restore(self, turns: Mapping[int, list[LayerStates]]) -> None:
-        """Move results of `states_of` into the slots of prompts. A layer's copies are freed before the next ones are
-        written, so only one layer is there twice."""
-        num_layers = max(map(len, turns.values()), default=0)
+    def copy_of_row(self, row: int, positions: int) -> list[LayerStates]:
+        """Each layer's keys and values of a row's own part."""
+        return [layer.copy_of_row(row, positions) for layer in self.layers if isinstance(layer, SlotLayer)]
+
+    def restore(self, prompts: Mapping[int, list[LayerStates]], rows: Mapping[int, list[LayerStates]]) -> None:
+        """Move copies into the slots of prompts and rows. A layer's copies are freed before the next ones are written,
+        so only one layer is there twice."""
+        num_layers = max(map(len, rows.values()), default=0)
         while len(self.layers) < num_layers:
             self.layers.append(SlotLayer(self))
         for layer in reversed(self.layers[:num_layers]):
-            for slot, layers in turns.items():
-                if isinstance(layer, SlotLayer):
-                    layer.is_initialized = True
+            if isinstance(layer, SlotLayer):
+                layer.is_initialized = True
+                for slot, layers in prompts.items():
                     layer.write_prompts(layers.pop(), slot)
+                for row, layers in rows.items():
+                    layer.write_row(layers.pop(), row)
 
     def reserve_prompts(self, num: int, positions: int, most: int, longest: int) -> None:
         """Make room, at the next update, for `num` prompts of `positions` tokens; never for more than `most` prompts,
@@ -304,6 +316,13 @@ def _grown(slots: tuple[int, int], num: int, positions: int, most: int, longest:
         grown = -(-max(positions, slots[1] + slots[1] // 2) // GROWTH) * GROWTH
         positions = max(positions, min(grown, longest))
     return max(num, slots[0]), max(positions, slots[1])
+
+
+def _copy(tables: tuple[Tensor, Tensor] | None, slot: int, positions: int) -> LayerStates:
+    if tables is None:
+        raise ValueError("the layer holds nothing yet")
+    keys, values = (table[slot : slot + 1, :, :positions].clone() for table in tables)
+    return keys, values
 
 
 def _fitting(tables: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], slots: tuple[int, int]) -> Any:

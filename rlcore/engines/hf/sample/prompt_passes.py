@@ -31,9 +31,9 @@ def by_beginning(
     that is `there`)."""
     parts: dict[Sequence[int], list[DecodeGroup]] = {}
     for group in groups:
-        ids = group.request.token_ids
+        ids = group.token_ids
         parts.setdefault(ids[:least] if len(ids) > least else (), []).append(group)
-    known = {group.request.token_ids[:least] for group in there}
+    known = {group.token_ids[:least] for group in there}
     alike = {key for key, part in parts.items() if key and (len(part) > 1 or key in known)}
     whole = [group for key, part in parts.items() if key not in alike for group in part]
     return whole, [parts[key] for key in parts if key in alike]
@@ -47,15 +47,15 @@ def common_beginning(
     At least one token of each group is left to compute. None if no beginning has `least` tokens, or if more than
     `MOST_LEFT` are left of a group.
     """
-    most = min((len(group.request.token_ids) for group in groups), default=0) - 1
+    most = min((len(group.token_ids) for group in groups), default=0) - 1
     if most < least or not sources:
         return None
-    common = groups[0].request.token_ids[:most]
+    common = groups[0].token_ids[:most]
     for group in groups[1:]:
-        common = common[: _num_equal(common, group.request.token_ids)]
-    found = [(source, min(source.held, _num_equal(common, source.request.token_ids))) for source in sources]
+        common = common[: _num_equal(common, group.token_ids)]
+    found = [(source, _num_equal(common, source.token_ids)) for source in sources]
     best = max(found, key=lambda pair: pair[1])
-    most_left = max(len(group.request.token_ids) for group in groups) - best[1]
+    most_left = max(len(group.token_ids) for group in groups) - best[1]
     return best if best[1] >= least and most_left <= MOST_LEFT else None
 
 

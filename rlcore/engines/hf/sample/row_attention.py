@@ -170,8 +170,8 @@ def _masks(current: RowPass, window: int | None, heads: int, dtype: torch.dtype)
         prompt_RTP, own_RTL = current.masks(window)
         lowest = torch.finfo(dtype).min  # float16 has no -1e30, and what sees nothing of a part must not become NaN
         own_R1ML = own_RTL[:, None].repeat(1, 1, heads, 1).to(dtype).clamp_min_(lowest)
-        if window is None and current.tokens == 1:  # all rows of a prompt see the same
-            prompt_G1XP = prompt_RTP[current.rows_GW[:, 0], None]
+        if window is None:  # every token of every row of a prompt sees the whole prompt
+            prompt_G1XP = prompt_RTP[current.rows_GW[:, 0], None, :1]
         else:
             prompt_G1XP = _by_prompt(prompt_RTP[:, None].repeat(1, 1, heads, 1), current)
         current.masks_of_heads[key] = prompt_G1XP.to(dtype).clamp_min(lowest), own_R1ML

@@ -17,7 +17,12 @@ import torch
 
 from rlcore.contracts.tokens import Tokens
 from rlcore.engines.hf.sample.decode import Decoder
-from rlcore.engines.hf.sample.decode_check import check_decoding, check_shared_beginnings, rotates_by_length
+from rlcore.engines.hf.sample.decode_check import (
+    check_decoding,
+    check_kept_turns,
+    check_shared_beginnings,
+    rotates_by_length,
+)
 from rlcore.engines.hf.sample.decode_row import DecodeRow, renew_groups, rows_of
 from rlcore.engines.hf.sample.sampling import RowSampling, draw
 from rlcore.engines.hf.train.model import PolicyModel
@@ -53,12 +58,14 @@ class EmbeddedSampler:
         may_sample: Callable[[], bool] = lambda: True,
         keeps_cache: bool = False,
         cached_tokens: int = 0,
+        prompt_tokens: int | None = None,
     ) -> None:
         """`version`: the last published version; rows wait while `may_sample` returns False.
 
         `keeps_cache`: unfinished rows keep keys and values computed with older weights. `cached_tokens`: finished turns
         are kept for the next turns of their conversations until the weights change, while they and the slots of live
-        rows have no more tokens.
+        rows have no more tokens. `prompt_tokens`: longest prompt that the plan has memory for; of longer ones, such as
+        those of further turns, the tokens after it are computed with each row. None: no limit.
 
         ConfigError for a model that cannot be decoded this way.
         """
@@ -70,7 +77,8 @@ class EmbeddedSampler:
         self._num_changes = 0
         self._vocabulary = model.head.linear.weight.shape[0]
         keeps_keys = not rotates_by_length(model)
-        self._decoder = Decoder(model, max_rows, device, cached_tokens if keeps_keys else 0)
+        self._prompt_tokens = prompt_tokens
+        self._decoder = Decoder(model, max_rows, device, cached_tokens if keeps_keys else 0, prompt_tokens)
         self._waiting: list[DecodeRow] = []
         """Waiting rows in canonical order."""
         self._calls: dict[int, _Call] = {}
@@ -78,6 +86,8 @@ class EmbeddedSampler:
         check_decoding(model, self._decoder, tokens)
         if keeps_keys:
             check_shared_beginnings(model, self._decoder, tokens)
+            if cached_tokens:
+                check_kept_turns(model, self._decoder, tokens)
 
     @property
     def rows(self) -> Sequence[DecodeRow]:
@@ -135,7 +145,9 @@ class EmbeddedSampler:
 
     def _submit(self, requests: Sequence[GenerateRequest]) -> _Call:
         self._num_calls += 1
-        rows = [row for request in requests for row in rows_of(request, self._num_calls, self._tokens)]
+        rows = [
+            row for request in requests for row in rows_of(request, self._num_calls, self._tokens, self._prompt_tokens)
+        ]
         call = _Call(self._num_calls, len(rows), time.monotonic())
         self._calls[call.number] = call
         for row in rows:

@@ -1,0 +1,163 @@
+"""The memory of finished turns on the embedded rollout: what they share, and what gives way to what."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from counted_sampler import ENOUGH, Counted, conversations, model_of, requests_of, sampled
+
+from rlcore.engines.hf.sample.decode_row import DecodeGroup
+from rlcore.engines.hf.sample.kept_turns import KeptTurns
+from rlcore.engines.hf.sample.kv_cache import SlotCache, SlotLayer
+from rlcore.engines.hf.train.model import PolicyModel
+from rlcore.testing.tiny import write_tiny_model
+from rlcore.types import Completion, GenerateRequest, Sampling
+
+torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> PolicyModel:
+    return model_of(write_tiny_model(tmp_path_factory.mktemp("models") / "llama", num_key_value_heads=2))
+
+
+def test_turns_are_there_twice_for_a_layer_only_and_give_way_before_a_copy(
+    model: PolicyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, copies = 0, list[int]()
+    write, copy = SlotLayer.write_row, SlotCache.copy_of_row
+    texts = [range(40, 70), range(60, 95)]
+    sampler = Counted(model, ENOUGH)
+    first = asyncio.run(sampled(sampler, requests_of(texts, 0)))
+    turns = list(sampler._decoder.kept._turns)
+
+    def written(layer: SlotLayer, *arguments: Any) -> None:
+        nonlocal most
+        write(layer, *arguments)
+        most = max(most, sum(len(turn.layers) + len(turn.prompt.layers) for turn in turns))
+
+    monkeypatch.setattr(SlotLayer, "write_row", written)
+    later = [[*ids, *found.token_ids, 70] for ids, found in zip(texts, first, strict=True)]
+    asyncio.run(sampled(sampler, requests_of(later, 1)))
+    num_layers = len(sampler._decoder.kept._turns[0].layers)
+    assert most == 4 * num_layers - 3, "one of two rows, and both prompts before it"
+    assert [turn.layers + turn.prompt.layers for turn in turns] == [[], []]
+
+    small = Counted(model, 230)
+
+    def copied(cache: SlotCache, *arguments: int) -> Any:
+        copies.append(small._decoder.kept.num_tokens + cache.capacity + arguments[1])
+        return copy(cache, *arguments)
+
+    monkeypatch.setattr(SlotCache, "copy_of_row", copied)
+    asyncio.run(conversations(small))
+    assert 0 < max(copies) <= 230
+
+
+def test_kept_turns_and_live_rows_have_the_planned_number_of_tokens_together(model: PolicyModel) -> None:
+    sampler = Counted(model, 400)
+    asyncio.run(conversations(sampler))
+    assert 0 < sampler.most <= 400
+    assert sampler.turns
+    small = Counted(model, 30)
+    asyncio.run(conversations(small))
+    assert small.kept == []
+    assert small.turns == []
+
+
+@pytest.mark.parametrize(("prompt", "response"), [(185, 5), (5, 205)])
+def test_turns_give_way_to_rows_as_soon_as_their_slots_grow(model: PolicyModel, prompt: int, response: int) -> None:
+    sampler = Counted(model, 235)
+    asyncio.run(conversations(sampler, 1))
+    assert len(sampler.kept) == 4
+    request = GenerateRequest("long", (50,) * prompt, Sampling(max_tokens=response), 1, 0)
+    asyncio.run(sampled(sampler, [request]))
+    assert 0 < len(sampler.kept) < 4
+    assert sampler.most <= 235
+
+
+def test_the_longest_beginning_is_taken_and_the_oldest_turn_dropped_first() -> None:
+    turns, pair, nines, fives = KeptTurns(10), DecodeGroup((1, 2), 1), DecodeGroup((9, 9), 1), DecodeGroup((5,), 1)
+
+    def kept(group: DecodeGroup, *own: int) -> None:
+        assert turns.make_room(group, len(own), slots=0)
+        turns.keep(group, np.array([*group.token_ids, *own], dtype=np.int32), [], list)
+
+    def taken(*ids: int) -> list[int] | None:
+        turn = turns.taken(ids)
+        return None if turn is None else turn.token_ids.tolist()
+
+    kept(pair)
+    kept(pair, 3)
+    kept(nines)
+    assert turns.num_tokens == 2 + 1 + 2, "a prompt that two share counts once"
+    assert taken(1, 2, 4) == [1, 2]
+    assert taken(1, 2, 4) is None
+    assert taken(1, 2, 3) is None, "the pass needs a token"
+    assert taken(1, 2, 3, 4) == [1, 2, 3]
+    assert turns.num_tokens == 2
+    assert turns.make_room(fives, 2, slots=6)
+    kept(fives, 5, 5)
+    assert taken(9, 9, 9) is None, "it was the oldest"
+    assert taken(5, 5, 5, 5) == [5, 5, 5]
+    assert turns.make_room(fives, 3, slots=6)
+    assert not turns.make_room(fives, 4, slots=6)
+    assert turns.num_tokens == 0
+
+
+def test_turns_of_a_group_share_its_prompt(model: PolicyModel) -> None:
+    """Live and kept, it is there once, and turns that begin later find it in its slot or bring it back."""
+
+    async def story(sampler: Counted) -> list[Completion]:
+        prompt = range(40, 70)
+        found = await sampled(sampler, requests_of([prompt], 0, n=3))
+        if sampler.kept:
+            assert sampler._decoder.kept.num_tokens == 30 + sum(sampler.kept)
+        texts = [[*prompt, *completion.token_ids, 70 + index] for index, completion in enumerate(found)]
+        first = asyncio.create_task(sampled(sampler, requests_of(texts[:2], 1, max_tokens=20)))
+        for _ in range(2):
+            await asyncio.sleep(0)
+        second = asyncio.create_task(sampled(sampler, requests_of(texts[2:], 2)))
+        for _ in range(2):
+            await asyncio.sleep(0)
+        groups.append((len(sampler._decoder.groups), len(sampler.rows)))
+        found += [*await first, *await second]
+        for index, ids in enumerate(texts):
+            ids += [*found[3 + index].token_ids, 80]
+            found += await sampled(sampler, requests_of([ids], 3))
+        return found
+
+    groups = list[tuple[int, int]]()
+    keeping = Counted(model, ENOUGH)
+    found, expected = asyncio.run(story(keeping)), asyncio.run(story(Counted(model, 0)))
+    assert [ours.token_ids.tolist() for ours in found] == [theirs.token_ids.tolist() for theirs in expected]
+    assert groups == [(1, 3), (3, 3)]
+    assert len(keeping.prompts) == 1
+    assert len(keeping.turns) == 6
+
+
+@pytest.mark.parametrize("cached_tokens", [0, 4 * (12 + 60)])
+def test_slots_of_turns_of_any_length_are_those_of_the_longest_prompt_and_response(
+    model: PolicyModel, cached_tokens: int
+) -> None:
+    """Rows in their first turn have slots next to rows in their last."""
+    prompt, response = 12, 60
+
+    async def story(sampler: Counted) -> list[Completion]:
+        texts, found = [[*range(40 + index, 52 + index)] for index in range(4)], list[Completion]()
+        for turn in range(4):
+            requests = requests_of(texts, turn, max_tokens=12)[: 1 if turn % 3 else 2]
+            requests += requests_of(texts, 10 + turn, max_tokens=response)[2:] if not turn % 3 else []
+            found += (every := await sampled(sampler, requests))
+            for ids, completion, answer in zip(texts, every[: 1 if turn % 3 else 2], (4, 20), strict=False):
+                ids += [*completion.token_ids.tolist(), *range(70, 70 + answer)]
+        return found
+
+    limited, plain = Counted(model, cached_tokens, 4, prompt_tokens=prompt), Counted(model, 0, 4)
+    found, expected = asyncio.run(story(limited)), asyncio.run(story(plain))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+        assert np.abs(ours.logprobs - theirs.logprobs).max() < 1e-5
+    assert limited.most_slots <= 4 * (prompt + response) < plain.most_slots
