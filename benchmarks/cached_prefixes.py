@@ -28,6 +28,8 @@ from rlcore.types import GenerateRequest, Sampling
 
 PROMPT, SAMPLED, ANSWER = 150, 30, 20
 """Tokens of a conversation's prompt, the most of a turn, and those of a tool's answer."""
+SAMPLES = 4
+"""Conversations of a prompt."""
 FURTHER, RESPONSE = 40, 32
 """Tokens of a prompt after its beginning, and the most of its response."""
 Work = Callable[[PolicyModel, bool], float]
@@ -35,18 +37,24 @@ Work = Callable[[PolicyModel, bool], float]
 
 
 async def conversations(sampler: EmbeddedSampler, number: int, turns: int) -> None:
-    """That many conversations, whose turns begin together."""
-    texts = [list(range(100 + index, 100 + index + PROMPT)) for index in range(number)]
+    """Conversations of that many prompts, whose turns begin together."""
+    texts: dict[tuple[int, int], list[int]] = {}
     for turn in range(turns):
+        if turn:
+            wanted = [(f"{prompt}/{sample}", ids, 1) for (prompt, sample), ids in texts.items()]
+        else:
+            wanted = [
+                (f"{prompt}", list(range(100 + prompt, 100 + prompt + PROMPT)), SAMPLES) for prompt in range(number)
+            ]
         requests = [
-            GenerateRequest(
-                f"{index}/{turn}", tuple(ids), Sampling(max_tokens=SAMPLED), 1, turn, conversation=f"{index}"
-            )
-            for index, ids in enumerate(texts)
+            GenerateRequest(name, tuple(ids), Sampling(max_tokens=SAMPLED), n, turn, conversation=name.split("/")[0])
+            for name, ids, n in wanted
         ]
-        found = {completion.request_id: completion async for completion in sampler.generate(requests)}
-        for index, ids in enumerate(texts):
-            ids += [*found[f"{index}/{turn}"].token_ids.tolist(), *range(50, 50 + ANSWER)]
+        before = {request.id: request.token_ids for request in requests}
+        async for found in sampler.generate(requests):
+            prompt, *sample = (int(number) for number in found.request_id.split("/"))
+            ids = [*before[found.request_id], *found.token_ids.tolist(), *range(50, 50 + ANSWER)]
+            texts[prompt, (sample or [found.sample])[0]] = ids
 
 
 async def prompts(sampler: EmbeddedSampler, number: int, beginning: int, alike: bool) -> None:
@@ -67,10 +75,10 @@ async def prompts(sampler: EmbeddedSampler, number: int, beginning: int, alike: 
 
 
 def turns_of(number: int, turns: int) -> Work:
-    """The work of conversations."""
+    """The work of conversations of that many prompts."""
 
     def seconds(model: PolicyModel, once: bool) -> float:
-        sampler = sampler_of(model, number, cached_tokens=2**30 if once else 0)
+        sampler = sampler_of(model, number * SAMPLES, cached_tokens=2**30 if once else 0)
         began = time.perf_counter()
         asyncio.run(conversations(sampler, number, turns))
         return time.perf_counter() - began
@@ -123,9 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not isinstance(model, PolicyModel):
         sys.exit(f"cached_prefixes: found another kind of model at '{path}'; needs a causal language model")
     if own.smoke:
-        works = {"2 turns": turns_of(2, 2), "80 tokens": beginnings_of(2, 80)}
+        works = {"2 turns": turns_of(1, 2), "80 tokens": beginnings_of(2, 80)}
     else:
-        works = {f"{turns} turns": turns_of(8, turns) for turns in own.turns}
+        works = {f"{turns} turns": turns_of(2, turns) for turns in own.turns}
         works |= {f"{size} tokens": beginnings_of(32, size) for size in own.beginnings}
     rounds = 1 if own.smoke else own.rounds
     emit("cached_prefixes", {name: measured(name, model, work, rounds) for name, work in works.items()}, machine())

@@ -34,8 +34,8 @@ def complete_embedded(config: RunConfig, section: Any, request: WorkerRequest) -
 def _cached_tokens(config: RunConfig) -> int:
     """Maximum number of cached tokens: each row's response, and each prompt once.
 
-    Agents other than `single_turn` may have further turns, which may share no prompts: then each row's whole
-    conversation.
+    Agents other than `single_turn` may have further turns that are computed whole, and then share no prompts: each
+    row's whole conversation.
     """
     kinds = [(config.rollout.samples_per_prompt, config.rollout.max_tokens)]
     if config.eval.sources:
