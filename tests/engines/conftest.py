@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ def native_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MAX_ISA, "DEFAULT")
     if not bfloat16_instructions():
         pytest.skip("this CPU has no products of bfloat16")
+
+
+@pytest.fixture(scope="session")
+def forked_ranks() -> Iterator[None]:
+    """`outputs_of_ranks` works: see forked_ranks.py."""
+    from forked_ranks import ranks_to_be_forked
+
+    with ranks_to_be_forked():
+        yield
 
 
 @pytest.fixture(scope="module")

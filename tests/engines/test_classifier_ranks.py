@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from forked_ranks import outputs_of_ranks
 
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.engines.hf import ClassifierEngine
@@ -37,21 +36,12 @@ def expected(path: Path, rows: list[list[int]], dtype: str) -> npt.NDArray[np.fl
 
 
 @pytest.fixture(scope="module", name="found")
-def _found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def _found(tmp_path_factory: pytest.TempPathFactory, forked_ranks: None) -> tuple[Path, list[dict[str, Any]]]:
     """The model, of fewer key heads than slices and fewer labels than ranks, and the findings of each rank."""
     directory = tmp_path_factory.mktemp("classifying")
     path = write_tiny_classifier(directory / "model", labels=3, key_heads=1)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), str(directory), str(path)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in range(NUM)
-    ]
-    errors = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * NUM, "\n".join(errors)
+    ranks = [(str(rank), str(directory), str(path)) for rank in range(NUM)]
+    outputs_of_ranks(SCRIPT, ranks, {"GLOO_SOCKET_IFNAME": "lo"})
     return path, [json.loads((directory / f"found-{rank}.json").read_text()) for rank in range(NUM)]
 
 

@@ -1,9 +1,6 @@
 """Ranks that hold slices of each sequence have the log-probs, gradients and weights of one process."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked_ranks import outputs_of_ranks
 from torch import Tensor
 
 from rlcore.config import ModelConfig
@@ -24,29 +22,14 @@ from rlcore.testing.tiny import write_tiny_model
 from rlcore.types import SharedPrefix
 
 SCRIPT = Path(__file__).parent / "context_ranks.py"
-DEADLINE_S = 240.0
 
 
 def compared(directory: Path, num: int, cases: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     """Results of `num` ranks by case, those of the first rank."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), str(num), str(directory), json.dumps(cases)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(num)
-    ]
-    try:
-        ends = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * num, "\n".join(end[1][-2500:] for end in ends)
-    return list(json.loads(ends[0][0].splitlines()[-1]).values())
+    outputs = outputs_of_ranks(
+        SCRIPT, [(str(rank), str(num), str(directory), json.dumps(cases)) for rank in range(num)]
+    )
+    return list(json.loads(outputs[0].splitlines()[-1]).values())
 
 
 def model(directory: Path, name: str, **settings: Any) -> str:
@@ -56,6 +39,7 @@ def model(directory: Path, name: str, **settings: Any) -> str:
 
 @pytest.mark.real
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("forked_ranks")
 def test_two_ranks_with_slices_equal_one_process(tmp_path: Path) -> None:
     """One key head for both, three, for which they are repeated, and as many as ranks."""
     odd = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48}
@@ -70,6 +54,7 @@ def test_two_ranks_with_slices_equal_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("forked_ranks")
 def test_four_ranks_with_slices_equal_one_process(tmp_path: Path) -> None:
     """In one group with fewer key heads, and in two groups, each of which has other rows."""
     path = model(tmp_path, "two", num_key_value_heads=2)
@@ -84,6 +69,7 @@ def test_four_ranks_with_slices_equal_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("forked_ranks")
 def test_four_ranks_with_two_copies_of_the_weights_equal_one_process(tmp_path: Path) -> None:
     """Two copies of two parts, on nodes that the ranks are on in turn; with LoRA, and with slices within a copy.
 

@@ -1,13 +1,12 @@
 """Checkpoints whose ranks write a part each: the same bits on any number of ranks, and every file is missed."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_ranks import outputs_of_ranks
 from safetensors import safe_open
 from torch import Tensor
 
@@ -28,21 +27,11 @@ SHARD = f"{TENSORS_DIR}/shard-00003-model-00001-of-00001.safetensors"
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory: pytest.TempPathFactory, forked_ranks: None) -> Path:
     """Checkpoints of one model by 1, 2, 4, two copies on 4, and 1 ranks, each going on from the one before."""
     directory = tmp_path_factory.mktemp("ranks")
     model = write_tiny_model(directory / "tiny", num_hidden_layers=LAYERS, tie_word_embeddings=False)
-    command = [str(directory), str(model)]
-    ranks = [
-        subprocess.Popen([sys.executable, str(SCRIPT), str(rank), *command], stderr=subprocess.PIPE, text=True)
-        for rank in range(4)
-    ]
-    try:
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * 4, errors
+    outputs_of_ranks(SCRIPT, [(str(rank), str(directory), str(model)) for rank in range(4)])
     return directory
 
 

@@ -1,12 +1,11 @@
 """`offload` with `sharding=fsdp2`: two gloo ranks compute, save and resume the same bits, and hold nothing at rest."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ranks import outputs_of_ranks
 
 from rlcore.testing.tiny import write_tiny_model
 
@@ -19,22 +18,14 @@ BYTES = {"float32": (4, 8), "bfloat16": (2, 12)}
 
 
 @pytest.fixture(scope="module", params=BYTES)
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, list[Any]]:
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forked_ranks: None
+) -> tuple[str, Path, list[Any]]:
     """The number format, the model, and what each rank found."""
     directory = tmp_path_factory.mktemp("ranks")
     # An odd vocabulary gives shards of unequal sizes
     model = write_tiny_model(directory / "tiny", vocab_size=301, tie_word_embeddings=False)
-    command = [str(directory), str(model), request.param]
-    ranks = [
-        subprocess.Popen([sys.executable, str(SCRIPT), str(rank), *command], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * 2, errors
+    outputs_of_ranks(SCRIPT, [(str(rank), str(directory), str(model), request.param) for rank in range(2)])
     return request.param, model, [json.loads((directory / f"found-{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,19 +1,16 @@
 """Two processes that share out a model hold the numbers of the whole one: from its files to its checkpoint and back."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_ranks import outputs_of_ranks
 
 from rlcore.testing.tiny import write_tiny_model
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.usefixtures("forked_ranks")]
 
 SCRIPT = Path(__file__).parent / "sharded_ranks.py"
-DEADLINE_S = 240.0
 KINDS = {
     "bfloat16, tied": ("bfloat16", "causal_lm"),
     "float32": ("float32", "causal_lm"),
@@ -33,24 +30,8 @@ def test_a_model_that_two_ranks_share_out_is_the_whole_one_bit_for_bit(tmp_path:
         tie_word_embeddings="tied" in name,
         **(experts if name == "experts" else {}),
     )
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), str(tmp_path), str(model), *KINDS[name]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    try:
-        ends = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(end[1][-3000:] for end in ends)
-    compared = [json.loads(end[0].splitlines()[-1]) for end in ends]
+    ranks = [(str(rank), str(tmp_path), str(model), *KINDS[name]) for rank in range(2)]
+    compared = [json.loads(output.splitlines()[-1]) for output in outputs_of_ranks(SCRIPT, ranks)]
     assert compared[0].keys() - compared[1].keys() == {"copied", "written"}
     expected = {"parameters", "buffers", "scores of nine", "scores of five", "scores of one", "copied", "written"}
     trains = set() if name == "value" else {"resumed", "trained"}
