@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rlcore.cli.arguments import Parser, Settings, settings_of
 from rlcore.cli.console import complain
 from rlcore.errors import ConfigError, describe
+from rlcore.imports import collecting_rarely
 
 if TYPE_CHECKING:
     from rlcore.plan import RunPlan
@@ -53,9 +54,10 @@ def _check_temporary_files() -> None:
 
 
 def _train(parsed: argparse.Namespace, settings: Settings) -> int:
-    from rlcore.plugins.planning import plan_run
+    with collecting_rarely():
+        from rlcore.plugins.planning import plan_run
 
-    plan = plan_run(settings.files, settings.overrides, settings.plugins)
+        plan = plan_run(settings.files, settings.overrides, settings.plugins)
     if parsed.dry_run:
         if parsed.resume or parsed.resume_from or plan.config.train.name:  # else the run is a new one
             _check_start(plan, parsed)
@@ -71,7 +73,8 @@ def _train(parsed: argparse.Namespace, settings: Settings) -> int:
     _note_slow_steps(plan)
     _check_temporary_files()
 
-    from rlcore.train import Start
+    with collecting_rarely():
+        from rlcore.train import Start
 
     return train_planned(plan, Start(parsed.resume, parsed.from_start, parsed.resume_from))
 

@@ -17,6 +17,7 @@ from rlcore.contracts.clusters import ClusterContext, Deadlines, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext, is_concurrent
 from rlcore.errors import WorkerError, worker_call
 from rlcore.errors.checks.results import as_stream, checked_result
+from rlcore.imports import collecting_rarely
 
 W = TypeVar("W", bound=Worker)
 
@@ -125,7 +126,7 @@ class ThreadWorkers:
         deadlines = self._context.deadlines
 
         def build() -> ThreadReplica[Any]:
-            with named(f"{name}.setup()", context):
+            with collecting_rarely(), named(f"{name}.setup()", context):
                 built = worker.cls(context)
                 replica = ThreadReplica(built, role.interface, thread, name, deadlines)
                 self._started.append(replica)

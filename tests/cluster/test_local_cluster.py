@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import ConfigError, WorkerError
+from rlcore.imports import STARTING_THRESHOLDS
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
@@ -38,6 +40,7 @@ class Probe(Worker):
 
     def setup(self) -> None:
         self.thread = threading.get_ident()
+        self.thresholds = gc.get_threshold()
 
     def close(self) -> None:
         self.closed += 1
@@ -163,6 +166,20 @@ def test_a_worker_has_its_own_thread_and_an_embedded_one_shares_it(probed: RunPl
     asyncio.run(story())
 
 
+def test_garbage_is_collected_rarely_during_setup(probed: RunPlan, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with started(probed, tmp_path, DEADLINES) as groups:
+            assert gc.get_threshold() == (700, 10, 10)
+            assert groups["probe"].replicas[0].worker.thresholds == STARTING_THRESHOLDS
+
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        asyncio.run(story())
+    finally:
+        gc.set_threshold(*before)
+
+
 def test_plain_methods_run_one_at_a_time_and_async_ones_together(probed: RunPlan, tmp_path: Path) -> None:
     async def story() -> None:
         async with started(probed, tmp_path, DEADLINES) as groups:
@@ -179,7 +196,7 @@ def test_errors_name_worker_method_and_cause(probed: RunPlan, tmp_path: Path) ->
             probe = groups["probe"].replicas[1]
             with pytest.raises(WorkerError) as caught:
                 await probe.call(Probe.fail)
-            line = "tests/cluster/test_local_cluster.py:77"
+            line = "tests/cluster/test_local_cluster.py:80"
             assert str(caught.value) == f"probe[1].fail(): ValueError: a first line ({line})"
             assert isinstance(caught.value.__cause__, ValueError)
             with pytest.raises(ConfigError, match=r"^probe\[1\]\.misconfigured\(\): wrong setting$"):
@@ -212,7 +229,7 @@ def test_a_stream_gives_its_items_in_order_and_its_error_in_place(probed: RunPla
             probe = groups["probe"].replicas[0]
             assert [value async for value in probe.stream(Probe.count, 1000)] == list(range(1000))
             seen: list[int] = []
-            with pytest.raises(WorkerError, match=r"^probe\[0\]\.count\(\): ValueError: no more \(\S+:89\)$"):
+            with pytest.raises(WorkerError, match=r"^probe\[0\]\.count\(\): ValueError: no more \(\S+:92\)$"):
                 await gather_into(seen, probe.stream(Probe.count, 10, fail_at=3))
             assert seen == [0, 1, 2]
             assert probe.worker.ended == 2
