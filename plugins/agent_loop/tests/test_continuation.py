@@ -89,6 +89,8 @@ def check_round_trips(tokens: TemplateTokens, num: int, seed: int = 0) -> None:
     """`num` turns of random conversations equal, id for id, the template's own rendering of the whole conversation."""
     numbers = random.Random(seed)
     tokens.check_continuation(["tool", "user"])
+    ended_turn = tokens.encode_prompt([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
+    end = next(token for token in ended_turn[::-1] if token in tokens.eos_ids)
     done = 0
     while done < num:
         messages: list[Message] = [{"role": "user", "content": texts(numbers)}]
@@ -97,10 +99,9 @@ def check_round_trips(tokens: TemplateTokens, num: int, seed: int = 0) -> None:
             text = texts(numbers)
             ended = numbers.random() < 0.5
             sampled = tokens._encode_text(text)
-            end = tokens.encode_prompt([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
             ids += sampled
             if ended:
-                ids += (next(token for token in end[::-1] if token in tokens.eos_ids),)
+                ids += (end,)
             role = numbers.choice(["tool", "user"])
             new: list[Message] = [
                 {"role": role, "content": texts(numbers)}
