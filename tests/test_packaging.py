@@ -160,7 +160,7 @@ def test_make_test_runs_the_tests_of_every_distribution() -> None:
 
 def test_ci_calls_targets_that_exist_and_fits_into_its_time() -> None:
     steps = re.findall(r"^(?:step|step_if_time|with_next) (\S+) (\d+) make (\S+)(?: ARGS=.*)?$", CI, re.MULTILINE)
-    names = "setup types lint docs test fault real outsider setup-vllm test-optimized browser slow vllm"
+    names = "setup types lint docs setup-vllm test fault real outsider test-optimized browser slow vllm"
     assert [name for name, _, _ in steps] == names.split()
     for name, _, target in steps:
         assert name == target
