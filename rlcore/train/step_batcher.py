@@ -32,7 +32,7 @@ from rlcore.train.passes import ForwardPasses
 from rlcore.train.pending import Group, PendingGroup
 from rlcore.train.timing import StepTimeline, length_correlation, now
 from rlcore.train.versions import sampled_with
-from rlcore.types import Batch, Lane, Metrics, ScoredTrajectory, Trajectory, TrajectoryId
+from rlcore.types import Batch, Lane, Metrics, Reward, ScoredTrajectory, Trajectory, TrajectoryId
 
 logger = logging.getLogger(__name__)
 
@@ -151,10 +151,18 @@ class StepBatcher:
         """Lines and facts of all trajectories, once rewards and advantages are known; made in a thread during an
         update."""
         if self._writing is None:
-            rows = [(scored, self.advantages.get(scored.trajectory.id)) for scored in self.everything]
-            writing = asyncio.to_thread(_records, self._step, rows)
+            writing = asyncio.to_thread(_records, self._step, self.outcomes())
             self._writing = asyncio.create_task(writing, name=f"lines of step {self._step}")
         return self._writing
+
+    def outcomes(self) -> list[tuple[ScoredTrajectory, float | None]]:
+        """Every trajectory with its advantage, as they are recorded: a failed reward keeps its status and has the score
+        that was trained on."""
+        trained = {row.trajectory.id: row.reward for _, row in self._trained}
+        return [
+            (_with_score(row, trained.get(row.trajectory.id)), self.advantages.get(row.trajectory.id))
+            for row in self.everything
+        ]
 
     def end(self) -> Metrics:
         """End the step; returns metrics of samples and schedule."""
@@ -321,6 +329,13 @@ class StepBatcher:
             lengths = [row.trajectory.num_sampled for _, row in self._trained]
             metrics["schedule/length_correlation"] = length_correlation(indices, lengths)
         return metrics
+
+
+def _with_score(scored: ScoredTrajectory, trained: Reward | None) -> ScoredTrajectory:
+    """The trajectory with the score and the components that it was trained with; None: it was left out."""
+    if trained is None or trained.status is scored.reward.status:
+        return scored
+    return replace(scored, reward=replace(trained, status=scored.reward.status))
 
 
 def _records(step: int, rows: Sequence[tuple[ScoredTrajectory, float | None]]) -> tuple[bytes, StepFacts]:

@@ -190,7 +190,7 @@ class Trainer:
         self.sinks.record(step, metrics)
         self.sinks.terminal.step(step, metrics)
         if train.log_completions_every and (step == 1 or step % train.log_completions_every == 0):
-            shown = [(scored, work.advantages.get(scored.trajectory.id)) for scored in work.everything]
+            shown = work.outcomes()
             stride = max(
                 1, len(shown) // max(1, train.log_completions)
             )  # of different prompts, where there are several

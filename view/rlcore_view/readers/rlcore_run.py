@@ -83,7 +83,8 @@ def _step(file: Path, paths: Sequence[Path], step: int, known: Vocabulary) -> tu
 def _sample(record: Mapping[str, Any], step: int, tokens: Mapping[str, Mapping[RowId, Tokens]]) -> Sample:
     row, lane = record["id"], str(record.get("lane", "train"))
     key = (str(row["prompt"]), int(row["epoch"]), int(row["sample"]), int(row["segment"]))
-    finish = record.get("finish")
+    finish, status = record.get("finish"), str(record.get("status", "ok"))
+    score, advantage = number_or_none(record.get("score")), number_or_none(record.get("advantage"))
     return Sample(
         step=step,
         prompt_id=key[0],
@@ -92,20 +93,21 @@ def _sample(record: Mapping[str, Any], step: int, tokens: Mapping[str, Mapping[R
         segment=key[3],
         prompt=record.get("opening") or record.get("prompt") or (),
         completion=record.get("completion") or "",
-        score=number_or_none(record.get("score")) if record.get("status", "ok") == "ok" else None,
+        score=score if status == "ok" else None,
         lane=lane,
         source=str(record.get("source", "")),
         answer=record.get("answer"),
         components={name: value for name, value in (record.get("components") or {}).items() if value is not None},
-        advantage=number_or_none(record.get("advantage")),
+        advantage=advantage,
         num_sampled=record.get("num_sampled"),
         truncated=None if finish is None else finish == "length",
-        status=str(record.get("status", "ok")),
+        status=status,
         versions=record.get("versions") or (),
         info={
             "agent": record.get("agent") or {},
             "reward": record.get("info") or {},
             **({"token_score": record["token_score"]} if "token_score" in record else {}),
+            **({"trained with score": score} if status != "ok" and advantage is not None else {}),
         },
         tokens=tokens.get(lane, {}).get(key),
     )
