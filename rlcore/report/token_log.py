@@ -76,7 +76,7 @@ class TokenLog:
             return
         from safetensors.numpy import save
 
-        arrays = self._arrays(found)
+        arrays = self._arrays(found, lane)
         ids = [[row.id.prompt, row.id.epoch, row.id.sample, row.id.segment] for row in found.rows]
         about = {"schema": SCHEMA, "record": self._record, "step": step, "lane": str(lane), "rows": ids}
         header = {FORMAT: redact(json.dumps(about))}  # one entry, because the order of several differs between runs
@@ -94,7 +94,7 @@ class TokenLog:
                 with writing_records(path):
                     path.unlink()
 
-    def _arrays(self, found: StepTokens) -> dict[str, npt.NDArray[Any]]:
+    def _arrays(self, found: StepTokens, lane: Lane) -> dict[str, npt.NDArray[Any]]:
         """The arrays of the file by name: the recorded tokens of the rows, one row after the other."""
         whole = self._record == "all"
         kept = [np.arange(len(row.token_ids)) if whole else np.flatnonzero(row.loss_mask) for row in found.rows]
@@ -109,7 +109,7 @@ class TokenLog:
             arrays["sampled"] = np.concatenate([row.loss_mask for row in found.rows]).astype(np.uint8)
         else:
             arrays["position"] = np.concatenate(kept).astype(np.int32)
-        return arrays | _of_batches(found, kept, arrays["row_start"])
+        return arrays | (_of_batches(found, kept, arrays["row_start"]) if lane is Lane.TRAIN else {})
 
     def _shown_ids(self, row: Trajectory) -> Int32s:
         if has_secrets():
@@ -149,7 +149,7 @@ def _of_batches(
             arrays["advantage"][span] = np.where(row.loss_mask[positions], batch.advantages_B[index], 0)
         for name, field in names.items():
             arrays[name][span] = getattr(batch, field)[index, positions]
-    return arrays if found.batches else {}
+    return arrays
 
 
 def _has(batches: Iterable[tuple[Sequence[TrajectoryId], Batch]], field: str) -> bool:

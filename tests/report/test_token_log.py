@@ -38,13 +38,19 @@ def written(run_dir: Path, record: Any, found: StepTokens, lane: Lane = Lane.TRA
 
 def test_sampled_keeps_the_sampled_tokens_of_each_row_with_their_positions(tmp_path: Path) -> None:
     rows = rows_of("four", "", "4!")
-    arrays = written(tmp_path, "sampled", StepTokens(rows))
+    arrays = written(tmp_path, "sampled", StepTokens(rows), Lane.EVAL)
     start = rows[0].prompt_length
     assert arrays["row_start"].tolist() == [0, 4, 4, 6]
     assert bytes(arrays["token_id"].tolist()) == b"four4!"
     assert arrays["position"].tolist() == [*range(start, start + 4), start, start + 1]
     assert arrays["logprob"].tolist() == [-1.0] * 6
     assert arrays.keys() == {"row_start", "token_id", "position", "logprob"}
+
+
+def test_a_step_that_trained_on_nothing_has_advantages_that_are_not_numbers(tmp_path: Path) -> None:
+    arrays = written(tmp_path, "sampled", StepTokens(rows_of("four", "4!")))
+    assert arrays.keys() == {"row_start", "token_id", "position", "logprob", "advantage"}
+    assert np.isnan(arrays["advantage"]).tolist() == [True] * 6
 
 
 def test_all_keeps_every_token_and_says_which_were_sampled(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import rlcore
 from rlcore.report import metrics
@@ -43,5 +45,8 @@ def test_the_step_trains_nothing_and_the_next_one_trains(tmp_path: Path, more: d
     run_dir = rlcore.train(settings, plugins=plugins).run_dir
     first, second = ([row["advantage"] for row in metrics.read_trajectories(run_dir, step)] for step in (1, 2))
     assert set(first) == {None}
+    arrays = load_file(run_dir / "tokens" / "step_000001.train.safetensors")
+    assert len(arrays["advantage"]) == len(arrays["token_id"]) > 0
+    assert np.isnan(arrays["advantage"]).all()
     assert None not in second
     assert any(second)
