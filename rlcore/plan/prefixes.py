@@ -7,7 +7,7 @@ from rlcore.config import RunConfig
 from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.requests import ModelShape
 from rlcore.errors import PlanError
-from rlcore.plan.activations import longest_row
+from rlcore.plan.activations import EAGER_TYPES, longest_row
 from rlcore.plan.machine_facts import Facts
 from rlcore.types import SharedPrefix
 
@@ -75,9 +75,10 @@ def _named(plan: WorkerPlan, shape: ModelShape | None, attention: str, longest: 
             f"choose {name}.shared_prefix=none{' or fewer tokens' if shorter else ''}"
         )
     if way is SharedPrefix.TREE and attention != OWN_ATTENTION:
+        can_change = shape is None or shape.model_type not in EAGER_TYPES
         raise PlanError(
             f"{name}.shared_prefix=tree: it brings its own attention, which would replace model.attention={attention}; "
-            f"choose {name}.shared_prefix=cache or none, or model.attention={OWN_ATTENTION}"
+            f"choose {name}.shared_prefix=cache or none{f', or model.attention={OWN_ATTENTION}' if can_change else ''}"
         )
     if way is SharedPrefix.TREE and (why_not := _no_kernel(plan)):
         raise PlanError(

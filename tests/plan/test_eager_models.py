@@ -44,6 +44,16 @@ def test_sdpa_is_not_advised_to_a_model_that_cannot_have_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model_type", "others"), [("qwen2", "cache or none, or model.attention=sdpa"), ("bloom", "cache or none")]
+)
+def test_a_tree_with_eager_attention_is_refused_with_the_ways_that_there_are(model_type: str, others: str) -> None:
+    facts = replace(machine(0), shape=replace(QWEN, model_type=model_type), parameters=1_000_000)
+    with pytest.raises(PlanError) as caught:
+        planned("model.attention=eager", "actor.shared_prefix=tree", facts=facts)
+    assert str(caught.value).endswith(f"choose actor.shared_prefix={others}")
+
+
+@pytest.mark.parametrize(
     ("model_type", "attention", "way"),
     [
         *((name, "sdpa", SharedPrefix.TREE) for name in ("llama", "qwen2", "qwen3", "mistral", "phi3", "olmo2")),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from rlcore.contracts.tokens import Tokens
 from rlcore.engines.hf.sample.decode import PACK_TOKENS, SHARED_TOKENS, Decoder
@@ -36,6 +37,11 @@ def check_decoding(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None
             "which the embedded rollout cannot decode; choose a model with attention layers only, or another rollout "
             "backend"
         )
+    if _adds_alibi(model.transformer.base_model):
+        raise ConfigError(
+            f"rollout.backend=hf: {name} adds ALiBi biases to its attention, which the embedded rollout "
+            "cannot decode; choose another model or another rollout backend"
+        )
     difference = 0.0
     if decoder.shortens and not decoder.joins:
         with suppress(ConfigError), boundary(f"rollout.backend=hf: short decoding with {name}", ConfigError):
@@ -57,6 +63,11 @@ def check_decoding(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None
         f"rollout.backend=hf: tokens that {name} decodes one at a time have logits that differ by {difference:.3g} of "
         "their size from those of its forward pass; choose another model or another rollout backend"
     )
+
+
+def _adds_alibi(base: Module) -> bool:
+    """True if the biases come from a mask of whole rows (Bloom, Falcon); Mpt's come from the length of its cache."""
+    return hasattr(base, "build_alibi_tensor") or bool(getattr(base, "use_alibi", False))
 
 
 def rotates_by_length(model: PolicyModel) -> bool:

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from rlcore.contracts.model_files import SLIDING
 from rlcore.data.batch import needed_tokens
@@ -11,7 +12,7 @@ from rlcore.engines.hf.train.context import ContextGroup
 from rlcore.engines.hf.train.microbatch import MicroBatch
 from rlcore.engines.hf.train.model import PolicyModel
 from rlcore.engines.hf.train.trial_noise import difference_and_bound
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, describe
 from rlcore.types import Batch, Int64s, SharedPrefix, TokenArrays
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
@@ -23,7 +24,7 @@ def check_shared_prefix(model: Model, shared_prefix: SharedPrefix, who: str) -> 
     """ConfigError naming `who` unless the hidden states equal those of rows computed individually."""
     if shared_prefix is SharedPrefix.NONE:
         return
-    if shared_prefix is SharedPrefix.CACHE and getattr(model.transformer, "is_gradient_checkpointing", False):
+    if shared_prefix is SharedPrefix.CACHE and _checkpoints(model.transformer):
         found = "with gradient_checkpointing=true transformers drops the cache"
         raise ConfigError(f"{who}.shared_prefix=cache: {found}; choose tree or none")
     weight = next(model.transformer.parameters())  # a value head may have another number format
@@ -34,7 +35,7 @@ def check_shared_prefix(model: Model, shared_prefix: SharedPrefix, who: str) -> 
         with model.attending(shared_prefix):
             shared_NH = model.hidden_at(MicroBatch(batch, weight.device, shared_prefix))
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as cause:
-        raise ConfigError(_cannot(model, shared_prefix, who, str(cause).partition("\n")[0])) from cause
+        raise ConfigError(_cannot(model, shared_prefix, who, _reason(model, shared_prefix, cause))) from cause
     difference, bound = difference_and_bound(
         model.transformer,
         _relative(plain_NH, shared_NH),
@@ -114,10 +115,23 @@ def _trial_scores(model: Model, micro: MicroBatch) -> Tensor:
     return micro.of_all(norm_N, norm_N)[0]
 
 
+def _checkpoints(transformer: Module) -> bool:
+    """True if some layer has gradient checkpointing; the model's own property for it has another name in version 6."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in transformer.modules())
+
+
+def _reason(model: Model, shared_prefix: SharedPrefix, cause: Exception) -> str:
+    """The reason why a trial failed: that of the architecture if it is known, else the exception."""
+    if shared_prefix is SharedPrefix.TREE and not getattr(model.transformer, "_supports_attention_backend", True):
+        return "its layers compute attention with the model's code, which takes no tree"
+    return describe(cause).partition("\n")[0]
+
+
 def _cannot(model: Model, shared_prefix: SharedPrefix, who: str, found: str) -> str:
+    other = SharedPrefix.CACHE if shared_prefix is SharedPrefix.TREE else SharedPrefix.TREE
     return (
         f"{who}.shared_prefix={shared_prefix}: {type(model.transformer).__name__} cannot compute a shared prompt this "
-        f"way ({found}); choose {who}.shared_prefix=none, or another way"
+        f"way ({found}); choose {who}.shared_prefix=none or {other}"
     )
 
 
