@@ -6,6 +6,11 @@ Minimises -log p of the tokens of `response` after the chat template's prompt, e
 `<target>/model`, is an ordinary model directory with its tokenizer, for `model.path` of the configurations here.
 """
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process without a traceback, also while it imports
+
 import argparse
 import json
 import random

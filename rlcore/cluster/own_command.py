@@ -14,8 +14,9 @@ from typing import Self
 class OwnCommands:
     """Runs `rlcore` commands side by side, each in a process, its output appended to a file. Main thread only.
 
-    Ctrl-C reaches the commands as well, which end cleanly; SIGTERM is passed on to them. SIGHUP is ignored: the
-    commands outlive a closed terminal, so the process that starts the next ones has to.
+    SIGINT and SIGTERM are passed on to the commands, which end cleanly. A terminal's Ctrl-C also reaches them itself;
+    a run takes two signals in quick succession as one. SIGHUP is ignored: the commands outlive a closed terminal, so
+    the process that starts the next ones has to.
     """
 
     def __init__(self) -> None:
@@ -50,8 +51,8 @@ class OwnCommands:
             child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         self._children[name] = child
         Thread(target=lambda: self._events.put((name, child.wait())), daemon=True).start()
-        if self.signum == signal.SIGTERM:  # it arrived while the child was started
-            child.terminate()
+        if self.signum is not None:  # it arrived while the child was started
+            child.send_signal(self.signum)
 
     def next_end(self) -> tuple[str, int] | None:
         """The next command that ends and its exit code, 128 + n if signal n killed it; None when a signal arrived."""
@@ -64,7 +65,6 @@ class OwnCommands:
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         self.signum = self.signum or signum
-        if signum == signal.SIGTERM:
-            for child in tuple(self._children.values()):
-                child.terminate()
+        for child in tuple(self._children.values()):
+            child.send_signal(signum)
         self._events.put(None)

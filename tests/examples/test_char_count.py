@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -88,3 +90,15 @@ def test_the_warm_up_teaches_a_tiny_model_the_form_of_the_response(tmp_path: Pat
     mask_BT = arrays.loss_mask_BT
     assert losses[-1] < 0.5 * losses[0]
     assert -float(engine.logprobs(batch)[mask_BT].mean()) < losses[-1] + 0.1
+
+
+@pytest.mark.real
+def test_ctrl_c_ends_the_warm_up_without_a_traceback(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.jsonl")  # the warm-up waits for its rows
+    command = [sys.executable, str(EXAMPLE / "sft.py"), "no-model", str(tmp_path), str(tmp_path / "sft")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as warm_up:
+        rows = (tmp_path / "train.jsonl").open("wb")  # returns when the other end is open
+        warm_up.send_signal(signal.SIGINT)
+        out, err = warm_up.communicate(timeout=60)
+        rows.close()
+    assert (warm_up.returncode, out, err) == (-signal.SIGINT, b"", b"")

@@ -10,6 +10,7 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -338,8 +339,11 @@ def test_jobs_run_in_parallel_on_their_own_cores_and_a_failed_one_stops_no_other
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_all_jobs_in_order_and_begins_no_other(config: Path, signum: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("signum", "send", "code"),
+    [(signal.SIGINT, os.killpg, 130), (signal.SIGINT, os.kill, 130), (signal.SIGTERM, os.kill, 143)],
+)
+def test_a_signal_ends_all_jobs_in_order_and_begins_no_other(config: Path, signum: int, send: Any, code: int) -> None:
     runs = config.parent / "runs" / "tiny-sweep"
     command = [sys.executable, "-m", "rlcore", "sweep", str(config), "--seeds", "0..2", "train.max_steps=100000"]
     begun = [runs / f"seed-{seed}" / "checkpoints" / "latest" for seed in (0, 1)]
@@ -349,10 +353,7 @@ def test_a_signal_ends_all_jobs_in_order_and_begins_no_other(config: Path, signu
         deadline = time.monotonic() + 60
         while not all(path.exists() for path in begun) and time.monotonic() < deadline:
             time.sleep(0.05)
-        if signum == signal.SIGINT:
-            os.killpg(sweep.pid, signum)
-        else:
-            os.kill(sweep.pid, signum)
+        send(sweep.pid, signum)
         out, err = sweep.communicate(timeout=60)
     assert sweep.returncode == code
     assert b"ending seed-0 and seed-1; a second Ctrl-C does so at once" in out
