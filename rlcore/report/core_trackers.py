@@ -80,7 +80,12 @@ class AccelerateShell(Tracker):
 
 
 class TensorBoard(AccelerateShell):
-    """Writes `tensorboard/` in the run directory, with samples as a table of text."""
+    """Writes `tensorboard/` in the run directory, with samples as a table of text.
+
+    A resumed run purges what an earlier start wrote for the steps that it takes again.
+    """
+
+    _has_purged = False
 
     def start(self, configuration: Mapping[str, Setting]) -> None:
         # TensorBoard writes in a thread, which prints the traceback of a directory that cannot be written.
@@ -95,8 +100,23 @@ class TensorBoard(AccelerateShell):
         tracker: AccelerateTracker = tracking.TensorBoardTracker("tensorboard", self.context.run_dir)
         return tracker
 
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        is_evaluation = all(name.startswith("eval/") for name in metrics)
+        # A resume may evaluate the checkpoint's step again, and the metrics of that step's training stay.
+        self._purge(step + 1 if is_evaluation and step > 0 else step)
+        super().log(step, metrics)
+
     def show(self, tracker: AccelerateTracker, step: int, rows: list[list[Any]]) -> None:
+        self._purge(step)
         tracker.log({SAMPLES: _markdown(rows)}, step=step)
+
+    def _purge(self, step: int) -> None:
+        """With the first values of this start: readers discard what earlier files have from `step` on."""
+        if not self._has_purged:
+            self._has_purged = True
+            tracker: Any = self._started()
+            tracker.writer.close()
+            tracker.writer = type(tracker.writer)(tracker.logging_dir, purge_step=step)
 
 
 class WeightsAndBiases(AccelerateShell):

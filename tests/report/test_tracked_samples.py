@@ -57,6 +57,27 @@ def test_tensorboard_shows_a_table_of_text(tmp_path: Path) -> None:
     assert text.count("\n") == 3
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+@pytest.mark.parametrize("is_evaluated_again", [False, True])
+def test_tensorboard_shows_the_newest_values_of_repeated_steps(tmp_path: Path, is_evaluated_again: bool) -> None:
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    for start, steps in enumerate([(1, 2, 3, 4), (3, 4, 5)]):
+        tracker = TensorBoard(TrackContext("tensorboard", "p", "r", tmp_path))
+        tracker.start({})
+        if start and is_evaluated_again:
+            tracker.log(2, {"eval/heldout/mean": 1.0})
+        for step in steps:
+            tracker.log(step, {"reward/mean": 10.0 * start + step})
+            tracker.log_samples(step, SAMPLES)
+        tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = [(event.step, event.tensor_proto.float_val[0]) for event in events.Tensors("reward/mean")]
+    assert found == [(1, 1.0), (2, 2.0), (3, 13.0), (4, 14.0), (5, 15.0)]
+    assert [event.step for event in events.Tensors("samples/text_summary")] == [1, 2, 3, 4, 5]
+
+
 def test_wandb_gets_a_table() -> None:
     tracker, recorder = served(WeightsAndBiases)
     tracker.log_samples(3, SAMPLES)
