@@ -9,9 +9,12 @@ from tqdm import tqdm
 
 import rlcore
 from rlcore.errors import CheckpointError
+from rlcore.plugins.planning import plan_run
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import run_settings
 from rlcore.testing.tiny import write_tiny_model
+from rlcore.train.origin import Start
+from rlcore.train.start_check import check_start
 
 tqdm.monitor_interval = 0  # peft merges under a progress bar, whose watching thread would outlive the test
 pytestmark = pytest.mark.slow
@@ -21,6 +24,33 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "adapter": ({"actor.lora.enabled": True}, "the adapter's base would be another model"),
     "neither": ({}, ""),
 }
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "layers": ({"num_hidden_layers": 3}, r"its model has layers=2, and model\.path=.*/other has 3; set model\.path"),
+    "hidden size": ({"hidden_size": 64}, "its model has hidden_size=32, and .* has 64; set"),
+    "vocabulary": ({"vocab_size": 300}, "its model has vocabulary=264, and .* has 300; set"),
+    "adapter": ({}, "it holds a whole model, and this run trains a LoRA adapter; needs actor.lora.enabled=false"),
+}
+
+
+def try_to_resume(settings: dict[str, Any]) -> None:
+    """Check the start as a dry run does."""
+    plan = plan_run([], [f"{key}={value}" for key, value in settings.items()])
+    check_start(plan, Start(resume=True))
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_dry_run_refuses_a_model_that_the_checkpoint_does_not_fit(tmp_path: Path, case: str) -> None:
+    shape, refusal = CHANGES[case]
+    more = {"actor.backend": "hf", "rollout.backend": "hf", "train.name": "run", "train.max_steps": 1}
+    more |= {"model.path": write_tiny_model(tmp_path / "begun"), "reward.functions.letters.fn": "exact_match"}
+    settings = run_settings(tmp_path, 8, **more)
+    rlcore.train(settings)
+    try_to_resume(settings)
+    settings["model.path"] = write_tiny_model(tmp_path / "other", **shape)
+    with pytest.raises(CheckpointError, match=refusal):
+        try_to_resume({**settings, "actor.lora.enabled": case == "adapter"})
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -44,9 +74,11 @@ def test_other_weights_are_refused_where_the_run_uses_them(tmp_path: Path, case:
     settings["train.max_steps"] = 2
     other = {**settings, "model.path": str(write_tiny_model(tmp_path / "other", seed=1))}
     if refusal:
-        with pytest.raises(CheckpointError, match=rf"step_1': model\.path=.*/other has other weights .* {refusal}"):
-            rlcore.train(other, resume=True)
+        for begin in (try_to_resume, lambda settings: rlcore.train(settings, resume=True)):
+            with pytest.raises(CheckpointError, match=rf"step_1': model\.path=.*/other has other weights .* {refusal}"):
+                begin(other)
     else:
+        try_to_resume(other)
         assert rlcore.train(other, resume=True).steps == 2
         return
     moved = begun.rename(tmp_path / "moved")

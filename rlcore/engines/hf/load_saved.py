@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlcore.errors import ConfigError
+from rlcore.errors import CheckpointError, ConfigError
 
 MODEL_DIR = "model"
 ADAPTER_DIR = "adapter"
@@ -37,3 +37,22 @@ def load_tokenizer(checkpoint_dir: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(directory)
+
+
+def check_kind(source: Path, has_adapter: bool, section: str) -> None:
+    """CheckpointError if the checkpoint of a whole model is to be restored into an adapter, or the other way round.
+
+    A critic's `model/` has its value head, also next to an adapter; only a whole model has a configuration.
+    """
+    directory, other = source.parent, "false" if has_adapter else "true"
+    is_whole, is_adapter = (directory / MODEL_DIR / "config.json").is_file(), (directory / ADAPTER_DIR).is_dir()
+    if (is_whole, is_adapter) == (has_adapter, not has_adapter):
+        found, needed = ("a whole model", "a LoRA adapter") if has_adapter else ("a LoRA adapter", "a whole model")
+        raise CheckpointError(
+            f"checkpoint '{directory}': it holds {found}, and this run trains {needed}; needs "
+            f"{section}.lora.enabled={other}, as it was when it was saved, or a new run that starts from the exported "
+            "model"
+        )
+    if not source.is_dir():
+        kind = "a LoRA adapter" if has_adapter else "a full model"
+        raise CheckpointError(f"checkpoint '{directory}': it has no '{source.name}/', and {kind} is to be restored")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlcore.contracts.stored_formats import check_stored
-from rlcore.engines.hf.load_saved import ADAPTER_DIR, MODEL_DIR
+from rlcore.engines.hf.load_saved import ADAPTER_DIR, MODEL_DIR, check_kind
 from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.backbone import Model
 from rlcore.engines.hf.train.model import ValueModel, load_value_head, value_head_file
@@ -167,7 +167,7 @@ def load_weights(model: Model, directory: Path, section: str) -> None:
     """
     source = directory / (MODEL_DIR if model.adapter is None else ADAPTER_DIR)
     if model.owns_transformer:
-        _check_kind(source, model.adapter is not None, section)
+        check_kind(source, model.adapter is not None, section)
     with boundary(f"checkpoint '{directory}': reading '{source.name}/'", CheckpointError):
         if model.adapter is not None:
             _load_adapter(model.adapter, source, section)
@@ -175,25 +175,6 @@ def load_weights(model: Model, directory: Path, section: str) -> None:
             _load_transformer(model.transformer, source)
         if isinstance(model, ValueModel):
             load_value_head(model, directory / MODEL_DIR)
-
-
-def _check_kind(source: Path, has_adapter: bool, section: str) -> None:
-    """CheckpointError if the checkpoint of a whole model is to be restored into an adapter, or the other way round.
-
-    A critic's `model/` has its value head, also next to an adapter; only a whole model has a configuration.
-    """
-    directory, other = source.parent, "false" if has_adapter else "true"
-    is_whole, is_adapter = (directory / MODEL_DIR / "config.json").is_file(), (directory / ADAPTER_DIR).is_dir()
-    if (is_whole, is_adapter) == (has_adapter, not has_adapter):
-        found, needed = ("a whole model", "a LoRA adapter") if has_adapter else ("a LoRA adapter", "a whole model")
-        raise CheckpointError(
-            f"checkpoint '{directory}': it holds {found}, and this run trains {needed}; needs "
-            f"{section}.lora.enabled={other}, as it was when it was saved, or a new run that starts from the exported "
-            "model"
-        )
-    if not source.is_dir():
-        kind = "a LoRA adapter" if has_adapter else "a full model"
-        raise CheckpointError(f"checkpoint '{directory}': it has no '{source.name}/', and {kind} is to be restored")
 
 
 @torch.no_grad()
