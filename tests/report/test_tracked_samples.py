@@ -71,6 +71,8 @@ def test_tensorboard_shows_the_newest_values_of_repeated_steps(tmp_path: Path, i
             tracker.log(step, {"reward/mean": 10.0 * start + step})
             tracker.log_samples(step, SAMPLES)
         tracker.close()
+        for file in (tmp_path / "tensorboard").glob("events.out.tfevents.1*"):  # its name begins with the second
+            file.rename(file.with_name(file.name.replace("tfevents.1", f"tfevents.0{start}", 1)))
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     found = [(event.step, event.tensor_proto.float_val[0]) for event in events.Tensors("reward/mean")]
