@@ -35,7 +35,8 @@ class Counted(EmbeddedSampler):
             cached_tokens=cached_tokens,
             **settings,
         )
-        self.prompts, self.turns, compute = list[int](), list[int](), self._decoder._pass
+        self.prompts, self.turns, self.row_passes = list[int](), list[int](), list[RowPass]()
+        compute = self._decoder._pass
         self.most = self.most_slots = 0
         """Tokens of kept turns and of the slots of live rows together, where there were kept turns, and of slots."""
 
@@ -44,6 +45,8 @@ class Counted(EmbeddedSampler):
                 self.prompts += [token_ids_NT.shape[1]] * len(token_ids_NT)
             elif now.tokens > 1:
                 self.turns += [now.tokens] * len(token_ids_NT)
+            if isinstance(now, RowPass):
+                self.row_passes.append(now)
             return compute(now, token_ids_NT)
 
         self._decoder._pass = counted  # type: ignore[method-assign]

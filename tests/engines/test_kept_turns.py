@@ -9,7 +9,6 @@ import pytest
 import torch
 from counted_sampler import ENOUGH, Counted, conversations, model_of, requests_of, sampled
 
-from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf.sample import decode
 from rlcore.engines.hf.sample.kv_cache import RowPass
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
@@ -160,11 +159,13 @@ def test_a_turn_that_is_mostly_new_is_computed_whole(model: PolicyModel) -> None
 
 
 def test_passes_over_further_turns_have_bounded_masks(model: PolicyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "PASS_MASKS", 4 * 60 * 2 * 3)  # four rows of 60 positions, heads in pairs
+    monkeypatch.setattr(decode, "PASS_MASKS", 4 * 60 * 2 * 3)  # four rows of 60 own positions, heads in pairs
     sampler, plain = Counted(model, ENOUGH), Counted(model, 0)
     found, expected = asyncio.run(conversations(sampler)), asyncio.run(conversations(plain))
     assert [ours.token_ids.tolist() for ours in found] == [theirs.token_ids.tolist() for theirs in expected]
-    assert max(sampler.turns) <= 6
+    for now in sampler.row_passes:
+        assert now.tokens * len(now.own_R) * now.longest_own * 2 <= decode.PASS_MASKS, "two heads share keys"
+    assert max(sampler.turns) > 2
 
 
 @pytest.mark.parametrize("fault", ["wrong", "raises", None])
@@ -193,10 +194,12 @@ def test_keys_that_depend_on_the_length_of_a_pass_are_not_kept(tmp_path: Path, k
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4} if kind == "longrope" else {}
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, **factors}
     model = model_of(write_tiny_model(tmp_path, "Llama", num_key_value_heads=2, rope_parameters=rope))
-    sampler = EmbeddedSampler(model, ByteTokens(), max_rows=4, device=torch.device("cpu"), cached_tokens=ENOUGH)
+    sampler, plain = Counted(model, ENOUGH, prompt_tokens=30), Counted(model, 0)
     assert sampler._decoder.least_shared is None
-    asyncio.run(sampled(sampler, requests_of([range(40, 50)], 0)))
-    assert sampler._decoder.kept._turns == []
+    requests = requests_of([range(40, 130)], 0, max_tokens=1)
+    (ours,), (theirs,) = (asyncio.run(sampled(some, requests)) for some in (sampler, plain))
+    assert ours.logprobs.tolist() == theirs.logprobs.tolist()
+    assert sampler.kept == []
 
 
 def test_rows_that_two_weights_computed_keep_nothing(model: PolicyModel) -> None:

@@ -1,6 +1,7 @@
 """The memory of finished turns on the embedded rollout: what they share, and what gives way to what."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from counted_sampler import ENOUGH, Counted, conversations, model_of, requests_of, sampled
 
+from rlcore.engines.hf.sample import decode, row_attention
 from rlcore.engines.hf.sample.decode_row import DecodeGroup
 from rlcore.engines.hf.sample.kept_turns import KeptTurns
 from rlcore.engines.hf.sample.kv_cache import SlotCache, SlotLayer
@@ -161,3 +163,93 @@ def test_slots_of_turns_of_any_length_are_those_of_the_longest_prompt_and_respon
         assert ours.token_ids.tolist() == theirs.token_ids.tolist()
         assert np.abs(ours.logprobs - theirs.logprobs).max() < 1e-5
     assert limited.most_slots <= 4 * (prompt + response) < plain.most_slots
+
+
+def test_a_prompt_of_several_samples_is_computed_once_whatever_its_length(model: PolicyModel) -> None:
+    sampler = Counted(model, ENOUGH, prompt_tokens=5)
+    asyncio.run(sampled(sampler, requests_of([range(40, 70)], 0, n=3)))
+    assert sampler.prompts == [30]
+    assert sampler.turns == []
+
+
+def test_there_are_no_more_prompts_than_rows(model: PolicyModel) -> None:
+    """Requests with smaller names overtake those of which some samples wait."""
+
+    async def story(sampler: Counted) -> int:
+        async def three_samples(index: int) -> None:
+            for _ in range(2 * index):
+                await asyncio.sleep(0)
+            ids = tuple(range(40 + index, 60 + index))
+            request = GenerateRequest(f"{9 - index}", ids, Sampling(max_tokens=4), 3, index)
+            assert len(await sampled(sampler, [request])) == 3
+
+        tasks, most = [asyncio.create_task(three_samples(index)) for index in range(8)], 0
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            most = max(most, len(sampler._decoder.groups))
+        await asyncio.gather(*tasks)
+        return most
+
+    assert asyncio.run(story(Counted(model, 0, 2))) == 2
+
+
+def test_copies_of_turns_are_gone_before_other_prompts_are_computed(
+    model: PolicyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = Counted(model, ENOUGH)
+    (first,) = asyncio.run(sampled(sampler, requests_of([range(40, 50)], 0)))
+    (turn,) = sampler._decoder.kept._turns
+    left, prefill = list[int](), sampler._decoder._prefill
+
+    def noted(*arguments: Any, **settings: Any) -> None:
+        left.append(len(turn.layers) + len(turn.prompt.layers))
+        prefill(*arguments, **settings)
+
+    monkeypatch.setattr(sampler._decoder, "_prefill", noted)
+    requests = requests_of([[*range(40, 50), *first.token_ids, 70], range(80, 120)], 1)
+    asyncio.run(sampled(sampler, requests))
+    assert left == [0]
+
+
+def test_passes_over_further_turns_have_bounded_scores(model: PolicyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On devices without one operation for attention with log-sums; a prompt of many rows is next to those of one."""
+
+    async def story(sampler: Counted) -> list[Completion]:
+        found = await sampled(sampler, requests_of([range(40, 60)], 0, n=5))
+        found += (alone := await sampled(sampler, requests_of([range(60 + 9 * i, 80 + 9 * i) for i in range(3)], 1)))
+        texts = [[*range(40, 60), *completion.token_ids] for completion in found[:5]]
+        texts += [[*range(60 + 9 * i, 80 + 9 * i), *completion.token_ids] for i, completion in enumerate(alone)]
+        return found + await sampled(sampler, requests_of([[*ids, *range(70, 80)] for ids in texts], 2))
+
+    for module in (decode, row_attention):
+        monkeypatch.setattr(module, "can_fuse", lambda device: False)
+    monkeypatch.setattr(decode, "PASS_SCORES", 4 * 20 * 20 * 3)
+    sampler, plain = Counted(model, ENOUGH, 8), Counted(model, 0, 8)
+    found, expected = asyncio.run(story(sampler)), asyncio.run(story(plain))
+    assert [ours.token_ids.tolist() for ours in found] == [theirs.token_ids.tolist() for theirs in expected]
+    wide = [now for now in sampler.row_passes if now.tokens > 1]
+    assert wide
+    for now in wide:
+        scores = now.rows_GW.numel() * now.longest_prompt + len(now.own_R) * now.longest_own
+        assert 4 * now.tokens * scores <= decode.PASS_SCORES
+
+
+@pytest.mark.parametrize("architecture", ["GPT2", "GPTJ"])
+def test_padding_has_no_positions_after_the_window(tmp_path: Path, architecture: str) -> None:
+    """A turn with a long prompt and few other tokens is padded to one with many."""
+    settings = {"n_embd": 32, "n_layer": 2, "n_head": 4, "max_position_embeddings": 64, "rotary_dim": 8}
+    model = model_of(write_tiny_model(tmp_path, architecture, **settings), attention="eager")
+
+    async def story(sampler: Counted) -> list[Completion]:
+        texts = [[*range(40, 44)], [*range(100, 150)]]
+        first = await sampled(sampler, requests_of(texts, 0, max_tokens=6))
+        for ids, completion, answer in zip(texts, first, (40, 1), strict=True):
+            ids += [*completion.token_ids.tolist(), *range(150, 150 + answer)]
+        (long,) = await sampled(sampler, requests_of([texts[0][:30]], 1, max_tokens=6))
+        texts[0] = [*texts[0][:30], *long.token_ids.tolist(), *range(150, 170)]
+        return [*first, long, *await sampled(sampler, requests_of(texts, 2, max_tokens=4))]
+
+    keeping = Counted(model, ENOUGH, prompt_tokens=50)
+    found, expected = asyncio.run(story(keeping)), asyncio.run(story(Counted(model, 0)))
+    assert [ours.token_ids.tolist() for ours in found] == [theirs.token_ids.tolist() for theirs in expected]
+    assert any(int((now.prompt_R + now.own_R).max()) + now.tokens > 64 for now in keeping.row_passes)

@@ -32,10 +32,11 @@ def complete_embedded(config: RunConfig, section: Any, request: WorkerRequest) -
 
 
 def _cached_tokens(config: RunConfig) -> int:
-    """Maximum number of cached tokens: each row's response, and each prompt once.
+    """Planned number of cached tokens: each row's response, and each prompt once.
 
     Agents other than `single_turn` may have further turns that are computed whole, and then share no prompts: each
-    row's whole conversation.
+    row's whole conversation, which is the most if later turns have one sample each. With `single_turn`, the last
+    samples of more prompts than planned may be decoded at the same time.
     """
     kinds = [(config.rollout.samples_per_prompt, config.rollout.max_tokens)]
     if config.eval.sources:

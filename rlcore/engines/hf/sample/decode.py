@@ -120,19 +120,18 @@ class Decoder:
         """Add rows and compute the hidden states that their first tokens are drawn from."""
         if not rows:
             return
-        turns = self._taken(rows)
-        fresh = dict.fromkeys(row.group for row in rows if row.group.slot is None and row not in turns)
+        num_before, turns = len(self.rows), self._taken(rows)
+        self._restore(turns)  # first, so that their copies are gone when tables grow
+        fresh = dict.fromkeys(row.group for row in rows if row.group.slot is None)
         self._prefill(list(fresh), first=len(self.groups))
         parts = [] if self._hidden_RH is None else [self._hidden_RH]
-        begin = [row for row in rows if row not in turns and not row.num_own]
-        self.rows += begin
-        parts += [row.group.hidden_H[None] for row in begin if row.group.hidden_H is not None]
-        num_before = len(self.rows)
-        self._restore(turns)
         self.rows += [row for row in rows if row not in turns and row.num_own]
         if len(self.rows) > num_before:
             done = [turns[row].num_own if row in turns else 0 for row in self.rows[num_before:]]
             parts.append(self._own_hidden(num_before, done))
+        begin = [row for row in rows if row not in turns and not row.num_own]
+        self.rows += begin
+        parts += [row.group.hidden_H[None] for row in begin if row.group.hidden_H is not None]
         self._hidden_RH = torch.cat(parts)
 
     def leave(self, gone: Sequence[DecodeRow]) -> None:
@@ -226,7 +225,7 @@ class Decoder:
         self.kept.shrink(self._cache.capacity)
 
     def _taken(self, rows: Sequence[DecodeRow]) -> dict[DecodeRow, KeptTurn]:
-        """The finished turns that rows continue; such rows share the prompt of the turn."""
+        """The finished turns that rows continue. They are no longer kept, and the rows belong to their prompts."""
         turns = {}
         for row in rows:
             turn = self.kept.taken(row.request.token_ids) if row.request.n == 1 and row.group.slot is None else None
@@ -287,12 +286,17 @@ class Decoder:
     def _parts(self, rows: Sequence[DecodeRow], longest: int) -> Iterator[tuple[int, int]]:
         """Ranges of tokens that rows compute at a time: no more scores than `PASS_SCORES`, or, where one operation has
         attention with log-sums, no more numbers in its masks than `PASS_MASKS`."""
-        positions = max(row.num_own for row in rows) + max(len(row.group.token_ids) for row in rows)
-        config = self._model.transformer.config.get_text_config()
+        slots, config = [row.group.slot or 0 for row in rows], self._model.transformer.config.get_text_config()
+        own = len(rows) * max(row.num_own for row in rows)
+        # Each prompt between the first and the last has as many rows as the one that has most.
+        num_padded = (max(slots) - min(slots) + 1) * max(map(slots.count, slots))
+        prompts = num_padded * max(len(row.group.token_ids) for row in rows)
         heads, most = config.num_attention_heads, PASS_SCORES
         if can_fuse(self._device):  # a mask has the heads that share keys and values
             heads, most = -(-heads // (getattr(config, "num_key_value_heads", None) or heads)), PASS_MASKS
-        size = max(1, most // (len(rows) * heads * positions))
+            if not getattr(config, "sliding_window", None):  # all tokens see the whole prompt
+                prompts = 0
+        size = max(1, most // (heads * (own + prompts)))
         for start in range(0, longest, size):
             yield start, min(start + size, longest)
 
@@ -317,6 +321,7 @@ class Decoder:
             group_R=torch.tensor(slots, device=self._device),
             prompt_R=torch.tensor(prompt, device=self._device),
             own_R=torch.tensor(own, device=self._device),
+            last_R=torch.tensor([row.last_position for row in rows], device=self._device),
             num_prompts=len(groups),
             longest_prompt=max(len(group.token_ids) for group in groups),
             longest_own=max(own) + tokens,

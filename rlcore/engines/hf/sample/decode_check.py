@@ -93,8 +93,7 @@ def check_shared_beginnings(model: PolicyModel, decoder: Decoder, tokens: Tokens
         with suppress(ConfigError), boundary(f"rollout.backend=hf: prompts of {name}", ConfigError):
             decoder.join(rows[:2])
             decoder.join(rows[2:])
-            difference_R = _differences(_expected(model, rows)[:, 1:], decoder.logits()[:, None])
-            found = None if float(difference_R.max()) > _allowed(model) else SHARED_TOKENS
+            found = SHARED_TOKENS if _are_plain(model, decoder) else None
     finally:
         decoder.release()
         decoder.least_shared = found
@@ -122,13 +121,24 @@ def check_kept_turns(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> No
             later = [replace(first, token_ids=text, n=1) for text in texts]
             rows = [row for request in later for row in rows_of(request, 0, tokens)]
             decoder.join(rows)
-            difference_R = _differences(_expected(model, decoder.rows)[:, 1:], decoder.logits()[:, None])
-            if not float(difference_R.max()) > _allowed(model):
+            if _are_plain(model, decoder):
                 return
         planned = KeptTurns(0)
     finally:
         decoder.release()
         decoder.kept = planned
+
+
+def _are_plain(model: PolicyModel, decoder: Decoder) -> bool:
+    """True if the logits of the live rows are those of the plain forward pass."""
+    expected_R1V = _expected(model, decoder.rows)[:, 1:]
+
+    def noise() -> Tensor:
+        return _differences(expected_R1V, _expected(model, decoder.rows)[:, 1:])
+
+    difference_R = _differences(expected_R1V, decoder.logits()[:, None])
+    difference, bound = difference_and_bound(model.transformer, difference_R, _allowed(model), noise)
+    return not difference > bound
 
 
 def _allowed(model: PolicyModel) -> float:

@@ -15,7 +15,7 @@ from rlcore.types import GenerateRequest
 class DecodeGroup:
     """Tokens with which samples begin: computed once, kept while such a sample is waiting or alive.
 
-    They are the prompt of a request, or of the first turn if samples are further turns of conversations.
+    They are a request's prompt or the beginning of it, such as the prompt of a conversation's first turn.
     """
 
     token_ids: tuple[int, ...]
@@ -49,6 +49,11 @@ class DecodeRow(SampledRow):
         return [*self.request.token_ids[len(self.group.token_ids) :], *self.token_ids]
 
     @property
+    def last_position(self) -> int:
+        """The position of its last token."""
+        return len(self.request.token_ids) + len(self.token_ids) - 1
+
+    @property
     def most_own(self) -> int:
         """The most that `num_own` may become."""
         return len(self.request.token_ids) - len(self.group.token_ids) + self.request.sampling.max_tokens
@@ -71,6 +76,10 @@ def renew_groups(waiting: Sequence[DecodeRow]) -> None:
 
 
 def rows_of(request: GenerateRequest, call: int, tokens: Tokens, most_prompt: int | None = None) -> list[DecodeRow]:
-    """The samples of a request, with nothing sampled yet. They share at most `most_prompt` tokens of its prompt."""
-    group = DecodeGroup(request.token_ids[:most_prompt], rows_left=request.n)
+    """The samples of a request, with nothing sampled yet.
+
+    They share its prompt; a prompt of one sample is cut after `most_prompt` tokens, the rest belongs to the row.
+    """
+    shared = request.token_ids if request.n > 1 else request.token_ids[:most_prompt]
+    group = DecodeGroup(shared, rows_left=request.n)
     return [DecodeRow(request, group, sample, call, tokens) for sample in range(request.n)]

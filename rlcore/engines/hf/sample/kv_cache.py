@@ -58,6 +58,8 @@ class RowPass:
     """The rows of each prompt, as indices into this pass, padded with any row."""
     place_R: Tensor
     """Each row's index in the flattened `rows_GW`."""
+    last_R: Tensor
+    """The last position of each row; padding after it has the same."""
     same_own: int | None
     """The value of `own_R` if it is the same for all rows; else None."""
     in_order: bool
@@ -92,7 +94,8 @@ class RowPass:
     @property
     def positions_RT(self) -> Tensor:
         """The position of each token in its whole row."""
-        return (self.prompt_R + self.own_R)[:, None] + torch.arange(self.tokens, device=self.own_R.device)
+        place_RT = (self.prompt_R + self.own_R)[:, None] + torch.arange(self.tokens, device=self.own_R.device)
+        return torch.minimum(place_RT, self.last_R[:, None])
 
     def masks(self, window: int | None) -> tuple[Tensor, Tensor]:
         """(R, T, P) and (R, T, L) masks over the prompt and the row's own part: 0 where a token sees a position, else

@@ -65,7 +65,7 @@ class EmbeddedSampler:
         `keeps_cache`: unfinished rows keep keys and values computed with older weights. `cached_tokens`: finished turns
         are kept for the next turns of their conversations until the weights change, while they and the slots of live
         rows have no more tokens. `prompt_tokens`: longest prompt that the plan has memory for; of longer ones, such as
-        those of further turns, the tokens after it are computed with each row. None: no limit.
+        those of further turns, the tokens after it are computed with the row. None: no limit.
 
         ConfigError for a model that cannot be decoded this way.
         """
@@ -77,8 +77,8 @@ class EmbeddedSampler:
         self._num_changes = 0
         self._vocabulary = model.head.linear.weight.shape[0]
         keeps_keys = not rotates_by_length(model)
-        self._prompt_tokens = prompt_tokens
-        self._decoder = Decoder(model, max_rows, device, cached_tokens if keeps_keys else 0, prompt_tokens)
+        self._prompt_tokens = prompt_tokens if keeps_keys else None
+        self._decoder = Decoder(model, max_rows, device, cached_tokens if keeps_keys else 0, self._prompt_tokens)
         self._waiting: list[DecodeRow] = []
         """Waiting rows in canonical order."""
         self._calls: dict[int, _Call] = {}
@@ -171,8 +171,12 @@ class EmbeddedSampler:
         try:
             self._decoder.advance()
             free = self._max_rows - len(self._decoder.rows)
-            joining, self._waiting = self._waiting[:free], self._waiting[free:]
-            self._decoder.join(joining)
+            if free and self._waiting:
+                # Prompts in the cache first, or there could be more of them than rows.
+                joining = sorted(self._waiting, key=lambda row: row.group.slot is None)[:free]
+                chosen = set(joining)
+                self._waiting = [row for row in self._waiting if row not in chosen]
+                self._decoder.join(joining)
             self._sample()
             done = True
         finally:
