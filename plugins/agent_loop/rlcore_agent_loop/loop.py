@@ -58,7 +58,9 @@ class ToolLoop(AgentLoop):
         children: "Children",
         settings: AgentLoopSettings,
         window: int | None = None,
+        planned_prompt: int | None = None,
     ) -> None:
+        """`window`: the engine's longest context. `planned_prompt`: tokens of a prompt that the plan has memory for."""
         self._generator, self._tokens, self._settings = generator, tokens, settings
         self._tools = Tools(children, settings)
         self._agents = Agents(children, settings.agent, settings.env) if settings.agent.fn else None
@@ -69,7 +71,7 @@ class ToolLoop(AgentLoop):
         self._kit = ConversationContext(
             tokens, self._tools, self._environments, parser_of(settings.parser), settings, window=window
         )
-        self._prompt_budget = PromptBudget(self._kit)
+        self._prompt_budget = PromptBudget(self._kit, planned_prompt)
         self._counts = Counts()
 
     async def start(self) -> None:

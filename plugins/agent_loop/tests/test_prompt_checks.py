@@ -1,6 +1,7 @@
 """Prompts, templates and settings that cannot be served are refused before the first request."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,18 @@ def settings(tmp_path: Path) -> AgentLoopSettings:
     return AgentLoopSettings(tools={"add": ToolSettings(f"{tmp_path / 'tools.py'}:add")}, children=1)
 
 
+def config_of(directory: Path, name: str) -> dict[str, Any]:
+    """A run of one step with the rows of `rows.jsonl`."""
+    return {
+        "model": {"path": "", "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(directory / "rows.jsonl")}}, "shuffle": False},
+        "rollout": {"backend": "null", "samples_per_prompt": 2, "max_tokens": 10},
+        "actor": {"backend": "null"},
+        "reward": {"functions": {"equal": {"fn": "exact_match"}}},
+        "train": {"prompts_per_step": 1, "max_steps": 1, "dir": str(directory), "name": name},
+    }
+
+
 def long_prompt(index: int, num: int) -> Prompt:
     return replace(make_prompt(index), messages=(FrozenDict({"role": "user", "content": "x" * num}),))
 
@@ -53,6 +66,32 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_its_schemas_counted_before
         talk(policy, bounded, prompts=[make_prompt(0), long])
     assert policy.requests == []
     assert len(talk(says("Done."), replace(bounded, describe_tools="never"), prompts=[long]).trajectories) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_prompt_that_is_longer_than_planned_with_its_schemas_is_named_once(
+    settings: AgentLoopSettings, tmp_path: Path, workers: int
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"question": "x" * num, "answer": "y"}) + "\n" for num in (10, 60, 70))
+    )
+
+    def warnings(name: str, most: int) -> list[str]:
+        config = config_of(tmp_path, name) | {
+            "plugins": {"agent_loop": {"tools": {"add": {"fn": f"{tmp_path / 'tools.py'}:add"}}, "workers": workers}}
+        }
+        config["data"]["max_prompt_tokens"] = most
+        train(config, plugins=["null"])
+        return [line for line in (tmp_path / name / "log.txt").read_text().splitlines() if "schemas" in line]
+
+    (line,) = warnings("short", 150)
+    assert re.search(
+        r"the prompt 'train/0' has \d{3} tokens, schemas of its tools included, and the plan has memory for "
+        r"data\.max_prompt_tokens=150; raise that to the longest prompt with its schemas$",
+        line,
+    )
+    assert warnings("long", 1000) == []
 
 
 @pytest.mark.parametrize("chosen", [0, 1000, 40])
@@ -80,16 +119,10 @@ def test_a_column_that_no_row_has_is_refused_and_its_absence_in_some_is_all_tool
 def test_a_training_whose_later_prompt_does_not_fit_asks_for_nothing(
     settings: AgentLoopSettings, tmp_path: Path
 ) -> None:
-    rows = [{"question": "x" * num} for num in (10, 400)]
+    rows = [{"question": "x" * num, "answer": "y"} for num in (10, 400)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config: dict[str, Any] = {
-        "model": {"path": "", "tokenizer": "bytes"},
-        "data": {"sources": {"train": {"path": str(tmp_path / "rows.jsonl")}}, "shuffle": False},
-        "rollout": {"backend": "null", "samples_per_prompt": 2, "max_tokens": 10},
-        "actor": {"backend": "null"},
-        "reward": {"functions": {"letters": {"fn": "count_letter"}}},
-        "train": {"prompts_per_step": 1, "max_steps": 1, "dir": str(tmp_path), "name": "run"},
-        "plugins": {"agent_loop": {"tools": {"add": {"fn": f"{tmp_path / 'tools.py'}:add"}}, "context_tokens": 600}},
+    config = config_of(tmp_path, "run") | {
+        "plugins": {"agent_loop": {"tools": {"add": {"fn": f"{tmp_path / 'tools.py'}:add"}}, "context_tokens": 600}}
     }
     with pytest.raises(ConfigError, match=r"'train/1' has \d{3} tokens, schemas"):
         train(config, plugins=["null"])

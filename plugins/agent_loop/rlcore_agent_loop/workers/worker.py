@@ -172,17 +172,20 @@ class LoopWorker(AgentWorker):
         super().__init__(context)
         self._rollouts: dict[int, PolicyProxy] = {}
         self._loop: ToolLoop | None = None
+        self._planned_prompt: int | None = None
 
     def setup(self) -> None:
         """Load tokenizer and chat template."""
         config = self.context.config
         self.tokens = load_tokens(config.model, config.data.system_prompt)
+        self._planned_prompt = config.data.max_prompt_tokens
 
     async def start(self, settings: AgentLoopSettings, window: int | None) -> None:
         """See `AgentWorker.start`."""
         from rlcore_agent_loop.loop import ToolLoop
 
-        self._loop = ToolLoop(PolicyProxy(), self.tokens, self.context.children, settings, window)
+        policy, children = PolicyProxy(), self.context.children
+        self._loop = ToolLoop(policy, self.tokens, children, settings, window, self._planned_prompt)
         await self._loop.start()
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
