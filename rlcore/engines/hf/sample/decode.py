@@ -312,7 +312,8 @@ class Decoder:
         width = max(map(len, members))
         places = [slot * width + members[slot].index(index) for index, slot in enumerate(slots)]
         filled = [member + [(member or [0])[0]] * (width - len(member)) for member in members]
-        prompt = [len(row.group.token_ids) for row in rows]
+        prompt, last = [len(row.group.token_ids) for row in rows], [row.last_position for row in rows]
+        is_padded = any(sum(place) + tokens > end + 1 for *place, end in zip(prompt, own, last, strict=True))
         self._reserve_rows(max(own) + tokens)
         return RowPass(
             first=first,
@@ -321,7 +322,7 @@ class Decoder:
             group_R=torch.tensor(slots, device=self._device),
             prompt_R=torch.tensor(prompt, device=self._device),
             own_R=torch.tensor(own, device=self._device),
-            last_R=torch.tensor([row.last_position for row in rows], device=self._device),
+            last_R=torch.tensor(last, device=self._device) if is_padded else None,
             num_prompts=len(groups),
             longest_prompt=max(len(group.token_ids) for group in groups),
             longest_own=max(own) + tokens,

@@ -58,8 +58,8 @@ class RowPass:
     """The rows of each prompt, as indices into this pass, padded with any row."""
     place_R: Tensor
     """Each row's index in the flattened `rows_GW`."""
-    last_R: Tensor
-    """The last position of each row; padding after it has the same."""
+    last_R: Tensor | None
+    """The last position of each row, which padding after it has, too; None: there is no padding."""
     same_own: int | None
     """The value of `own_R` if it is the same for all rows; else None."""
     in_order: bool
@@ -95,7 +95,7 @@ class RowPass:
     def positions_RT(self) -> Tensor:
         """The position of each token in its whole row."""
         place_RT = (self.prompt_R + self.own_R)[:, None] + torch.arange(self.tokens, device=self.own_R.device)
-        return torch.minimum(place_RT, self.last_R[:, None])
+        return place_RT if self.last_R is None else torch.minimum(place_RT, self.last_R[:, None])
 
     def masks(self, window: int | None) -> tuple[Tensor, Tensor]:
         """(R, T, P) and (R, T, L) masks over the prompt and the row's own part: 0 where a token sees a position, else
