@@ -6,7 +6,7 @@ mini-batches are cut from a whole step in canonical order or formed from the fir
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
@@ -32,7 +32,7 @@ from rlcore.train.passes import ForwardPasses
 from rlcore.train.pending import Group, PendingGroup
 from rlcore.train.timing import StepTimeline, length_correlation, now
 from rlcore.train.versions import sampled_with
-from rlcore.types import Batch, Lane, Metrics, Reward, ScoredTrajectory, Trajectory, TrajectoryId
+from rlcore.types import Batch, Lane, Metrics, Reward, RewardStatus, ScoredTrajectory, Trajectory, TrajectoryId
 
 logger = logging.getLogger(__name__)
 
@@ -158,9 +158,12 @@ class StepBatcher:
     def outcomes(self) -> list[tuple[ScoredTrajectory, float | None]]:
         """Every trajectory with its advantage, as they are recorded: a failed reward keeps its status and has the score
         that was trained on."""
-        trained = {row.trajectory.id: row.reward for _, row in self._trained}
+        advantages, rewards = self.advantages, {row.trajectory.id: row.reward for _, row in self._trained}
         return [
-            (_with_score(row, trained.get(row.trajectory.id)), self.advantages.get(row.trajectory.id))
+            (
+                row if row.reward.status is RewardStatus.OK else _with_score(row, rewards),
+                advantages.get(row.trajectory.id),
+            )
             for row in self.everything
         ]
 
@@ -331,11 +334,10 @@ class StepBatcher:
         return metrics
 
 
-def _with_score(scored: ScoredTrajectory, trained: Reward | None) -> ScoredTrajectory:
-    """The trajectory with the score and the components that it was trained with; None: it was left out."""
-    if trained is None or trained.status is scored.reward.status:
-        return scored
-    return replace(scored, reward=replace(trained, status=scored.reward.status))
+def _with_score(failed: ScoredTrajectory, rewards: Mapping[TrajectoryId, Reward]) -> ScoredTrajectory:
+    """The trajectory with the score and the components that it was trained with, if it was."""
+    trained = rewards.get(failed.trajectory.id)
+    return failed if trained is None else replace(failed, reward=replace(trained, status=failed.reward.status))
 
 
 def _records(step: int, rows: Sequence[tuple[ScoredTrajectory, float | None]]) -> tuple[bytes, StepFacts]:

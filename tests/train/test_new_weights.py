@@ -1,6 +1,7 @@
 """Runs whose weights change while responses are sampled, with `rollout.on_new_weights=continue`."""
 
 import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,9 @@ def test_the_embedded_sampler_computes_nothing_again_where_it_keeps_its_cache(
     rows_again: list[int] = []
     computed = Decoder._own_hidden
 
-    def counting(decoder: Decoder, first: int) -> Any:
+    def counting(decoder: Decoder, first: int, done: Sequence[int]) -> Any:
         rows_again.append(len(decoder.rows))
-        return computed(decoder, first)
+        return computed(decoder, first, done)
 
     async def story() -> Completion:
         overrides = ("schedule.max_staleness=3", f"rollout.on_new_weights={setting}")
