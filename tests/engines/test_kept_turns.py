@@ -9,7 +9,7 @@ import pytest
 import torch
 from counted_sampler import ENOUGH, Counted, conversations, model_of, requests_of, sampled
 
-from rlcore.engines.hf.sample import decode
+from rlcore.engines.hf.sample import prompt_passes
 from rlcore.engines.hf.sample.kv_cache import RowPass
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.train.model import PolicyModel
@@ -159,12 +159,12 @@ def test_a_turn_that_is_mostly_new_is_computed_whole(model: PolicyModel) -> None
 
 
 def test_passes_over_further_turns_have_bounded_masks(model: PolicyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "PASS_MASKS", 4 * 60 * 2 * 3)  # four rows of 60 own positions, heads in pairs
+    monkeypatch.setattr(prompt_passes, "PASS_MASKS", 4 * 60 * 2 * 3)  # four rows of 60 own positions, heads in pairs
     sampler, plain = Counted(model, ENOUGH), Counted(model, 0)
     found, expected = asyncio.run(conversations(sampler)), asyncio.run(conversations(plain))
     assert [ours.token_ids.tolist() for ours in found] == [theirs.token_ids.tolist() for theirs in expected]
     for now in sampler.row_passes:
-        assert now.tokens * len(now.own_R) * now.longest_own * 2 <= decode.PASS_MASKS, "two heads share keys"
+        assert now.tokens * len(now.own_R) * now.longest_own * 2 <= prompt_passes.PASS_MASKS, "two heads share keys"
     assert max(sampler.turns) > 2
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from counted_sampler import ENOUGH, Counted, conversations, model_of, requests_of, sampled
 
-from rlcore.engines.hf.sample import decode, row_attention
+from rlcore.engines.hf.sample import prompt_passes, row_attention
 from rlcore.engines.hf.sample.decode_row import DecodeGroup
 from rlcore.engines.hf.sample.kept_turns import KeptTurns
 from rlcore.engines.hf.sample.kv_cache import SlotCache, SlotLayer
@@ -221,9 +221,9 @@ def test_passes_over_further_turns_have_bounded_scores(model: PolicyModel, monke
         texts += [[*range(60 + 9 * i, 80 + 9 * i), *completion.token_ids] for i, completion in enumerate(alone)]
         return found + await sampled(sampler, requests_of([[*ids, *range(70, 80)] for ids in texts], 2))
 
-    for module in (decode, row_attention):
+    for module in (prompt_passes, row_attention):
         monkeypatch.setattr(module, "can_fuse", lambda device: False)
-    monkeypatch.setattr(decode, "PASS_SCORES", 4 * 20 * 20 * 3)
+    monkeypatch.setattr(prompt_passes, "PASS_SCORES", 4 * 20 * 20 * 3)
     sampler, plain = Counted(model, ENOUGH, 8), Counted(model, 0, 8)
     found, expected = asyncio.run(story(sampler)), asyncio.run(story(plain))
     assert [ours.token_ids.tolist() for ours in found] == [theirs.token_ids.tolist() for theirs in expected]
@@ -231,7 +231,7 @@ def test_passes_over_further_turns_have_bounded_scores(model: PolicyModel, monke
     assert wide
     for now in wide:
         scores = now.rows_GW.numel() * now.longest_prompt + len(now.own_R) * now.longest_own
-        assert 4 * now.tokens * scores <= decode.PASS_SCORES
+        assert 4 * now.tokens * scores <= prompt_passes.PASS_SCORES
 
 
 @pytest.mark.parametrize("architecture", ["GPT2", "GPTJ"])

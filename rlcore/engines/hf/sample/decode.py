@@ -8,7 +8,7 @@ results are compared with the model's plain forward pass before it is used.
 Letters as in `kv_cache`; N prompts of one pass, H hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
@@ -23,16 +23,12 @@ from rlcore.engines.hf.sample.fused_decode import FusedDecode, is_known, is_watc
 from rlcore.engines.hf.sample.kept_turns import KeptTurn, KeptTurns
 from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass, SlotCache
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, can_pack
-from rlcore.engines.hf.sample.prompt_passes import by_beginning, by_tokens, common_beginning
-from rlcore.engines.hf.sample.row_attention import attending, can_fuse
+from rlcore.engines.hf.sample.prompt_passes import by_beginning, by_tokens, common_beginning, parts_of
+from rlcore.engines.hf.sample.row_attention import attending
 from rlcore.engines.hf.train.half_products import write_wide
 from rlcore.engines.hf.train.model import PolicyModel
 from rlcore.engines.hf.train.rounding import HALF
 
-PASS_SCORES = 2**26
-"""Maximum attention scores of a layer that an accelerator holds while it computes rows again: 0.25 GiB in float32."""
-PASS_MASKS = 2**24
-"""Maximum numbers of a layer's mask while rows compute several tokens each: 64 MiB in float32."""
 PACK_TOKENS = 16
 """The weights are packed if a row may still draw this many tokens; packing takes as long as a few of them."""
 SHARED_TOKENS = 64
@@ -273,7 +269,7 @@ class Decoder:
             token_ids_RT = nn.utils.rnn.pad_sequence(parts, batch_first=True)
             last = [len(part) - 1 for part in parts]
             found: list[Tensor] = [torch.empty(0)] * len(rows)
-            for start, stop in self._parts(rows, longest):
+            for start, stop in parts_of(rows, longest, self._model.transformer.config, self._device):
                 own = [num + start for num in begin]
                 now = self._row_pass(first + some.start, len(rows), own, stop - start)
                 hidden_RTH = self._pass(now, token_ids_RT[:, start:stop].to(self._device))
@@ -282,23 +278,6 @@ class Decoder:
                         found[index] = hidden_RTH[index, place - start]
             hidden.append(torch.stack(found))
         return torch.cat(hidden)
-
-    def _parts(self, rows: Sequence[DecodeRow], longest: int) -> Iterator[tuple[int, int]]:
-        """Ranges of tokens that rows compute at a time: no more scores than `PASS_SCORES`, or, where one operation has
-        attention with log-sums, no more numbers in its masks than `PASS_MASKS`."""
-        slots, config = [row.group.slot or 0 for row in rows], self._model.transformer.config.get_text_config()
-        own = len(rows) * max(row.num_own for row in rows)
-        # Each prompt between the first and the last has as many rows as the one that has most.
-        num_padded = (max(slots) - min(slots) + 1) * max(map(slots.count, slots))
-        prompts = num_padded * max(len(row.group.token_ids) for row in rows)
-        heads, most = config.num_attention_heads, PASS_SCORES
-        if can_fuse(self._device):  # a mask has the heads that share keys and values
-            heads, most = -(-heads // (getattr(config, "num_key_value_heads", None) or heads)), PASS_MASKS
-            if not getattr(config, "sliding_window", None):  # all tokens see the whole prompt
-                prompts = 0
-        size = max(1, most // (heads * (own + prompts)))
-        for start in range(0, longest, size):
-            yield start, min(start + size, longest)
 
     def _row_pass(self, first: int, num: int, own: list[int], tokens: int) -> RowPass:
         """A pass over rows that hold `own` tokens each besides their prompts."""

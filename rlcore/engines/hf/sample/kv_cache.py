@@ -59,7 +59,7 @@ class RowPass:
     place_R: Tensor
     """Each row's index in the flattened `rows_GW`."""
     last_R: Tensor | None
-    """The last position of each row, which padding after it has, too; None: there is no padding."""
+    """Position of each row's last token. Padding gets the same position. None: the pass has no padding."""
     same_own: int | None
     """The value of `own_R` if it is the same for all rows; else None."""
     in_order: bool

@@ -1,12 +1,19 @@
-"""Prompts that are computed in one pass, and beginnings that another prompt has computed already."""
+"""Sizes of passes over prompts, their common beginnings, and several tokens of each row."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from rlcore.engines.hf.sample.decode_row import DecodeGroup
+import torch
+
+from rlcore.engines.hf.sample.decode_row import DecodeGroup, DecodeRow
+from rlcore.engines.hf.sample.row_attention import can_fuse
 
 PASS_TOKENS = 8192
 """Maximum tokens of one pass over prompts, padding included; bounds the memory of its activations."""
-
+PASS_SCORES = 2**26
+"""Maximum attention scores of a layer that an accelerator holds while it computes rows again: 0.25 GiB in float32."""
+PASS_MASKS = 2**24
+"""Maximum numbers of a layer's mask while rows compute several tokens each: 64 MiB in float32."""
 MOST_LEFT = 2048
 """Maximum tokens of a prompt after a shared beginning. Attention needs a mask of them by all positions, which takes
 little memory next to the states of a pass only while they are few."""
@@ -22,6 +29,24 @@ def by_tokens(lengths: Sequence[int]) -> Iterator[slice]:
         longest = max(longest, length)
     if lengths:
         yield slice(start, len(lengths))
+
+
+def parts_of(rows: Sequence[DecodeRow], longest: int, config: Any, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Ranges of the `longest` tokens that each row computes: no more scores at a time than `PASS_SCORES`, or, where one
+    operation has attention with log-sums, no more numbers in its masks than `PASS_MASKS`."""
+    slots, config = [row.group.slot or 0 for row in rows], config.get_text_config()
+    own = len(rows) * max(row.num_own for row in rows)
+    # Each prompt between the first and the last has as many rows as the one that has most.
+    num_padded = (max(slots) - min(slots) + 1) * max(map(slots.count, slots))
+    prompts = num_padded * max(len(row.group.token_ids) for row in rows)
+    heads, most = config.num_attention_heads, PASS_SCORES
+    if can_fuse(device):  # a mask has the heads that share keys and values
+        heads, most = -(-heads // (getattr(config, "num_key_value_heads", None) or heads)), PASS_MASKS
+        if not getattr(config, "sliding_window", None):  # all tokens see the whole prompt
+            prompts = 0
+    size = max(1, most // (heads * (own + prompts)))
+    for start in range(0, longest, size):
+        yield start, min(start + size, longest)
 
 
 def by_beginning(
