@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from rlcore.config import ModelConfig
 from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf.cache_name import cache_name
-from rlcore.engines.hf.sample import decode, row_attention
+from rlcore.engines.hf.sample import decode, prompt_passes, row_attention
 from rlcore.engines.hf.sample.decode import PACK_TOKENS
 from rlcore.engines.hf.sample.kv_cache import RowPass
 from rlcore.engines.hf.sample.packed_linear import PackedLinears
@@ -149,12 +149,12 @@ def test_without_it_rows_are_computed_again(model: PolicyModel) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most_scores", [0, 2000, decode.PASS_SCORES])
+@pytest.mark.parametrize("most_scores", [0, 2000, prompt_passes.PASS_SCORES])
 def test_rows_are_computed_again_in_parts_on_a_device_that_holds_attention_scores(
     model: PolicyModel, monkeypatch: pytest.MonkeyPatch, most_scores: int
 ) -> None:
-    monkeypatch.setattr(decode, "can_fuse", lambda device: False)
-    monkeypatch.setattr(decode, "PASS_SCORES", most_scores)
+    monkeypatch.setattr(prompt_passes, "can_fuse", lambda device: False)
+    monkeypatch.setattr(prompt_passes, "PASS_SCORES", most_scores)
     sizes: list[int] = []
     attend = row_attention.attend_apart
 
