@@ -365,6 +365,8 @@ class GenerateRequest:
     """Sample i draws from its own random stream, seeded by (seed, i)."""
     conversation: str = ""
     """Requests of one conversation go to the same replica, whose cache may hold its earlier turns; empty: to any."""
+    rank: int = 0
+    """The rank of its replica that samples it, modulo their number; set by the rollout service."""
 
 
 @dataclass(frozen=True, eq=False)

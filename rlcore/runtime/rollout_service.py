@@ -14,6 +14,7 @@ from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import RlcoreError, WorkerError, boundary, worker_call
 from rlcore.errors.checks.arrays import check_answer, check_completion
+from rlcore.runtime.rank_deal import RankDeal
 from rlcore.runtime.sampling_clock import SamplingClock
 from rlcore.runtime.suspects import RequestRecord, Suspects
 from rlcore.types import Completion, FinishReason, GenerateRequest, Lane
@@ -32,11 +33,13 @@ class RolloutService:
         replicas: WorkerGroup[RolloutWorker],
         deadline_s: float,
         vocabulary: int | None = None,
+        ranks: int = 1,
     ) -> None:
-        """`vocabulary`: upper bound of token ids; None: unknown."""
+        """`vocabulary`: upper bound of token ids; None: unknown. `ranks` of each replica."""
         self._replicas = replicas
         self.clock = SamplingClock(deadline_s)
         self._vocabulary = vocabulary
+        self._ranks = RankDeal() if ranks > 1 else None
         self.newest_version = 0
         """Of the weights that replicas have, or are being given."""
         self._dispatcher = ReplicaDispatcher(replicas)
@@ -55,7 +58,8 @@ class RolloutService:
         a replica dies, its unfinished requests are retried on the others or on its replacement, once per death, while a
         replica serves or will be restarted. All samples of a retried request are generated again, and those that had
         already arrived are ignored. A request that kills replicas (`Suspects`) ends in completions with an error.
-        WorkerError if a replica fails, gives a wrong answer, or the deadline of the clock passes. However the call
+        The ranks of a replica share requests in the same order, and a conversation's go to the same one. WorkerError if
+        a replica fails, gives a wrong answer, or the deadline of the clock passes. However the call
         ends, including by `aclose`, replicas are asked to abort the rest of it.
         """
         ordered = sorted(requests, key=lambda request: request.id)
@@ -204,6 +208,7 @@ class RolloutService:
         finished: "_Finished",
     ) -> None:
         replica, loop = self._replicas.replicas[index], asyncio.get_running_loop()
+        requests = requests if self._ranks is None else self._ranks.deal(requests)
         who = f"{replica.name}.generate()"
         with worker_call(ROLLOUT.name, RolloutWorker.generate.__name__):
             async with contextlib.aclosing(replica.stream(RolloutWorker.generate, requests)) as completions:

@@ -159,7 +159,8 @@ def _tokens(plan: RunPlan) -> Tokens:
 
 
 def _rollout_service(plan: RunPlan, groups: Groups, vocabulary: int | None) -> RolloutService:
-    return RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s, vocabulary)
+    [ranks] = [worker.request.ranks for worker in plan.workers if worker.request.role == ROLLOUT]
+    return RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s, vocabulary, ranks)
 
 
 def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExitStack) -> WeightsSync | None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 from rlcore.config import EngineConfig
 from rlcore.contracts.actor import ActorWorker
@@ -325,21 +324,15 @@ class HfRollout(RolloutWorker):
 
         A row that is unfinished when the weights change continues with the new ones, and its completion records from
         where. It does so at once if mini-batches are streamed, because the step may wait for it, else when the weights
-        are published. Each of several ranks samples its share.
+        are published. Each of several ranks samples what the rollout service dealt to it.
         """
-        requests = share_of(requests, self.context.rank, self.context.num_ranks)
+        rank, num_ranks = self.context.rank, self.context.num_ranks
+        requests = [request for request in requests if request.rank % num_ranks == rank]
         if not requests:
             return
         async with aclosing(self._sampler.generate(requests)) as completions:  # type: ignore[type-var]
             async for completion in completions:
                 yield completion
-
-
-def share_of(requests: Sequence[GenerateRequest], rank: int, num_ranks: int) -> list[GenerateRequest]:
-    """A rank's share of the requests: round-robin in canonical order, from a first rank that their ids determine."""
-    ordered = sorted(requests, key=lambda request: request.id)
-    first = crc32(ordered[0].id.encode()) if ordered else 0
-    return [request for index, request in enumerate(ordered) if (first + index) % num_ranks == rank]
 
 
 def prepare_process(context: WorkerContext) -> None:
