@@ -22,10 +22,10 @@ async def live(
     """The trainer of a launched run, with every sink of a real one; the terminal's output is discarded."""
     plan = plan_run([config], overrides, plugins)
     run_dir.mkdir(parents=True, exist_ok=True)
-    prompts, heldout = load_data(plan.config)
+    prompts = load_data(plan.config)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         async with launch(plan, run_dir) as run:
-            session = Session(plan, run_dir, run, prompts, heldout, StopRequest(finish_step=False), Callbacks())
+            session = Session(plan, run_dir, run, prompts, StopRequest(finish_step=False), Callbacks())
             trainer = session._trainer  # `Session.train` takes all steps; a benchmark takes them one by one
             try:
                 trainer.start()

@@ -41,7 +41,7 @@ async def serve(channel: Channel, spec: dict[str, Any]) -> None:
     run_dir = Path(spec["run_dir"])
     async with live(spec["config"], spec.get("overrides", []), spec.get("plugins", []), run_dir) as trainer:
         run = trainer.run
-        prompts = load_data(run.plan.config)[0]
+        prompts = load_data(run.plan.config).train
         facts = await trainer.actor.call(ActorWorker.facts)
         encoded = [
             list(run.tokens.encode_prompt(request.messages)) for source in prompts.values() for request in source

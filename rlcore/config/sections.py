@@ -82,7 +82,7 @@ class DataConfig:
     solved_at: float = option(1.0, used_when="order != 'seeded'")
     """Least reward of a sample that counts as solved, for orders that use results."""
     max_prompt_tokens: int = option(1024, at_least=1)
-    """Longer prompts are dropped and counted."""
+    """Longer prompts, chat template and schemas of tools included, are dropped and counted."""
 
 
 @dataclass(frozen=True)

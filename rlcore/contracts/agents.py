@@ -1,7 +1,7 @@
 """The agent slot: turns prompts into trajectories."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,14 @@ class AgentLoop(ABC):
 
     async def close(self) -> None:
         """Release everything."""
+
+    async def tool_schemas(self, prompts: Sequence[Prompt]) -> Sequence[Sequence[Mapping[str, Any]]]:
+        """For each prompt, the schemas of the tools that the chat template shows to the policy, in OpenAI's form.
+
+        Called once, after `start`: a prompt that is longer with them than `data.max_prompt_tokens` is left out. Without
+        this method no prompt has any. ConfigError naming a prompt whose tools do not exist.
+        """
+        return [()] * len(prompts)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """Called once before the run requests its first sample, with every prompt that it may request.

@@ -1,7 +1,7 @@
 """Selects the prompts that may be used."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlcore.data.conversation import question_of
 from rlcore.errors import ConfigError, boundary
@@ -11,7 +11,9 @@ from rlcore.types import Message, Prompt
 class EncodesPrompts(Protocol):
     """The one method of `rlcore.contracts.tokens.Tokens` that selection needs."""
 
-    def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]: ...
+    def encode_prompt(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]: ...
 
 
 def filter_long(
@@ -19,16 +21,18 @@ def filter_long(
     tokens: EncodesPrompts,
     max_tokens: int,
     check: Callable[[Prompt, int], None] = lambda prompt, num_tokens: None,
+    schemas: Sequence[Sequence[Mapping[str, Any]]] = (),
 ) -> tuple[list[Prompt], int]:
     """(the prompts of at most `max_tokens` tokens, chat template included; the number of prompts left out).
 
-    `check` is called with each prompt that stays and its number of tokens, and may raise.
+    `check` is called with each prompt that stays and its number of tokens, and may raise. `schemas` of the tools that
+    the template shows with each prompt; empty: none.
     """
     kept = []
-    for prompt in prompts:
+    for prompt, tools in zip(prompts, schemas or [()] * len(prompts), strict=True):
         try:
             with boundary("it cannot be tokenised", ConfigError):  # a value of hundreds of levels
-                num_tokens = len(tokens.encode_prompt(prompt.messages))
+                num_tokens = len(tokens.encode_prompt(prompt.messages, tools))
         except ConfigError as error:  # or the chat template refuses it
             raise ConfigError(f"prompt '{prompt.id}': {error}") from error
         if num_tokens <= max_tokens:

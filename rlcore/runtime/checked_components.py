@@ -8,6 +8,7 @@ is.
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
+from itertools import chain
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,18 @@ class CheckedAgent(_Checked):
         """`lanes`: the rollout service that the component requests from; None: its settings are not checked."""
         super().__init__(component, who, watch)
         vars(self).update(_lanes=lanes)
+
+    async def tool_schemas(self, prompts: Sequence[Prompt]) -> list[Sequence[Mapping[str, Any]]]:
+        """See `AgentLoop.tool_schemas`."""
+        with self._boundary("tool_schemas()"):
+            who, needed = f"{self._who}: tool_schemas()", "a list with a list of schemas for each prompt"
+            found = await awaitable(who, self._component.tool_schemas(prompts))
+            lists = list(plain(who, found, (list, tuple), needed))
+            if len(lists) != len(prompts):
+                raise PluginError(f"{who} returned {len(lists)} lists for {len(prompts)} prompts; needs one for each")
+            for schema in chain.from_iterable(plain(who, schemas, (list, tuple), needed) for schemas in lists):
+                plain(who, schema, Mapping, "schemas that are dicts")
+            return lists
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """See `AgentLoop.check`."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rlcore.contracts.actor import ActorWorker
 from rlcore.data import load_prompts
-from rlcore.data.window import fits_evaluation
 from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.report.terminal import Terminal
@@ -16,7 +15,7 @@ from rlcore.runtime.launch import Runtime, launch
 from rlcore.runtime.sampling_workers import Sampler, launch_sampler
 from rlcore.train import checkpoint
 from rlcore.train.evaluate import EvalResult, evaluate
-from rlcore.train.run_prompts import fitting, window_of
+from rlcore.train.run_prompts import RunPrompts, fitting
 from rlcore.train.same_model import check_same_base
 
 
@@ -57,6 +56,5 @@ async def evaluate_async(plan: RunPlan, weights: Path | None) -> EvalResult:
             "eval.sources.heldout.path=heldout.jsonl"
         )
     async with loaded_run(plan, weights) as run:
-        check = fits_evaluation(plan.config, window_of(run))
-        prompts = fitting(heldout, run.tokens, plan.config, check, Terminal())
+        prompts = (await fitting(run, RunPrompts({}, heldout), Terminal())).heldout
         return await evaluate(run, prompts, plan.config.train.seed)

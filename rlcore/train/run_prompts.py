@@ -1,51 +1,84 @@
 """The prompts of a run: loaded, and left out or refused by their length."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
 from rlcore.agents.single_turn import SingleTurn
 from rlcore.config import RunConfig
-from rlcore.contracts.tokens import Tokens
 from rlcore.data import filter_long, load_prompts, refuse_overlap, training_sources
-from rlcore.data.window import CheckPrompt
+from rlcore.data.window import CheckPrompt, fits, fits_evaluation
 from rlcore.errors import ConfigError
 from rlcore.report.terminal import Terminal
 from rlcore.runtime.launch import Runtime
 from rlcore.types import Prompt
 
 Prompts = Mapping[str, Sequence[Prompt]]
+"""By source."""
+Schemas = Sequence[Sequence[Mapping[str, Any]]]
+"""Of tools, for each prompt."""
 
 
-def load_data(config: RunConfig) -> tuple[dict[str, list[Prompt]], dict[str, list[Prompt]]]:
-    """Training and held-out prompts by source; ConfigError when a held-out question occurs in training."""
+class RunPrompts(NamedTuple):
+    """The prompts of a run."""
+
+    train: Prompts
+    heldout: Prompts
+
+    @property
+    def together(self) -> list[Prompt]:
+        """All of them, training first."""
+        return [prompt for found in self for prompts in found.values() for prompt in prompts]
+
+
+def load_data(config: RunConfig) -> RunPrompts:
+    """Everything that the sources hold; ConfigError when a held-out question occurs in training."""
     prompts = load_prompts(training_sources(config.data), config.data, "data.sources")
     heldout = load_prompts(config.eval.sources, config.data)
     refuse_overlap(prompts, heldout)
-    return prompts, heldout
+    return RunPrompts(prompts, heldout)
 
 
-def window_of(run: Runtime) -> int | None:
+async def fitting(run: Runtime, prompts: RunPrompts, terminal: Terminal) -> RunPrompts:
+    """The prompts that are short enough, after checks; logs the number of the others.
+
+    The schemas of tools that the agent's prompts have count.
+    """
+    config, window = run.plan.config, _window_of(run)
+    schemas = iter(await run.agent.tool_schemas(prompts.together))
+
+    def fit(found: Prompts, check: CheckPrompt) -> Prompts:
+        return {
+            source: _fitting(run, source, some, list(islice(schemas, len(some))), check, terminal)
+            for source, some in found.items()
+        }
+
+    return RunPrompts(
+        fit(prompts.train, fits(window, config.rollout.max_tokens, "rollout.max_tokens")),
+        fit(prompts.heldout, fits_evaluation(config, window)),
+    )
+
+
+def _fitting(
+    run: Runtime, source: str, prompts: Sequence[Prompt], schemas: Schemas, check: CheckPrompt, terminal: Terminal
+) -> Sequence[Prompt]:
+    limit = run.plan.config.data.max_prompt_tokens
+    kept, num_long = filter_long(prompts, run.tokens, limit, check, schemas)
+    counted = " with the schemas of their tools" if any(schemas) else ""
+    if not kept:
+        raise ConfigError(
+            f"data: every prompt of source '{source}' is longer than data.max_prompt_tokens={limit}{counted}; raise it "
+            "or choose another source"
+        )
+    if num_long:
+        long = f"{num_long} of {len(prompts)} prompts are longer than {limit} tokens{counted}"
+        terminal.say(f"source '{source}': {long}: left out")
+    return kept
+
+
+def _window_of(run: Runtime) -> int | None:
     """Tokens of a prompt and its response together, at most.
 
     None if the rollout does not report it, and for an agent that fits each request into the window.
     """
     return run.context_length if isinstance(run.agent, SingleTurn) else None
-
-
-def fitting(
-    prompts: Prompts, tokens: Tokens, config: RunConfig, check: CheckPrompt, terminal: Terminal
-) -> dict[str, list[Prompt]]:
-    """The prompts that are short enough, by source, after checks; logs the number of the others."""
-    fit: dict[str, list[Prompt]] = {}
-    for source, prompt in prompts.items():
-        fit[source], num_long = filter_long(prompt, tokens, config.data.max_prompt_tokens, check)
-        if num_long:
-            limit = config.data.max_prompt_tokens
-            terminal.say(
-                f"source '{source}': {num_long} of {len(prompt)} prompts are longer than {limit} tokens: left out"
-            )
-        if not fit[source]:
-            raise ConfigError(
-                f"data: every prompt of source '{source}' is longer than data.max_prompt_tokens="
-                f"{config.data.max_prompt_tokens}; raise it or choose another source"
-            )
-    return fit

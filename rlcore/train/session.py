@@ -10,7 +10,6 @@ from rlcore.contracts.activity import Activity, current_activity
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.clusters import Deadlines
 from rlcore.data import IssuedPrompts
-from rlcore.data.window import fits, fits_evaluation
 from rlcore.errors import CheckpointError, ConfigError, PluginError, RewardError, WorkerError
 from rlcore.plan import RunPlan
 from rlcore.report.advice import advice
@@ -41,7 +40,7 @@ from rlcore.train.run_dir import (
     write_plan,
     write_rewards,
 )
-from rlcore.train.run_prompts import Prompts, fitting, load_data, window_of
+from rlcore.train.run_prompts import RunPrompts, fitting, load_data
 from rlcore.train.saving import Saver
 from rlcore.train.signals import Stopped, StopRequest, name_of
 from rlcore.train.trainer import Progress, Sinks, Trainer
@@ -70,8 +69,8 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
         try:
             activity.enter("loading data")
             require_trackers(plan)
-            prompts, heldout = load_data(plan.config)
-            for note in check_data(plan, prompts, heldout):
+            prompts = load_data(plan.config)
+            for note in check_data(plan, prompts.train, prompts.heldout):
                 terminal.warn(note)
             origin = find_origin(run_dir, start)
             if not origin.resumed and origin.checkpoint is None:
@@ -80,7 +79,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Cal
             limits = Deadlines(plan.config.cluster.start_s, close_s=CLOSE_S)
             async with launch(plan, run_dir, limits) as run:
                 logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))
-                session = Session(plan, run_dir, run, prompts, heldout, stop, callbacks, window_of(run), terminal)
+                session = Session(plan, run_dir, run, await fitting(run, prompts, terminal), stop, callbacks, terminal)
                 try:
                     result = await session.train(origin)
                     reason = "every step was taken; continue with --resume"
@@ -124,21 +123,15 @@ class Session:
         plan: RunPlan,
         run_dir: Path,
         run: Runtime,
-        prompts: Prompts,
-        heldout: Prompts,
+        prompts: RunPrompts,
         stop: StopRequest,
         callbacks: Callbacks,
-        window: int | None = None,
         terminal: Terminal | None = None,
     ) -> None:
         self._config, self._run_dir, self._run, self._stop = plan.config, run_dir, run, stop
         self._terminal = terminal or Terminal()
-        check = fits(window, plan.config.rollout.max_tokens, "rollout.max_tokens")
-        self._prompts = fitting(prompts, run.tokens, plan.config, check, self._terminal)
-        check = fits_evaluation(plan.config, window)
-        heldout = fitting(heldout, run.tokens, plan.config, check, self._terminal)
-        self._all_prompts = [prompt for prompts in (*self._prompts.values(), *heldout.values()) for prompt in prompts]
-        order = IssuedPrompts(self._prompts, plan.prompt_order, plan.config.data, plan.config.train.seed)
+        self._prompts = prompts
+        order = IssuedPrompts(prompts.train, plan.prompt_order, plan.config.data, plan.config.train.seed)
         self.total_steps = plan.config.train.max_steps or (
             plan.config.train.epochs * order.num_prompts // plan.config.train.prompts_per_step
         )
@@ -161,7 +154,7 @@ class Session:
         activity = current_activity()
         activity.total_steps, activity.num_updates = self.total_steps, plan.batch_sizes["updates"]
         progress = Progress(0, order, kl_controller(plan.config.algo.kl))
-        self._trainer = Trainer(run, progress, self.total_steps, heldout, self._sinks)
+        self._trainer = Trainer(run, progress, self.total_steps, prompts.heldout, self._sinks)
         self.saver = Saver(self._trainer, run_dir)
         stop.remains = self.saver.remains
         self._callbacks = StepCallbacks(callbacks)
@@ -190,7 +183,7 @@ class Session:
             stack.push_async_exit(trainer.close)
             stack.push_async_exit(self.saver.let_end)
             trainer.start()
-            await self._run.agent.check(self._all_prompts)
+            await self._run.agent.check(self._prompts.together)
             num_updates = self.total_steps * self._run.plan.batch_sizes["updates"]
             num_updates = await self._run.critic.expect(num_updates)
             await trainer.actor.call(ActorWorker.expect, num_updates)
@@ -303,7 +296,7 @@ class Session:
             return
         if self._run.check is not None:
             await self._run.check.sample(0)
-        examples = [prompt for prompts in self._prompts.values() for prompt in prompts[:NUM_EXAMPLES]]
+        examples = [prompt for prompts in self._prompts.train.values() for prompt in prompts[:NUM_EXAMPLES]]
         if self._config.reward.canary:
             await check_canary(self._run.reward, examples, self._config.reward, self._run.tokens)
             self._run.take_metrics()

@@ -314,7 +314,7 @@ def test_an_answer_that_a_task_cannot_read_is_wrong_and_a_row_that_it_cannot_rea
 
 def test_over_long_prompts_are_left_out_and_counted() -> None:
     class WordTokens:
-        def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        def encode_prompt(self, messages: Sequence[Message], tools: Any = ()) -> tuple[int, ...]:
             return tuple(range(sum(len(str(message["content"]).split()) for message in messages)))
 
     prompts = [Prompt(f"a/{n}", user("word " * n), None, "a") for n in (1, 5, 4, 9)]
@@ -327,7 +327,7 @@ def test_over_long_prompts_are_left_out_and_counted() -> None:
 
 def test_a_prompt_that_the_chat_template_refuses_is_named() -> None:
     class Refuses:
-        def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        def encode_prompt(self, messages: Sequence[Message], tools: Any = ()) -> tuple[int, ...]:
             raise ConfigError("the chat template of 'm': TemplateError: no")
 
     with pytest.raises(ConfigError, match=r"^prompt 'test/0': the chat template of 'm': TemplateError: no$"):

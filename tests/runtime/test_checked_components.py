@@ -12,6 +12,7 @@ import pytest
 
 from rlcore.errors import PluginError
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
+from rlcore.testing.rewards import make_prompt
 
 
 @pytest.mark.parametrize("found", [None, [1], "text"])
@@ -50,6 +51,36 @@ def test_weights_that_are_no_numbers_by_name_are_named(weights: Any, words: str)
     assert CheckedRewards(right, "reward 'r'").weights == {"f": 2.0, "g": 0.5}
 
 
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (None, "returned None; needs a list with a list of schemas for each prompt"),
+        ([None, ()], "returned None; needs a list with a list of schemas for each prompt"),
+        (["text", ()], "returned str; needs a list with a list of schemas for each prompt"),
+        ([()], "returned 1 lists for 2 prompts; needs one for each"),
+        ([(), ["add"]], "returned str; needs schemas that are dicts"),
+    ],
+)
+def test_schemas_that_are_no_list_for_each_prompt_are_named(found: Any, words: str) -> None:
+    class Odd:
+        async def tool_schemas(self, prompts: Any) -> Any:
+            return found
+
+    class Late:
+        def tool_schemas(self, prompts: Any) -> Any:
+            return found
+
+    prompts = [make_prompt(0), make_prompt(1)]
+    with pytest.raises(PluginError) as raised:
+        asyncio.run(CheckedAgent(Odd(), "agent loop 'x'").tool_schemas(prompts))
+    assert str(raised.value) == f"agent loop 'x': tool_schemas() {words}"
+    with pytest.raises(PluginError, match=r"needs an `async def`, which is awaited"):
+        asyncio.run(CheckedAgent(Late(), "agent loop 'x'").tool_schemas(prompts))
+    schema = {"type": "function", "function": {"name": "add"}}
+    found = [(), (schema,)]
+    assert asyncio.run(CheckedAgent(Odd(), "x").tool_schemas(prompts)) == [(), (schema,)]
+
+
 class Failing:
     """Raises in every method and property, at once or when it is awaited."""
 
@@ -77,6 +108,7 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "agent metrics()": ("now", lambda failing: CheckedAgent(failing, "x").metrics()),
     "agent state()": ("now", lambda failing: CheckedAgent(failing, "x").state()),
     "agent check()": ("later", lambda failing: CheckedAgent(failing, "x").check([])),
+    "agent tool_schemas()": ("later", lambda failing: CheckedAgent(failing, "x").tool_schemas([])),
     "agent restore()": ("now", lambda failing: CheckedAgent(failing, "x").restore({})),
     "reward scope": ("now", lambda failing: CheckedRewards(failing, "x").scope),
     "reward weights": ("now", lambda failing: CheckedRewards(failing, "x").weights),

@@ -69,6 +69,16 @@ def last_tokens(row):
     return replace(row, versions=moved, **arrays)
 
 
+def schemas_of(change):
+    """An agent with other schemas of tools."""
+
+    class Schemas(SingleTurn):
+        async def tool_schemas(self, prompts):
+            return change(prompts)
+
+    return Schemas
+
+
 class SeedsByPlace(SingleTurn):
     async def rollout(self, tasks, sampling, lane):
         moved = [replace(task, seed=task.seed + 10 * index) for index, task in enumerate(tasks)]
@@ -141,6 +151,7 @@ class LoudMetrics(SingleTurn):
         return {"agent/turns": "three"}
 
 
+SCHEMAS = "test_each_prompt_has_its_schemas"
 COMPLETE = "test_every_task_gets_its_samples"
 SETTINGS = "test_requests_have_the_settings_and_the_lane_of_their_rollout"
 WHOLE = "test_arrays_speak_of_the_same_tokens"
@@ -154,6 +165,8 @@ AGENTS = [
     (changed(lambda trajectory: [replace(trajectory, id=TrajectoryId("another", 0, trajectory.id.sample))]), COMPLETE),
     (changed(lambda sample: [replace(sample, num_segments=2)]), COMPLETE),
     (changed(lambda sample: [replace(sample, prompt=replace(sample.prompt, answer="changed"))]), COMPLETE),
+    (schemas_of(lambda prompts: [()] * (len(prompts) - 1)), SCHEMAS),
+    (schemas_of(lambda prompts: [[{"type": {1, 2}}]] * len(prompts)), SCHEMAS),
     (requesting(lambda sampling, lane: (Sampling(max_tokens=sampling.max_tokens, stop=sampling.stop), lane)), SETTINGS),
     *((with_sampling(**{name: 1}), SETTINGS) for name in ("temperature", "top_p", "top_k", "min_p")),
     (with_sampling(max_tokens=401), SETTINGS),

@@ -66,12 +66,10 @@ def calls_of_a_step(samples: int, directory: Path) -> int:
 
     async def count() -> int:
         plan = plan_run([{}], overrides, ("null",))
-        prompts, heldout = load_data(plan.config)
+        prompts = load_data(plan.config)
         run_dir = Path(tempfile.mkdtemp(dir=directory))
         async with launch(plan, run_dir) as run:
-            trainer = Session(
-                plan, run_dir, run, prompts, heldout, StopRequest(finish_step=False), Callbacks()
-            )._trainer
+            trainer = Session(plan, run_dir, run, prompts, StopRequest(finish_step=False), Callbacks())._trainer
             try:
                 trainer.start()
                 await trainer.step()

@@ -40,8 +40,7 @@ def build(context: BuildContext) -> AgentLoop:
     if settings.workers:
         workers = context.workers(AGENT)
         return DistributedToolLoop(context.generator, workers, settings, context.context_length)
-    planned = context.config.data.max_prompt_tokens
-    return ToolLoop(context.generator, context.tokens, context.children, settings, context.context_length, planned)
+    return ToolLoop(context.generator, context.tokens, context.children, settings, context.context_length)
 
 
 @hookimpl

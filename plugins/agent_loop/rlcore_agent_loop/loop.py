@@ -58,9 +58,8 @@ class ToolLoop(AgentLoop):
         children: "Children",
         settings: AgentLoopSettings,
         window: int | None = None,
-        planned_prompt: int | None = None,
     ) -> None:
-        """`window`: the engine's longest context. `planned_prompt`: tokens of a prompt that the plan has memory for."""
+        """`window`: the engine's longest context."""
         self._generator, self._tokens, self._settings = generator, tokens, settings
         self._tools = Tools(children, settings)
         self._agents = Agents(children, settings.agent, settings.env) if settings.agent.fn else None
@@ -71,7 +70,7 @@ class ToolLoop(AgentLoop):
         self._kit = ConversationContext(
             tokens, self._tools, self._environments, parser_of(settings.parser), settings, window=window
         )
-        self._prompt_budget = PromptBudget(self._kit, planned_prompt)
+        self._prompt_budget = PromptBudget(self._kit)
         self._counts = Counts()
 
     async def start(self) -> None:
@@ -115,6 +114,17 @@ class ToolLoop(AgentLoop):
         await self._tools.close()
         if self._agents is not None:
             await self._agents.close()
+
+    async def tool_schemas(self, prompts: Sequence[Prompt]) -> Sequence[Sequence[Mapping[str, Any]]]:
+        """None for agents and environments, which open their conversations themselves."""
+        check_column(self._settings, prompts)
+        return self.schemas_of(prompts)
+
+    def schemas_of(self, prompts: Sequence[Prompt]) -> Sequence[Sequence[Mapping[str, Any]]]:
+        """`tool_schemas` of some of the prompts."""
+        if self._agents is not None or self._environments is not None:
+            return [()] * len(prompts)
+        return [self._tools.open("", prompt).schemas for prompt in prompts]
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """ConfigError naming a prompt whose tools do not exist, or that leaves no context for a turn."""

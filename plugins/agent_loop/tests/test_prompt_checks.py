@@ -1,7 +1,6 @@
 """Prompts, templates and settings that cannot be served are refused before the first request."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rlcore_agent_loop.testing import END, ScriptedPolicy, says, talk
 from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import ConfigError
 from rlcore.plugins.planning import plan_run
+from rlcore.report.metrics import read_trajectories
 from rlcore.testing.rewards import make_prompt
 from rlcore.train import train
 from rlcore.types import FrozenDict, Prompt
@@ -70,28 +70,46 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_its_schemas_counted_before
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_prompt_that_is_longer_than_planned_with_its_schemas_is_named_once(
-    settings: AgentLoopSettings, tmp_path: Path, workers: int
+def test_prompts_that_are_too_long_with_their_schemas_are_left_out(
+    settings: AgentLoopSettings, tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "rows.jsonl").write_text(
-        "".join(json.dumps({"question": "x" * num, "answer": "y"}) + "\n" for num in (10, 60, 70))
-    )
+    policy, messages = says("Done."), long_prompt(0, 10).messages
+    talk(policy, settings, prompts=[long_prompt(0, 10)])
+    longest = len(policy.requests[0].token_ids) + 20
+    assert longest > len(ByteTokens().encode_prompt(messages)) + 100, "the schema has most of the tokens"
+    uses = {10: ["add"], 60: ["add"], 61: []}
+    rows = [{"question": "x" * num, "answer": "y", "uses": names} for num, names in uses.items()]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = {"tools": {"add": {"fn": settings.tools["add"].fn}}, "tools_column": "uses", "workers": workers}
 
-    def warnings(name: str, most: int) -> list[str]:
-        config = config_of(tmp_path, name) | {
-            "plugins": {"agent_loop": {"tools": {"add": {"fn": f"{tmp_path / 'tools.py'}:add"}}, "workers": workers}}
-        }
-        config["data"]["max_prompt_tokens"] = most
+    def sampled(name: str, **changes: str) -> set[str]:
+        config = config_of(tmp_path, name) | {"plugins": {"agent_loop": section | changes}}
+        config["data"]["max_prompt_tokens"] = longest
+        config["train"]["max_steps"] = 3
+        result = train(config, plugins=["null"])
+        return {row["id"]["prompt"] for step in range(1, 4) for row in read_trajectories(result.run_dir, step)}
+
+    assert sampled("shown") == {"train/0", "train/2"}
+    left_out = (
+        f"source 'train': 1 of 3 prompts are longer than {longest} tokens with the schemas of their tools: left out"
+    )
+    assert left_out in capsys.readouterr().out
+    assert sampled("hidden", describe_tools="never") == {"train/0", "train/1", "train/2"}
+    assert "left out" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_where_no_prompt_fits_with_its_schemas_they_are_named(settings: AgentLoopSettings, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "x", "answer": "y"}\n')
+    config = config_of(tmp_path, "run") | {
+        "plugins": {"agent_loop": {"tools": {"add": {"fn": settings.tools["add"].fn}}}}
+    }
+    config["data"]["max_prompt_tokens"] = 100
+    needed = (
+        r"every prompt of source 'train' is longer than data\.max_prompt_tokens=100 with the schemas of their tools;"
+    )
+    with pytest.raises(ConfigError, match=needed):
         train(config, plugins=["null"])
-        return [line for line in (tmp_path / name / "log.txt").read_text().splitlines() if "schemas" in line]
-
-    (line,) = warnings("short", 150)
-    assert re.search(
-        r"the prompt 'train/0' has \d{3} tokens, schemas of its tools included, and the plan has memory for "
-        r"data\.max_prompt_tokens=150; raise that to the longest prompt with its schemas$",
-        line,
-    )
-    assert warnings("long", 1000) == []
 
 
 @pytest.mark.parametrize("chosen", [0, 1000, 40])

@@ -149,6 +149,19 @@ class AgentLoopSuite(ComponentSuite):
             good = trajectory.num_segments in (0, len(parts))
             self.need(good, f"{trajectory.id}: says num_segments={trajectory.num_segments}, and {len(parts)} came")
 
+    def test_each_prompt_has_its_schemas(self) -> None:
+        """`tool_schemas` has a list for each prompt, and a chat template can show it."""
+
+        async def main(agent: AgentLoop) -> None:
+            prompts = [task.prompt for task in self.tasks()]
+            schemas = await agent.tool_schemas(prompts)
+            self.need(len(schemas) == len(prompts), f"tool_schemas() has {len(schemas)} of {len(prompts)} prompts")
+            for prompt, tools in zip(prompts, schemas, strict=True):
+                good = len(ByteTokens().encode_prompt(prompt.messages, tools)) > 0
+                self.need(good, f"tool_schemas() of '{prompt.id}': the prompt has no tokens with them")
+
+        self.use(main)
+
     def test_requests_have_the_settings_and_the_lane_of_their_rollout(self) -> None:
         """Only `max_tokens` may be smaller, and `stop` may have more strings."""
 

@@ -1,6 +1,5 @@
-"""Checks all the data, before the first request, for prompts that cannot be served, or for which memory is missing."""
+"""Checks all the data, before the first request, for prompts that cannot be served."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,8 @@ from rlcore_agent_loop.settings import AgentLoopSettings
 if TYPE_CHECKING:
     from rlcore.types import Message
 
-logger = logging.getLogger(__name__)
-
 MAX_TEMPLATE_TOKENS = 64
 """An upper bound on what a template puts around one message."""
-MAX_COUNTED = 1000
-"""Prompts that are tokenised for the warning: a second or less."""
 
 
 def check_column(settings: AgentLoopSettings, prompts: Sequence[Prompt]) -> None:
@@ -31,42 +26,23 @@ def check_column(settings: AgentLoopSettings, prompts: Sequence[Prompt]) -> None
 
 
 class PromptBudget:
-    """Finds prompts that fill the context, or that are longer than planned, together with their tools' schemas."""
+    """Finds prompts that fill the context, together with their tools' schemas."""
 
-    def __init__(self, kit: ConversationContext, planned: int | None = None) -> None:
-        self._kit, self._planned = kit, planned
-        self._num_counted = 0
+    def __init__(self, kit: ConversationContext) -> None:
+        self._kit = kit
         self._around: dict[tuple[str, ...], int] = {}
         """Tokens of a short prompt by the names of its tools."""
 
     def check(self, prompt: Prompt, schemas: Sequence[Mapping[str, Any]]) -> None:
-        """ConfigError naming the prompt and the numbers; a warning for the first that is longer than planned.
-
-        Most prompts are too short to need tokenising.
-        """
-        context, planned = self._kit.context, self._planned if schemas else None
-        limits = [limit for limit in (context, planned) if limit is not None]
-        if not limits:
+        """ConfigError naming the prompt and the numbers. Most prompts are too short to need tokenising."""
+        if self._kit.context is None:
             return
         # A token has at least one byte, and a message's repr is longer than its rendering by a template.
         longest = sum(
             len(repr(dict(message)).encode(errors="replace")) + MAX_TEMPLATE_TOKENS for message in prompt.messages
         )
-        if self._with(schemas) + longest < min(limits):
-            return
-        num_tokens = len(self._kit.tokens.encode_prompt(prompt.messages, schemas))
-        self._kit.budget(num_tokens, 1, prompt.id)
-        if planned is None:
-            return
-        self._num_counted += 1
-        if num_tokens > planned:
-            logger.warning(
-                "agent loop: the prompt '%s' has %d tokens, schemas of its tools included, and the plan has memory for "
-                "data.max_prompt_tokens=%d; raise that to the longest prompt with its schemas",
-                *(prompt.id, num_tokens, planned),
-            )
-        if num_tokens > planned or self._num_counted == MAX_COUNTED:
-            self._planned = None
+        if self._with(schemas) + longest >= self._kit.context:
+            self._kit.budget(len(self._kit.tokens.encode_prompt(prompt.messages, schemas)), 1, prompt.id)
 
     def _with(self, schemas: Sequence[Mapping[str, Any]]) -> int:
         names = tuple([str(schema["function"]["name"]) for schema in schemas])

@@ -3,11 +3,11 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcore.contracts.activity import current_activity
 from rlcore.contracts.agents import AgentLoop, RolloutTask
@@ -58,11 +58,16 @@ class DistributedToolLoop(AgentLoop):
     async def _start_again(self, worker: ReplicaHandle[AgentWorker]) -> None:
         await worker.call(AgentWorker.start, self._settings, self._window)
 
+    async def tool_schemas(self, prompts: Sequence[Prompt]) -> Sequence[Sequence[Mapping[str, Any]]]:
+        """See `ToolLoop.tool_schemas`; from a worker, which knows the tools."""
+        check_column(self._settings, prompts)
+        calls = [await self._workers.replicas[0].call(AgentWorker.tool_schemas, some) for some in _calls(prompts)]
+        return [schemas for found in calls for schemas in found]
+
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """See `ToolLoop.check`; done in a worker, which knows the tools."""
         check_column(self._settings, prompts)
-        for first in range(0, len(prompts), CHECKED_TOGETHER):
-            some = tuple(prompts[first : first + CHECKED_TOGETHER])
+        for some in _calls(prompts):
             await self._workers.replicas[0].call(AgentWorker.check, some)
 
     async def close(self) -> None:
@@ -158,6 +163,11 @@ class DistributedToolLoop(AgentLoop):
         """See `Counts.metrics`; of the samples that ended since the last time."""
         counts, self._counts = self._counts, Counts()
         return counts.metrics()
+
+
+def _calls(prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, ...]]:
+    for first in range(0, len(prompts), CHECKED_TOGETHER):
+        yield tuple(prompts[first : first + CHECKED_TOGETHER])
 
 
 async def _send(worker: ReplicaHandle[AgentWorker], number: int, answers: "asyncio.Queue[Answered]") -> None:

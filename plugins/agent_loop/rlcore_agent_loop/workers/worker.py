@@ -7,10 +7,10 @@ calls. So it works on every cluster, without opening a socket.
 import asyncio
 import itertools
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcore import load_tokens
 from rlcore.contracts.activity import Activity, BegunWork, Span, as_current, summed
@@ -89,6 +89,10 @@ class AgentWorker(Worker):
 
         ConfigError when the chat template cannot serve their messages.
         """
+
+    @abstractmethod
+    async def tool_schemas(self, prompts: Sequence[Prompt]) -> Sequence[Sequence[Mapping[str, Any]]]:
+        """See `ToolLoop.tool_schemas`."""
 
     @abstractmethod
     async def check(self, prompts: Sequence[Prompt]) -> None:
@@ -172,21 +176,23 @@ class LoopWorker(AgentWorker):
         super().__init__(context)
         self._rollouts: dict[int, PolicyProxy] = {}
         self._loop: ToolLoop | None = None
-        self._planned_prompt: int | None = None
 
     def setup(self) -> None:
         """Load tokenizer and chat template."""
         config = self.context.config
         self.tokens = load_tokens(config.model, config.data.system_prompt)
-        self._planned_prompt = config.data.max_prompt_tokens
 
     async def start(self, settings: AgentLoopSettings, window: int | None) -> None:
         """See `AgentWorker.start`."""
         from rlcore_agent_loop.loop import ToolLoop
 
         policy, children = PolicyProxy(), self.context.children
-        self._loop = ToolLoop(policy, self.tokens, children, settings, window, self._planned_prompt)
+        self._loop = ToolLoop(policy, self.tokens, children, settings, window)
         await self._loop.start()
+
+    async def tool_schemas(self, prompts: Sequence[Prompt]) -> Sequence[Sequence[Mapping[str, Any]]]:
+        """See `AgentWorker.tool_schemas`."""
+        return self._loop.schemas_of(prompts) if self._loop is not None else [()] * len(prompts)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """See `AgentWorker.check`."""
