@@ -67,9 +67,12 @@ class ForeignText:
             places = zip(encoding.ids, encoding.offsets, strict=True)
             cuts |= {start + 1 for id_, (start, _) in places if id_ in self._markers.values()}
         sizes = range(1, 1 + min(len(text), self._longest))
-        cuts |= {0} if any(text[:size] in self._endings for size in sizes) else set()
-        cuts |= {len(text)} if any(text[-size:] in self._beginnings for size in sizes) else set()
-        return GUARD.join(text[start:end] for start, end in pairwise([0, *sorted(cuts), len(text)]))
+        # Most texts have no character there that ends or begins a marker, so the slices are rarely made.
+        if not self._last_letters.isdisjoint(text[: self._longest]):
+            cuts |= {0} if any(text[:size] in self._endings for size in sizes) else set()
+        if not self._first_letters.isdisjoint(text[-self._longest :]):
+            cuts |= {len(text)} if any(text[-size:] in self._beginnings for size in sizes) else set()
+        return GUARD.join(text[start:end] for start, end in pairwise([0, *sorted(cuts), len(text)])) if cuts else text
 
     @cached_property
     def _markers(self) -> Mapping[str, int]:
@@ -104,6 +107,14 @@ class ForeignText:
     @cached_property
     def _longest(self) -> int:
         return max(map(len, self._markers)) - 1
+
+    @cached_property
+    def _first_letters(self) -> frozenset[str]:
+        return frozenset(text[0] for text in self._markers)
+
+    @cached_property
+    def _last_letters(self) -> frozenset[str]:
+        return frozenset(text[-1] for text in self._markers)
 
     @cached_property
     def _beginnings(self) -> frozenset[str]:
