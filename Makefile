@@ -95,7 +95,7 @@ newest: $(NEWEST)/stamp  ## the default suite with the newest version of each pa
 	$(SHARED_CORES) $(NEWEST)/bin/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
 test-optimized: $(STAMPS)/dev  ## tests of checks and of data under python -O, where no assert of ours may matter
-	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(BIN)/python -m pytest $(PARALLEL) -m "$(FAST_OR_SLOW)" $(OPTIMIZED) $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(BIN)/python -m pytest $(PARALLEL) $(OPTIMIZED) $(ARGS)
 
 fault: $(STAMPS)/dev  ## the fault scorecard's slow cases
 	$(SHARED_CORES) $(BIN)/python -m pytest $(GROUPED) -m fault $(TESTS) $(ARGS)
