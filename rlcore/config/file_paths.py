@@ -13,6 +13,8 @@ MADE = "rollout.weights_dir"
 """The key of a directory that exists only while a run uses it."""
 RUNS = "train.dir"
 """The key of the directory of runs. The saved configuration keeps it as it is set: a resume replaces it."""
+BYTES = "bytes"
+"""The value of `model.tokenizer` that picks the tokenizer without files."""
 PATH_NAMES = ("path", "tokenizer", "chat_template", "weights_dir")
 """Names of keys whose value may be a path without a slash or suffix."""
 
@@ -26,22 +28,26 @@ def directory_of(key: str, origins: Mapping[str, str]) -> Path | None:
 
 
 def paths_from_their_files(config: RunConfig, shown: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
-    """The keys whose path exists in the directory of the file that sets it, with the path from there: those of sources,
-    and of code in sections of plugins, `tools.py:add`.
+    """The keys whose path exists in the directory of the file that sets it, with the path from there: those of sources
+    and models, and in sections of plugins those of models and of code, `tools.py:add`.
 
     Absolute paths, interpolated ones, and those of files in the working directory stay as they are.
     """
     paths = {f"data.sources.{name}.path": source.path for name, source in config.data.sources.items()}
     paths |= {f"eval.sources.{name}.path": source.path for name, source in config.eval.sources.items()}
+    paths |= {f"model.{name}": getattr(config.model, name) for name in ("path", "tokenizer", "chat_template")}
+    paths |= {"reference.path": config.reference.path}
     named = {key: text for key, text in shown.items() if key.startswith("plugins.") and isinstance(text, str)}
     paths |= {key: text for key, text in named.items() if text.rpartition(":")[0].endswith(".py")}
+    models = {key: text for key, text in named.items() if key.endswith((".path", ".tokenizer"))}
     found = {}
-    for key, path in paths.items():
+    for key, path in (paths | models).items():
         directory = directory_of(key, origins)
-        if path and shown.get(key) == path and directory is not None:
+        if path not in ("", BYTES) and shown.get(key) == path and directory is not None:
             place, attribute = _divided(path)
             from_there = directory / place
-            if from_there != Path(place) and from_there.exists():
+            is_there = from_there.is_dir() if key in models else from_there.exists()
+            if from_there != Path(place) and is_there:
                 found[key] = f"{from_there}{attribute}"
     return found
 
@@ -98,7 +104,7 @@ def _absolute(text: str, key: str, origins: Mapping[str, str]) -> str:
 
 def _may_be_path(text: str, key: str) -> bool:
     name = key.rpartition(".")[2]
-    if text in ("", "bytes") or "${" in text or text.startswith("~"):  # bytes: the tokenizer without files
+    if text in ("", BYTES) or "${" in text or text.startswith("~"):
         return False
     if key == RUNS or (".sources." in key and name != "path"):
         return False

@@ -127,6 +127,10 @@ def load_config(
     if loaded.tree is not None:
         check_made(loaded.tree, sections)
     config = loaded.resolve()
+    if found := paths_from_their_files(config, loaded.shown, loaded.origins):
+        for key, path in found.items():
+            loaded.put({key: path}, loaded.origins[key])
+        config = loaded.resolve()
     if config.actor.lora.enabled and loaded.origins["actor.lr"] == "default":
         loaded.put({"actor.lr": LORA_LR}, "default with actor.lora")
         config = loaded.resolve()
@@ -137,10 +141,6 @@ def load_config(
         loaded.put({DEVICE: device}, loaded.origins[DEVICE])
     if chosen or config.cluster.device == AUTO:
         loaded.put(chosen, CHOSEN)
-        config = loaded.resolve()
-    if found := paths_from_their_files(config, loaded.shown, loaded.origins):
-        for key, path in found.items():
-            loaded.put({key: path}, loaded.origins[key])
         config = loaded.resolve()
     check_conditions(config, sections)
     check_bounds(config, loaded.describe)

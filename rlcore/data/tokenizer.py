@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.config import ModelConfig
+from rlcore.config.file_paths import BYTES as BYTES
 from rlcore.contracts.foreign_text import ForeignText
 from rlcore.contracts.model_files import check_model_files, check_settings
 from rlcore.contracts.templates import TemplateRefused, render
@@ -24,9 +25,6 @@ from rlcore.types import plain
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """The spelling of a byte that has no token."""
-
-BYTES = "bytes"
-"""The value of `model.tokenizer` that picks `ByteTokens`."""
 
 
 class ByteTokens(Tokens):

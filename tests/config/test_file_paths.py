@@ -1,5 +1,6 @@
-"""Data files of a configuration file count from its directory, then from the working directory."""
+"""Files that a configuration file names count from its directory, then from the working directory."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from rlcore.config import load_config
+from rlcore.config.providers import ConfigSection, Offer, Provider
 from rlcore.testing.null import SETTINGS
 
 
@@ -67,6 +69,52 @@ def test_an_absolute_and_an_interpolated_path_stay(project: Path, monkeypatch: p
         "data: {sources: {train: {path: '${oc.env:DATA}.jsonl'}}}\neval: {sources: {held: {path: held.jsonl}}}\n"
     )
     assert paths()[0] == "train.jsonl"
+
+
+def test_models_count_from_the_directory_of_the_file_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {"path": "org/model", "tokenizer": "bytes", "chat_template": "chat.jinja"}
+    text = yaml.safe_dump({"model": named, "reference": {"path": "org/other"}, "algo": {"kl": {"placement": "loss"}}})
+    (project / "models.yaml").write_text(text)
+    for place in (project / "org/model", project / "bytes", project.parent / "org/model", project.parent / "org/other"):
+        place.mkdir(parents=True)
+    (project / "chat.jinja").touch()
+    settings = [setting for setting in SETTINGS if not setting.startswith("model.")]
+
+    def found(*overrides: str) -> list[str]:
+        config = load_config([Path("task/models.yaml")], [*settings, *overrides], ()).config
+        model = config.model
+        return [model.path, model.tokenizer, model.chat_template, config.reference.path]
+
+    assert found() == ["task/org/model", "bytes", "task/chat.jinja", "org/other"]
+    assert found("model.path=org/model")[0] == "org/model", "on the command line it counts from the working directory"
+    (project / "org/model").rmdir()
+    (project.parent / "org/model").rmdir()
+    assert found()[0] == "org/model", "a name on the Hub stays"
+
+
+@dataclass(frozen=True)
+class Judge:
+    path: str = ""
+    tokenizer: str = ""
+    prompt: str = ""
+
+
+def test_models_of_plugins_count_from_the_directory_of_the_file_too(project: Path) -> None:
+    section = Offer(ConfigSection("judge", Judge), Provider("judge", "judge", "1"))
+    (project / "judge").mkdir()
+    (project / "bytes").mkdir()
+    text = yaml.safe_dump({"plugins": {"judge": {"path": "judge", "tokenizer": "bytes", "prompt": "judge"}}})
+    (project / "config.yaml").write_text(text)
+
+    def found() -> Judge:
+        loaded = load_config([Path("task/config.yaml")], SETTINGS, [section])
+        assert loaded.values["plugins.judge.path"] in loaded.yaml
+        return loaded.config.plugins["judge"]
+
+    assert found() == Judge("task/judge", "bytes", "judge")
+    (project / "judge").rmdir()
+    (project / "judge").touch()
+    assert found() == Judge("judge", "bytes", "judge"), "a model is a directory"
 
 
 def saved(*overrides: str) -> dict[str, Any]:
