@@ -79,6 +79,8 @@ class TemplateTokens(Tokens):
         self._template_kwargs = {key: plain(value) for key, value in (template_kwargs or {}).items()}
         keys = " (model.chat_template, model.chat_template_kwargs)"
         self._foreign = ForeignText(tokenizer, self._template_kwargs, ways_out=keys)
+        self._last_tools: tuple[str, Any] = ("", None)
+        """Schemas as text, and without spellings of markers."""
         self.context_length = context_length
         self._specials = {
             str(token): int(number) for number, token in self._tokenizer.added_tokens_decoder.items() if token.special
@@ -103,10 +105,19 @@ class TemplateTokens(Tokens):
             self._tokenizer,
             self._foreign.guarded(messages),
             self._foreign.whose,
-            tools=self._foreign.guarded(tools) or None,
+            tools=self._guarded_tools(tools) or None,
             add_generation_prompt=opening,
             **self._template_kwargs,
         )
+
+    def _guarded_tools(self, tools: Sequence[Mapping[str, Any]]) -> Any:
+        """The schemas without spellings of markers. Most prompts of a run have the same ones as the last prompt."""
+        written = repr(tools)  # equal values may be written otherwise: 1 and True, keys in another order
+        last, guarded = self._last_tools
+        if written != last:
+            guarded = self._foreign.guarded(tools)
+            self._last_tools = (written, guarded)
+        return guarded
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
         return tuple(self._foreign.encode(text))

@@ -169,6 +169,18 @@ def test_a_template_file_and_its_arguments_replace_the_tokenizers_own(directory:
     assert raw(directory, tokens.encode_prompt([{"role": "user", "content": "x"}])) == "x;go:"
 
 
+def test_each_prompt_shows_the_schemas_as_they_are_written(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "tools.jinja").write_text("{% for key in tools[0] %}{{ key }} {{ tools[0][key] }};{% endfor %}")
+    tokens = tokens_of(directory, chat_template=str(tmp_path / "tools.jinja"))
+    messages = [FrozenDict({"role": "user", "content": "Hi."})]
+    for schema in ({"x": 1, "y": "<eos>"}, {"x": True, "y": "<eos>"}, {"y": "<eos>", "x": True}, {"x": 1.0}):
+        for _ in range(2):
+            ids = tokens.encode_prompt(messages, [FrozenDict(schema)])
+            assert raw(directory, ids) == "".join(f"{key} {value};" for key, value in schema.items())
+            assert tokens.eos_ids.isdisjoint(ids)
+    assert tokens.encode_prompt(messages) == ()
+
+
 def test_saved_files_open_as_the_same_tokenizer(directory: Path, tmp_path: Path) -> None:
     tokens = tokens_of(directory)
     tokens.save(tmp_path / "saved")
