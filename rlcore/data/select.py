@@ -7,6 +7,9 @@ from rlcore.data.conversation import question_of
 from rlcore.errors import ConfigError, boundary
 from rlcore.types import Message, Prompt
 
+MAX_TEMPLATE_TOKENS = 64
+"""An upper bound on what a template puts around one message."""
+
 
 class EncodesPrompts(Protocol):
     """The one method of `rlcore.contracts.tokens.Tokens` that selection needs."""
@@ -16,29 +19,63 @@ class EncodesPrompts(Protocol):
     ) -> tuple[int, ...]: ...
 
 
+class _Lengths:
+    """Tokens of prompts: counted where the limit or a check needs the number, else an upper bound.
+
+    Schemas have most of the tokens and are the same for most prompts, which are far too short to need the exact count.
+    """
+
+    def __init__(self, tokens: EncodesPrompts, limit: int, exact: bool) -> None:
+        self._tokens, self._limit, self._exact = tokens, limit, exact
+        self._with_tools: dict[tuple[int, ...], int] = {}
+        """Tokens of a short prompt with schemas, by their ids."""
+
+    def of(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> int:
+        num_tokens = len(self._tokens.encode_prompt(prompt.messages))
+        if not tools or num_tokens > self._limit:
+            return num_tokens
+        most = self._of_short(tools) + sum(map(_most_tokens, prompt.messages))
+        if most <= self._limit and not self._exact:
+            return most
+        return len(self._tokens.encode_prompt(prompt.messages, tools))
+
+    def _of_short(self, tools: Sequence[Mapping[str, Any]]) -> int:
+        key = tuple(map(id, tools))
+        if key not in self._with_tools:
+            self._with_tools[key] = len(self._tokens.encode_prompt([{"role": "user", "content": "x"}], tools))
+        return self._with_tools[key]
+
+
+def _most_tokens(message: Message) -> int:
+    """A token has at least one byte, and `repr` writes more than a template does, except for what it puts around."""
+    return len(repr(dict(message)).encode(errors="replace")) + MAX_TEMPLATE_TOKENS
+
+
 def filter_long(
     prompts: Sequence[Prompt],
     tokens: EncodesPrompts,
     max_tokens: int,
-    check: Callable[[Prompt, int], None] = lambda prompt, num_tokens: None,
+    check: Callable[[Prompt, int], None] | None = None,
     schemas: Sequence[Sequence[Mapping[str, Any]]] = (),
-) -> tuple[list[Prompt], int]:
-    """(the prompts of at most `max_tokens` tokens, chat template included; the number of prompts left out).
+) -> list[Prompt]:
+    """The prompts of at most `max_tokens` tokens, chat template included.
 
     `check` is called with each prompt that stays and its number of tokens, and may raise. `schemas` of the tools that
     the template shows with each prompt; empty: none.
     """
-    kept = []
+    kept, lengths = [], _Lengths(tokens, max_tokens, exact=check is not None)
     for prompt, tools in zip(prompts, schemas or [()] * len(prompts), strict=True):
         try:
             with boundary("it cannot be tokenised", ConfigError):  # a value of hundreds of levels
-                num_tokens = len(tokens.encode_prompt(prompt.messages, tools))
+                num_tokens = lengths.of(prompt, tools)
         except ConfigError as error:  # or the chat template refuses it
-            raise ConfigError(f"prompt '{prompt.id}': {error}") from error
+            which = f"prompt '{prompt.id}'" + (" with the schemas of its tools" if tools else "")
+            raise ConfigError(f"{which}: {error}") from error
         if num_tokens <= max_tokens:
-            check(prompt, num_tokens)
+            if check is not None:
+                check(prompt, num_tokens)
             kept.append(prompt)
-    return kept, len(prompts) - len(kept)
+    return kept
 
 
 def refuse_overlap(train: Mapping[str, Sequence[Prompt]], heldout: Mapping[str, Sequence[Prompt]]) -> None:

@@ -20,19 +20,20 @@ class RankDeal:
         """The requests of one call, in canonical order, with their ranks.
 
         The first rank depends on the first id only, so ranks do not depend on the order of calls, and calls of a single
-        request use all ranks.
+        request use all ranks. Conversations take turns, however many requests each has.
         """
-        first = crc32(requests[0].id.encode()) if requests else 0
-        return [
-            replace(request, rank=self._rank_of(request.conversation, first + index))
-            for index, request in enumerate(requests)
-        ]
+        after = crc32(requests[0].id.encode()) if requests else 0
+        dealt = []
+        for request in requests:
+            rank = self._ranks.get(request.conversation, after)
+            after += request.conversation not in self._ranks
+            if request.conversation:
+                self._remember(request.conversation, rank)
+            dealt.append(replace(request, rank=rank))
+        return dealt
 
-    def _rank_of(self, conversation: str, rank: int) -> int:
-        if not conversation:
-            return rank
-        rank = self._ranks.setdefault(conversation, rank)
+    def _remember(self, conversation: str, rank: int) -> None:
+        self._ranks[conversation] = rank
         self._ranks.move_to_end(conversation)
         if len(self._ranks) > REMEMBERED_HOMES:
             self._ranks.popitem(last=False)
-        return rank

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlcore.config import DataConfig, SourceConfig
-from rlcore.data import filter_long, load_prompts, refuse_overlap
+from rlcore.data import load_prompts, refuse_overlap
 from rlcore.data.rows import read_rows
 from rlcore.errors import ConfigError, RewardError
 from rlcore.reward.scorers import reasoning_gym as reasoning_gym_reward
@@ -310,28 +310,6 @@ def test_an_answer_that_a_task_cannot_read_is_wrong_and_a_row_that_it_cannot_rea
     assert (unreadable.score, unreadable.info["answer"]) == (0.0, "two times three")
     with pytest.raises(ValueError, match="six"):
         judged(f"<answer>{item['answer']}</answer>", "six")
-
-
-def test_over_long_prompts_are_left_out_and_counted() -> None:
-    class WordTokens:
-        def encode_prompt(self, messages: Sequence[Message], tools: Any = ()) -> tuple[int, ...]:
-            return tuple(range(sum(len(str(message["content"]).split()) for message in messages)))
-
-    prompts = [Prompt(f"a/{n}", user("word " * n), None, "a") for n in (1, 5, 4, 9)]
-    kept, left_out = filter_long(prompts, WordTokens(), 4)
-    assert ([prompt.id for prompt in kept], left_out) == (["a/1", "a/4"], 2)
-    seen: list[tuple[str, int]] = []
-    filter_long(prompts, WordTokens(), 4, lambda prompt, num_tokens: seen.append((prompt.id, num_tokens)))
-    assert seen == [("a/1", 1), ("a/4", 4)]
-
-
-def test_a_prompt_that_the_chat_template_refuses_is_named() -> None:
-    class Refuses:
-        def encode_prompt(self, messages: Sequence[Message], tools: Any = ()) -> tuple[int, ...]:
-            raise ConfigError("the chat template of 'm': TemplateError: no")
-
-    with pytest.raises(ConfigError, match=r"^prompt 'test/0': the chat template of 'm': TemplateError: no$"):
-        filter_long([make_prompt(0)], Refuses(), 4)
 
 
 def test_a_held_out_question_that_occurs_in_training_is_refused() -> None:

@@ -107,7 +107,12 @@ def test_a_position_in_other_data_is_refused() -> None:
     order.next_prompts(2)
     state = order.state()
     for prompts, seed, shuffle, message in (
-        ({"a": prompts_of("a", 4)}, 0, True, "the prompts of source 'a' are not those"),
+        (
+            {"a": prompts_of("a", 4)},
+            0,
+            True,
+            r"the prompts of source 'a' within data.max_prompt_tokens .* are not",
+        ),
         ({"b": prompts_of("b", 3)}, 0, True, "source 'a' is missing"),
         ({"a": prompts_of("a", 3), "b": prompts_of("b", 3)}, 0, True, "source 'b' is new"),
         ({"a": prompts_of("a", 3)}, 1, True, r"train\.seed was 0, now it is 1"),

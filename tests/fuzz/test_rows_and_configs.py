@@ -53,7 +53,7 @@ def rows_of(data: bytes) -> None:
         config = DataConfig(sources={"all": SourceConfig(path=str(path))})
         try:
             prompts = load_prompts(config.sources, config)
-            fit, _ = filter_long(prompts["all"], ByteTokens(), 1000, lambda prompt, length: None)
+            fit = filter_long(prompts["all"], ByteTokens(), 1000, lambda prompt, length: None)
             order = seeded_prompts({"all": fit or prompts["all"]}, {}, 0, True)
         except RlcoreError as error:
             one_line(error)

@@ -36,6 +36,15 @@ def test_a_call_is_dealt_evenly_and_single_requests_use_all_ranks() -> None:
     assert {ranks_of(RankDeal(), request(f"p{index}"))[0] for index in range(20)} == {0, 1, 2}
 
 
+@pytest.mark.parametrize(("num_samples", "num_ranks"), [(4, 2), (6, 3), (3, 2)])
+def test_groups_whose_samples_are_requested_one_by_one_are_dealt_evenly(num_samples: int, num_ranks: int) -> None:
+    names = [f"p{index}" for index in range(4 * num_ranks)]
+    requests = [request(f"{name}/{sample}", name) for name in names for sample in range(num_samples)]
+    found = ranks_of(RankDeal(), *requests, num_ranks=num_ranks)
+    assert [found.count(rank) for rank in range(num_ranks)] == [4 * num_samples] * num_ranks
+    assert found == [rank for rank in found[::num_samples] for _ in range(num_samples)], "a group has one rank"
+
+
 def test_the_turns_of_a_conversation_stay_on_its_rank_whatever_is_requested_with_them() -> None:
     deal, names = RankDeal(), [f"p{index}" for index in range(7)]
     first = dict(zip(names, ranks_of(deal, *(request(name, name) for name in names)), strict=True))

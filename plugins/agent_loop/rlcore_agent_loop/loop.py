@@ -116,13 +116,13 @@ class ToolLoop(AgentLoop):
             await self._agents.close()
 
     async def tool_schemas(self, prompts: Sequence[Prompt]) -> Sequence[Sequence[Mapping[str, Any]]]:
-        """None for agents and environments, which open their conversations themselves."""
+        """None for agents, whose requests say which tools they have."""
         check_column(self._settings, prompts)
         return self.schemas_of(prompts)
 
     def schemas_of(self, prompts: Sequence[Prompt]) -> Sequence[Sequence[Mapping[str, Any]]]:
         """`tool_schemas` of some of the prompts."""
-        if self._agents is not None or self._environments is not None:
+        if self._agents is not None:
             return [()] * len(prompts)
         return [self._tools.open("", prompt).schemas for prompt in prompts]
 

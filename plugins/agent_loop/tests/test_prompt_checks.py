@@ -32,6 +32,14 @@ def silent(base_url, api_key):
 """
 
 
+WORLD = """
+from rlcore_agent_loop.conversation.environments import Environment
+
+class World(Environment):
+    def step(self, messages): ...
+"""
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> AgentLoopSettings:
     (tmp_path / "tools.py").write_text(TOOLS)
@@ -99,10 +107,15 @@ def test_prompts_that_are_too_long_with_their_schemas_are_left_out(
 
 
 @pytest.mark.slow
-def test_where_no_prompt_fits_with_its_schemas_they_are_named(settings: AgentLoopSettings, tmp_path: Path) -> None:
+@pytest.mark.parametrize("section", [{}, {"environment": {"fn": "worlds.py:World"}}], ids=["tools", "environment"])
+def test_where_no_prompt_fits_with_its_schemas_they_are_named(
+    settings: AgentLoopSettings, tmp_path: Path, section: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "worlds.py").write_text(WORLD)
     (tmp_path / "rows.jsonl").write_text('{"question": "x", "answer": "y"}\n')
     config = config_of(tmp_path, "run") | {
-        "plugins": {"agent_loop": {"tools": {"add": {"fn": settings.tools["add"].fn}}}}
+        "plugins": {"agent_loop": {"tools": {"add": {"fn": settings.tools["add"].fn}}} | section}
     }
     config["data"]["max_prompt_tokens"] = 100
     needed = (
@@ -171,10 +184,7 @@ class NamesTools(ByteTokens):
 def test_a_template_that_moves_its_tools_behind_a_turn_is_refused_at_the_start(
     settings: AgentLoopSettings, tmp_path: Path
 ) -> None:
-    (tmp_path / "worlds.py").write_text(
-        "from rlcore_agent_loop.conversation.environments import Environment\nclass World(Environment):\n"
-        "    def step(self, messages): ...\n"
-    )
+    (tmp_path / "worlds.py").write_text(WORLD)
     both = replace(settings, environment=EnvironmentSettings(f"{tmp_path / 'worlds.py'}:World"))
     with pytest.raises(ConfigError, match="the role 'user' breaks it: a message of this role changes"):
         talk(says("x"), both, tokens=LastUser())
