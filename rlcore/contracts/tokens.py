@@ -13,6 +13,9 @@ END_PROBE = "rlcore0end0probe"
 """A text that no chat template contains. It is rendered as a response to find the text that follows one."""
 
 
+MAX_TEMPLATE_TOKENS = 64
+"""An upper bound on what a template puts around one message."""
+
 _QUESTION = {"role": "user", "content": "x"}
 
 
@@ -162,6 +165,14 @@ class Tokens(ABC):
     @abstractmethod
     def save(self, directory: Path) -> None:
         """Write the tokenizer's files, including the chat template, into a model directory."""
+
+
+def most_tokens(messages: Sequence[Message]) -> int:
+    """An upper bound of the tokens of messages, with what a chat template puts around each, found without a tokenizer.
+
+    A token has at least one byte, and `repr` writes out more of a message than a template does.
+    """
+    return sum(len(repr(dict(message)).encode(errors="replace")) + MAX_TEMPLATE_TOKENS for message in messages)
 
 
 def _after_probe(text: str) -> str:

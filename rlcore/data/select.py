@@ -3,12 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from rlcore.contracts.tokens import most_tokens
 from rlcore.data.conversation import question_of
 from rlcore.errors import ConfigError, boundary
 from rlcore.types import Message, Prompt
-
-MAX_TEMPLATE_TOKENS = 64
-"""An upper bound on what a template puts around one message."""
 
 
 class EncodesPrompts(Protocol):
@@ -34,7 +32,7 @@ class _Lengths:
         num_tokens = len(self._tokens.encode_prompt(prompt.messages))
         if not tools or num_tokens > self._limit:
             return num_tokens
-        most = self._of_short(tools) + sum(map(_most_tokens, prompt.messages))
+        most = self._of_short(tools) + most_tokens(prompt.messages)
         if most <= self._limit and not self._exact:
             return most
         return len(self._tokens.encode_prompt(prompt.messages, tools))
@@ -44,11 +42,6 @@ class _Lengths:
         if key not in self._with_tools:
             self._with_tools[key] = len(self._tokens.encode_prompt([{"role": "user", "content": "x"}], tools))
         return self._with_tools[key]
-
-
-def _most_tokens(message: Message) -> int:
-    """A token has at least one byte, and `repr` writes more than a template does, except for what it puts around."""
-    return len(repr(dict(message)).encode(errors="replace")) + MAX_TEMPLATE_TOKENS
 
 
 def filter_long(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlcore.contracts.tokens import most_tokens
 from rlcore.errors import ConfigError, nearest
 from rlcore.types import Prompt
 from rlcore_agent_loop.conversation.conversation import ConversationContext
@@ -10,9 +11,6 @@ from rlcore_agent_loop.settings import AgentLoopSettings
 
 if TYPE_CHECKING:
     from rlcore.types import Message
-
-MAX_TEMPLATE_TOKENS = 64
-"""An upper bound on what a template puts around one message."""
 
 
 def check_column(settings: AgentLoopSettings, prompts: Sequence[Prompt]) -> None:
@@ -37,11 +35,7 @@ class PromptBudget:
         """ConfigError naming the prompt and the numbers. Most prompts are too short to need tokenising."""
         if self._kit.context is None:
             return
-        # A token has at least one byte, and a message's repr is longer than its rendering by a template.
-        longest = sum(
-            len(repr(dict(message)).encode(errors="replace")) + MAX_TEMPLATE_TOKENS for message in prompt.messages
-        )
-        if self._with(schemas) + longest >= self._kit.context:
+        if self._with(schemas) + most_tokens(prompt.messages) >= self._kit.context:
             self._kit.budget(len(self._kit.tokens.encode_prompt(prompt.messages, schemas)), 1, prompt.id)
 
     def _with(self, schemas: Sequence[Mapping[str, Any]]) -> int:
