@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config.layers import Source, read_layers
-from rlcore.config.sections import RunConfig
+from rlcore.config.sections import BYTES, RunConfig
 
 SUFFIXES = (".yaml", ".yml")
 MADE = "rollout.weights_dir"
 """The key of a directory that exists only while a run uses it."""
 RUNS = "train.dir"
 """The key of the directory of runs. The saved configuration keeps it as it is set: a resume replaces it."""
-BYTES = "bytes"
-"""The value of `model.tokenizer` that picks the tokenizer without files."""
 PATH_NAMES = ("path", "tokenizer", "chat_template", "weights_dir")
 """Names of keys whose value may be a path without a slash or suffix."""
 

@@ -12,6 +12,9 @@ from rlcore.config.objective import AlgoConfig, RewardConfig
 from rlcore.config.options import option
 from rlcore.config.stopping import StopConfig
 
+BYTES = "bytes"
+"""The value of `model.tokenizer` that picks the tokenizer without files."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.config import ModelConfig
-from rlcore.config.file_paths import BYTES as BYTES
+from rlcore.config.sections import BYTES as BYTES
 from rlcore.contracts.foreign_text import ForeignText
 from rlcore.contracts.model_files import check_model_files, check_settings
 from rlcore.contracts.templates import TemplateRefused, render
