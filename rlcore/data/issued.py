@@ -141,7 +141,7 @@ class IssuedPrompts:
         check_same_order(state, self._digests, self._offer.name, self._seed)
         for name, digest in self._digests.items():
             if state["digests"][name] != digest:
-                fit = f"the prompts of source '{name}' within data.max_prompt_tokens (schemas of tools count)"
+                fit = f"the prompts of source '{name}' that data.max_prompt_tokens admits, schemas of tools included,"
                 raise other_run(f"{fit} are not those that it was saved with")
         self.changed = [name for name, digest in self._rows.items() if state["rows"][name] != digest]
         self._called("restore()", lambda: self._order.restore(state["position"]))

@@ -110,7 +110,7 @@ class CheckedAgent(_Checked):
             found = await awaitable(who, self._component.tool_schemas(prompts))
             lists = list(plain(who, found, (list, tuple), needed))
             if len(lists) != len(prompts):
-                raise PluginError(f"{who} returned {len(lists)} lists for {len(prompts)} prompts; needs one for each")
+                raise PluginError(f"{who} returned {len(lists)} of {len(prompts)} lists; needs one for each prompt")
             for schema in chain.from_iterable(plain(who, schemas, (list, tuple), needed) for schemas in lists):
                 plain(who, schema, Mapping, "schemas that are dicts")
             return lists

@@ -58,9 +58,9 @@ class RolloutService:
         a replica dies, its unfinished requests are retried on the others or on its replacement, once per death, while a
         replica serves or will be restarted. All samples of a retried request are generated again, and those that had
         already arrived are ignored. A request that kills replicas (`Suspects`) ends in completions with an error.
-        The ranks of a replica share requests in the same order, and a conversation's go to the same one. WorkerError if
-        a replica fails, gives a wrong answer, or the deadline of the clock passes. However the call
-        ends, including by `aclose`, replicas are asked to abort the rest of it.
+        The ranks of a replica take turns, and all requests of a conversation go to one rank. WorkerError if a replica
+        fails, gives a wrong answer, or the deadline of the clock passes. However the call ends, including by `aclose`,
+        replicas are asked to abort the rest of it.
         """
         ordered = sorted(requests, key=lambda request: request.id)
         missing = _Missing(ordered)

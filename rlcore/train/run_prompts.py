@@ -46,7 +46,7 @@ def load_data(config: RunConfig) -> RunPrompts:
 async def fitting(run: Runtime, prompts: RunPrompts, terminal: Terminal) -> RunPrompts:
     """The prompts that are short enough, after checks; logs the number of the others.
 
-    The schemas of tools that the agent's prompts have count.
+    Schemas of tools that the agent shows in a prompt count as part of it.
     """
     config, window = run.plan.config, _window_of(run)
     current_activity().enter("counting the tokens of prompts")

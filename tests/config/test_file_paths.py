@@ -71,7 +71,7 @@ def test_an_absolute_and_an_interpolated_path_stay(project: Path, monkeypatch: p
     assert paths()[0] == "train.jsonl"
 
 
-def test_models_count_from_the_directory_of_the_file_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_count_from_the_directory_of_the_file_too(project: Path) -> None:
     named = {"path": "org/model", "tokenizer": "bytes", "chat_template": "chat.jinja"}
     text = yaml.safe_dump({"model": named, "reference": {"path": "org/other"}, "algo": {"kl": {"placement": "loss"}}})
     (project / "models.yaml").write_text(text)

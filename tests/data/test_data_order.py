@@ -111,7 +111,7 @@ def test_a_position_in_other_data_is_refused() -> None:
             {"a": prompts_of("a", 4)},
             0,
             True,
-            r"the prompts of source 'a' within data.max_prompt_tokens .* are not",
+            "the prompts of source 'a' that data.max_prompt_tokens admits, schemas of tools included, are not those",
         ),
         ({"b": prompts_of("b", 3)}, 0, True, "source 'a' is missing"),
         ({"a": prompts_of("a", 3), "b": prompts_of("b", 3)}, 0, True, "source 'b' is new"),

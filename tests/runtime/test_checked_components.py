@@ -57,7 +57,7 @@ def test_weights_that_are_no_numbers_by_name_are_named(weights: Any, words: str)
         (None, "returned None; needs a list with a list of schemas for each prompt"),
         ([None, ()], "returned None; needs a list with a list of schemas for each prompt"),
         (["text", ()], "returned str; needs a list with a list of schemas for each prompt"),
-        ([()], "returned 1 lists for 2 prompts; needs one for each"),
+        ([()], "returned 1 of 2 lists; needs one for each prompt"),
         ([(), ["add"]], "returned str; needs schemas that are dicts"),
     ],
 )

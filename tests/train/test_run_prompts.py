@@ -41,3 +41,15 @@ def test_the_event_loop_runs_while_prompts_are_counted(monkeypatch: pytest.Monke
     found, turns = asyncio.run(main())
     assert found == prompts
     assert turns >= 5
+
+
+def test_prompts_that_are_left_out_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_run([], [*SETTINGS, "data.max_prompt_tokens=100"], ["null"])
+    run: Any = SimpleNamespace(plan=plan, agent=Agent(), tokens=ByteTokens(), context_length=None)
+    texts = ("short", "x" * 200, "short", "y" * 300)
+    held = [
+        Prompt(f"held/{index}", ({"role": "user", "content": text},), "", "held") for index, text in enumerate(texts)
+    ]
+    found = asyncio.run(fitting(run, RunPrompts({}, {"held": held}), Terminal()))
+    assert found.heldout == {"held": [held[0], held[2]]}
+    assert "source 'held': 2 of 4 prompts are longer than 100 tokens: left out" in capsys.readouterr().out

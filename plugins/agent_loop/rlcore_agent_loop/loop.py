@@ -116,7 +116,7 @@ class ToolLoop(AgentLoop):
             await self._agents.close()
 
     async def tool_schemas(self, prompts: Sequence[Prompt]) -> Sequence[Sequence[Mapping[str, Any]]]:
-        """None for agents, whose requests say which tools they have."""
+        """Empty for agents, whose requests say which tools they have."""
         check_column(self._settings, prompts)
         return self.schemas_of(prompts)
 
