@@ -220,7 +220,7 @@ def test_a_death_of_one_replica_leaves_the_work_of_another_alone() -> None:
 
 
 def test_without_a_restart_left_the_last_death_is_named() -> None:
-    replicas = [Mortal(index, samples=1, deaths=9, restarts=2) for index in range(2)]
+    replicas = [Mortal(index, samples=1, deaths=9, away_s=-1, restarts=2) for index in range(2)]
     service = mortal_service(*replicas)
     with pytest.raises(WorkerError, match=r"^rollout\[\d\]\.generate\(\): it died; rollout\[\d\]: killed by signal 9"):
         asyncio.run(all_of(service.generate([request(letter, n=3) for letter in "abcde"], Lane.TRAIN)))
