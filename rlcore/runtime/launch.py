@@ -32,7 +32,7 @@ from rlcore.plan.time_limit import limit_s, limited, not_done, where_in
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.runtime.hang_watch import HangWatch
 from rlcore.runtime.lane_settings import LaneSettings
-from rlcore.runtime.sampling_workers import Sampler, start_sampler
+from rlcore.runtime.sampling_workers import Sampler, prepare_memory, start_sampler
 from rlcore.runtime.starting import Groups
 from rlcore.types import Metrics
 
@@ -105,6 +105,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
     """
     deadlines = deadlines or Deadlines(plan.config.cluster.start_s)
     limits = replace(deadlines)
+    prepare_memory(plan)
     algorithms = await _probed(plan)
     async with AsyncExitStack() as stack, _lengthened(limits):
         children = ChildProcesses()

@@ -17,6 +17,7 @@ from rlcore.contracts.tokens import Tokens
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.data.tokenizer import check_reference_ids, load_tokens
 from rlcore.engines.freed_memory import keep_freed_memory
+from rlcore.engines.huge_pages import use_huge_pages
 from rlcore.plan import RunPlan
 from rlcore.plan.colocation import roles_on_actors_devices
 from rlcore.runtime.colocation import DeviceLease
@@ -103,14 +104,21 @@ async def launch_sampler(plan: RunPlan, run_dir: Path) -> AsyncIterator[Sampler]
 
     WorkerError naming the worker that did not start.
     """
+    prepare_memory(plan)
     async with AsyncExitStack() as stack:
         yield await start_sampler(plan.only_sampling(), run_dir, Deadlines(plan.config.cluster.start_s), stack)
 
 
-async def start_sampler(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack) -> Sampler:
-    """Starts every worker of the plan; `stack` closes them. WorkerError naming the worker that did not start."""
+def prepare_memory(plan: RunPlan) -> None:
+    """Set how this process allocates memory, if workers compute in it on a CPU; to be called before torch's first
+    tensor."""
     if plan.config.cluster.device != "cuda":
         keep_freed_memory()
+        use_huge_pages()
+
+
+async def start_sampler(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack) -> Sampler:
+    """Starts every worker of the plan; `stack` closes them. WorkerError naming the worker that did not start."""
     stack.enter_context(naming_offers(plan))
     tokens = await asyncio.to_thread(_tokens, plan)
     watch = HangWatch(plan.config.cluster.stuck_s)

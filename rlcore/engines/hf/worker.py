@@ -16,6 +16,7 @@ from rlcore.contracts.rollout import RolloutWorker
 from rlcore.contracts.weight_memory import ADDRESSES
 from rlcore.engines.freed_memory import device_turn, give_back_freed_memory, yield_device
 from rlcore.engines.hf.listeners import Listeners
+from rlcore.engines.huge_pages import use_huge_pages
 from rlcore.engines.pinned_memory import pin_exactly
 from rlcore.errors import WorkerError
 from rlcore.types import (
@@ -341,7 +342,9 @@ def prepare_process(context: WorkerContext) -> None:
     Call it before torch is imported, which reads settings of its allocator, and before a model is loaded: checkpoints
     hold these random states.
     """
-    if context.device != "cpu":
+    if context.device == "cpu":
+        use_huge_pages()
+    else:
         pin_exactly()
     import random
 
