@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlcore.errors import ConfigError
 from rlcore.types import Message
@@ -167,12 +167,33 @@ class Tokens(ABC):
         """Write the tokenizer's files, including the chat template, into a model directory."""
 
 
-def most_tokens(messages: Sequence[Message]) -> int:
-    """An upper bound of the tokens of messages, with what a chat template puts around each, found without a tokenizer.
+class EncodesPrompts(Protocol):
+    """The one method of `Tokens` that counting prompts needs."""
 
-    A token has at least one byte, and `repr` writes out more of a message than a template does.
+    def encode_prompt(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]: ...
+
+
+class PromptBound:
+    """Upper bounds of the tokens of prompts, found without tokenising each.
+
+    Schemas have most of the tokens, and most prompts have the same ones: they are tokenised once, with a short prompt.
     """
-    return sum(len(repr(dict(message)).encode(errors="replace")) + MAX_TEMPLATE_TOKENS for message in messages)
+
+    def __init__(self, tokens: EncodesPrompts) -> None:
+        self._tokens = tokens
+        self._short: dict[str, int] = {}
+        """Tokens of a short prompt with schemas, by what they say: agents may build new ones for each prompt."""
+
+    def of(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+        """A token has at least one byte, and `repr` writes out more of a message than a chat template does."""
+        around = sum(len(repr(dict(message)).encode(errors="replace")) + MAX_TEMPLATE_TOKENS for message in messages)
+        key = repr(tools)
+        if key not in self._short:
+            short: Message = {"role": "user", "content": "x"}
+            self._short[key] = len(self._tokens.encode_prompt([short], tools))
+        return self._short[key] + around
 
 
 def _after_probe(text: str) -> str:

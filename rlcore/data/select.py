@@ -1,47 +1,29 @@
 """Selects the prompts that may be used."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from rlcore.contracts.tokens import most_tokens
+from rlcore.contracts.tokens import EncodesPrompts, PromptBound
 from rlcore.data.conversation import question_of
 from rlcore.errors import ConfigError, boundary
-from rlcore.types import Message, Prompt
-
-
-class EncodesPrompts(Protocol):
-    """The one method of `rlcore.contracts.tokens.Tokens` that selection needs."""
-
-    def encode_prompt(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> tuple[int, ...]: ...
+from rlcore.types import Prompt
 
 
 class _Lengths:
-    """Tokens of prompts: counted where the limit or a check needs the number, else an upper bound.
-
-    Schemas have most of the tokens and are the same for most prompts, which are far too short to need the exact count.
-    """
+    """Tokens of prompts: counted where the limit or a check needs the number, else an upper bound."""
 
     def __init__(self, tokens: EncodesPrompts, limit: int, exact: bool) -> None:
         self._tokens, self._limit, self._exact = tokens, limit, exact
-        self._with_tools: dict[tuple[int, ...], int] = {}
-        """Tokens of a short prompt with schemas, by their ids."""
+        self._bound = PromptBound(tokens)
 
     def of(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> int:
         num_tokens = len(self._tokens.encode_prompt(prompt.messages))
         if not tools or num_tokens > self._limit:
             return num_tokens
-        most = self._of_short(tools) + most_tokens(prompt.messages)
+        most = self._bound.of(prompt.messages, tools)
         if most <= self._limit and not self._exact:
             return most
         return len(self._tokens.encode_prompt(prompt.messages, tools))
-
-    def _of_short(self, tools: Sequence[Mapping[str, Any]]) -> int:
-        key = tuple(map(id, tools))
-        if key not in self._with_tools:
-            self._with_tools[key] = len(self._tokens.encode_prompt([{"role": "user", "content": "x"}], tools))
-        return self._with_tools[key]
 
 
 def filter_long(

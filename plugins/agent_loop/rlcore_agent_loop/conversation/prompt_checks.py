@@ -1,16 +1,13 @@
 """Checks all the data, before the first request, for prompts that cannot be served."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlcore.contracts.tokens import most_tokens
+from rlcore.contracts.tokens import PromptBound
 from rlcore.errors import ConfigError, nearest
 from rlcore.types import Prompt
 from rlcore_agent_loop.conversation.conversation import ConversationContext
 from rlcore_agent_loop.settings import AgentLoopSettings
-
-if TYPE_CHECKING:
-    from rlcore.types import Message
 
 
 def check_column(settings: AgentLoopSettings, prompts: Sequence[Prompt]) -> None:
@@ -28,19 +25,9 @@ class PromptBudget:
 
     def __init__(self, kit: ConversationContext) -> None:
         self._kit = kit
-        self._around: dict[tuple[str, ...], int] = {}
-        """Tokens of a short prompt by the names of its tools."""
+        self._bound = PromptBound(kit.tokens)
 
     def check(self, prompt: Prompt, schemas: Sequence[Mapping[str, Any]]) -> None:
         """ConfigError naming the prompt and the numbers. Most prompts are too short to need tokenising."""
-        if self._kit.context is None:
-            return
-        if self._with(schemas) + most_tokens(prompt.messages) >= self._kit.context:
+        if self._kit.context is not None and self._bound.of(prompt.messages, schemas) >= self._kit.context:
             self._kit.budget(len(self._kit.tokens.encode_prompt(prompt.messages, schemas)), 1, prompt.id)
-
-    def _with(self, schemas: Sequence[Mapping[str, Any]]) -> int:
-        names = tuple([str(schema["function"]["name"]) for schema in schemas])
-        if names not in self._around:
-            short: Message = {"role": "user", "content": "x"}
-            self._around[names] = len(self._kit.tokens.encode_prompt([short], schemas))
-        return self._around[names]
