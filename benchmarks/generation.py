@@ -25,6 +25,7 @@ from rlcore.data.tokenizer import load_tokens
 from rlcore.engines.freed_memory import keep_freed_memory
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
+from rlcore.engines.huge_pages import use_huge_pages
 from rlcore.types import Completion, GenerateRequest, Sampling
 
 GATE_TOKENS = 8
@@ -172,7 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true", help="few short rows, once: does it still run?")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
-    keep_freed_memory()  # as in every run; it affects both sides
+    keep_freed_memory()  # as in every run, like huge pages; both affect every side in this process
+    use_huge_pages()
     settings = ModelConfig(path=str(chosen.model), tokenizer="bytes" if chosen.smoke else "")
     model = load_model(ModelKind.CAUSAL_LM, settings, dtype=chosen.dtype, device="cpu")
     if not isinstance(model, PolicyModel):

@@ -187,7 +187,10 @@ class PromptBound:
         """Tokens of a short prompt with schemas, by what they say: agents may build new ones for each prompt."""
 
     def of(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
-        """A token has at least one byte, and `repr` writes out more of a message than a chat template does."""
+        """The tokens of a short prompt with these schemas, plus a token for each byte of the messages.
+
+        A token has at least one byte, and `repr` writes out more of a message than a chat template does.
+        """
         around = sum(len(repr(dict(message)).encode(errors="replace")) + MAX_TEMPLATE_TOKENS for message in messages)
         key = repr(tools)
         if key not in self._short:

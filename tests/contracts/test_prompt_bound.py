@@ -1,4 +1,4 @@
-"""The upper bound of a prompt's tokens needs no tokenizer but for its schemas."""
+"""Upper bounds of prompts' tokens: only schemas are tokenised, each set of them once."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -53,6 +53,7 @@ def test_huge_pages_are_used_unless_the_user_says_otherwise(
 def test_a_worker_on_a_cpu_uses_huge_pages(monkeypatch: pytest.MonkeyPatch, device: str, set_to: str | None) -> None:
     monkeypatch.setenv(VARIABLE, "2")
     del os.environ[VARIABLE]
+    monkeypatch.setattr("rlcore.engines.hf.worker.pin_exactly", lambda: None)  # it would change the environment, too
     monkeypatch.setattr("rlcore.engines.hf.device.prepare_device", lambda context: None)
     context = WorkerContext("actor", 0, 0, 1, RunConfig(), None, {}, Path(), seed=1, threads=0, device=device)
     with torch.random.fork_rng():
