@@ -16,7 +16,7 @@ from rlcore.plan.components import check_needs, choose_algorithms, choose_compon
 from rlcore.plan.context_parallel import check_context
 from rlcore.plan.data_parallel import check_ranks
 from rlcore.plan.device_memory import DeviceRoles, memory_of_devices
-from rlcore.plan.device_notes import check_device, device_notes, share_threads
+from rlcore.plan.device_notes import check_device, device_notes, share_threads, thread_notes
 from rlcore.plan.layout import check_one_node, lay_out, layout_notes, plan_layout
 from rlcore.plan.learning_notes import learning_notes
 from rlcore.plan.machine_facts import Facts
@@ -118,6 +118,7 @@ def _notes(plan: RunPlan, offers: Offers, unshared: Sequence[str]) -> tuple[str,
         *pool_notes(plan.pools),
         *layout_notes(config, plan.layout, plan.colocated_roles),
         *device_notes(config, facts, plan.pools, plan.choices, plan.cluster.abilities),
+        *thread_notes(config, plan.workers, facts, plan.cluster.abilities),
         *_of_workers(facts, plan.workers),
         *unshared,
         *_unchecked(config),

@@ -13,7 +13,7 @@ import rlcore.plugins
 from rlcore.cli import main
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, PlanError
-from rlcore.plan import Facts, OldLogprobs, catalog, plan_to_json
+from rlcore.plan import OldLogprobs, catalog, plan_to_json
 from rlcore.plan.device_defaults import ON_CUDA
 from rlcore.plugins import configure, planning
 from rlcore.testing import write_prompts
@@ -272,22 +272,6 @@ def test_more_rows_are_decoded_where_their_keys_and_values_fit() -> None:
 @pytest.mark.usefixtures("vllm")
 def test_replicas_page_their_keys_and_values_so_memory_does_not_bound_their_rows() -> None:
     assert loaded("rollout.max_tokens=24000", facts=machine(2)).config.rollout.max_rows == 256
-
-
-def test_processes_share_the_cores() -> None:
-    def threads(*overrides: str, facts: Facts = H100) -> dict[str, int]:
-        plan = planned(*overrides, facts=facts)
-        return {worker.request.role.name: worker.request.threads for worker in plan.workers}
-
-    assert threads() == {"actor": 52, "rollout": 52}, "the embedded sampler lives in the actor's process"
-    assert threads("actor.data_parallel=8", facts=machine(8)) == {"actor": 6, "rollout": 6}
-    kl = ("algo.kl.placement=loss", "actor.data_parallel=4")
-    assert threads(*kl, facts=machine(8)) == {"actor": 6, "reference": 6, "rollout": 6}
-    assert threads("actor.data_parallel=8", facts=machine(8, cpus=4))["actor"] == 1
-    assert threads("cluster.threads=3") == {"actor": 3, "rollout": 3}
-    assert threads(facts=machine(0)) == {"actor": 0, "rollout": 0}, "one per core, as the cluster says"
-    plan = planned("actor.data_parallel=8", facts=machine(8))
-    assert plan.choices[-1].reason == "52 cores shared out among 8 processes of workers"
 
 
 @pytest.mark.parametrize(
