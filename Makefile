@@ -65,7 +65,7 @@ endif
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup setup-vllm setup-verifiers demo model test slow oldest newest test-optimized fault fuzz soak real browser docs plots vllm bench results results-trl results-controls results-several-rewards results-precision results-ppo \
-    results-tool-agent results-openai-agent results-scale results-miniature results-transfer results-batches results-sharding results-weight-sync results-shared-pools \
+    results-tool-agent results-openai-agent results-scale results-miniature results-transfer results-batches results-sharding results-weight-sync results-shared-pools results-shared-cores \
     char-count-small char-count gpu-check lint fix types dist outsider ci clean
 
 help:  ## list the targets
@@ -161,6 +161,9 @@ results-weight-sync: $(STAMPS)/dev $(MODEL)  ## seconds of a hand-over of weight
 
 results-shared-pools: $(STAMPS)/dev $(VLLM)/stamp $(MODEL)  ## the gain of shared pools: 8 to 64 simulated devices, 2 real CPUs
 	$(BIN)/python benchmarks/shared_pools.py --slots --out docs/results/shared_pools $(ARGS)
+
+results-shared-cores: $(STAMPS)/dev $(VLLM)/stamp $(MODEL)  ## the gain of sharing a CPU's cores between processes
+	$(BIN)/python benchmarks/shared_cores.py --cases ranks samplers --out docs/results/shared_cores $(ARGS)
 
 char-count-small: $(STAMPS)/dev $(MODEL)  ## words of 3 to 5 letters on a CPU: warm-up, GRPO, PPO; into docs/results/
 	$(BIN)/python examples/char_count/run.py --out docs/results/char_count $(ARGS)

@@ -35,6 +35,7 @@ OTHERS = (
     ("weight_sync.py", "--smoke"),
     ("cached_prefixes.py", "--smoke"),
     ("shared_pools.py",),
+    ("shared_cores.py",),
     ("overlap.py", "small"),
     ("reward_service.py",),
     ("agent_loop.py",),

@@ -1,6 +1,6 @@
 """The devices of a plan: errors, compute threads, and notes on devices that are idle or in use."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -8,8 +8,10 @@ from typing import Any
 from rlcore.config import RunConfig
 from rlcore.config.choices import DEVICE, Choice
 from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
-from rlcore.contracts.requests import Role
+from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.rollout import ROLLOUT
 from rlcore.errors import PlanError
+from rlcore.plan.device_memory import serves
 from rlcore.plan.machine_facts import GIB, Facts
 
 TAKEN_SHARE = 0.03
@@ -30,8 +32,8 @@ def share_threads(
 ) -> tuple[tuple[WorkerPlan, ...], tuple[Choice, ...]]:
     """The workers with their compute threads, and a description of the choice.
 
-    On GPUs all processes share the cores. On a CPU the ranks and replicas of a role do, because they compute at the
-    same time: with more threads than cores, each waits for others that do not run. Roles compute in turn.
+    On GPUs all processes share the cores. On a CPU those that compute at the same time do: with more threads than
+    cores, each waits for others that do not run.
 
     Nothing changes if `cluster.threads` is set, or if workers run on machines that are unknown here.
     """
@@ -43,14 +45,42 @@ def share_threads(
         sharing = dict.fromkeys((request.role for request in hosts), num)
         among = f"{num} processes of workers"
     else:
-        free = {request.role: request.replicas * request.ranks for request in hosts if not request.threads}
-        sharing = {role: num for role, num in free.items() if num > 1}
-        among = "the processes of " + ", ".join(f"{role.name} ({num})" for role, num in sharing.items())
+        free = [[request for request in phase if not request.threads] for phase in _phases(config, workers)]
+        sharing = _most_at_once(phase for phase in free if _num_processes(phase) > 1)
+        among = _names([request for request in hosts if request.role in sharing])
     if not sharing:
         return tuple(workers), ()
     threads = {role: max(1, facts.cpus // num) for role, num in sharing.items()}
     shared = tuple(_with_threads(plan, threads) for plan in workers)
     return shared, (Choice("cluster.threads", min(threads.values()), f"{facts.cpus} cores shared out among {among}"),)
+
+
+def _phases(config: RunConfig, workers: Sequence[WorkerPlan]) -> list[list[WorkerRequest]]:
+    """The roles that compute at the same time: those that sample and score, and each role of passes and updates by
+    itself; all together if separate samplers work while the actor trains."""
+    hosts = [plan for plan in workers if plan.request.embedded_in is None]
+    serving = [plan.request for plan in hosts if serves(plan)]
+    others = [plan.request for plan in hosts if not serves(plan)]
+    if config.schedule.max_staleness and any(request.role == ROLLOUT for request in serving):
+        return [[*serving, request] for request in others]
+    return [serving, *([request] for request in others)]
+
+
+def _num_processes(phase: Sequence[WorkerRequest]) -> int:
+    return sum(request.replicas * request.ranks for request in phase)
+
+
+def _names(phase: Sequence[WorkerRequest]) -> str:
+    return "the processes of " + ", ".join(f"{request.role.name} ({_num_processes([request])})" for request in phase)
+
+
+def _most_at_once(phases: Iterable[Sequence[WorkerRequest]]) -> dict[Role[Any], int]:
+    """By role, the processes of the largest phase that it is part of."""
+    most: dict[Role[Any], int] = {}
+    for phase in phases:
+        for request in phase:
+            most[request.role] = max(most.get(request.role, 0), _num_processes(phase))
+    return most
 
 
 def _with_threads(plan: WorkerPlan, threads: Mapping[Role[Any], int]) -> WorkerPlan:
@@ -63,16 +93,20 @@ def _with_threads(plan: WorkerPlan, threads: Mapping[Role[Any], int]) -> WorkerP
 def thread_notes(
     config: RunConfig, workers: Sequence[WorkerPlan], facts: Facts, abilities: ClusterAbilities
 ) -> list[str]:
-    """A note on each role whose ranks and replicas have more threads than a CPU has cores."""
-    if config.cluster.device == "cuda" or abilities.elsewhere or not config.cluster.threads:
+    """A note if processes that compute at the same time have more threads than a CPU has cores."""
+    set_threads = config.cluster.threads
+    if config.cluster.device == "cuda" or abilities.elsewhere or set_threads < 2:
+        return []
+    following = [
+        [request for request in phase if request.threads in (0, set_threads)] for phase in _phases(config, workers)
+    ]
+    largest = max(following, key=_num_processes, default=[])
+    threads = set_threads * _num_processes(largest)
+    if threads == set_threads or threads <= facts.cpus:
         return []
     return [
-        f"cluster.threads={config.cluster.threads}: the {num} processes of {request.role.name} have {num * threads} "
-        f"threads on {facts.cpus} cores, and a step takes several times as long; set it to 0"
-        for request in (plan.request for plan in workers)
-        if request.embedded_in is None
-        and (num := request.replicas * request.ranks) > 1
-        and num * (threads := request.threads or config.cluster.threads) > facts.cpus
+        f"cluster.threads={set_threads}: {_names(largest)} have {threads} threads on {facts.cpus} cores, and a step "
+        "takes several times as long; set it to 0"
     ]
 
 

@@ -309,6 +309,7 @@ SMOKE = {
     "weight_sync": [],
     "cached_prefixes": [],
     "shared_pools": [],
+    "shared_cores": [],
 }
 
 

@@ -1,8 +1,12 @@
 """Compute threads: processes that compute at the same time share the cores."""
 
+from collections.abc import Sequence
+
 from gpu_machines import H100, machine, planned
 
-from rlcore.plan import Facts
+from rlcore.plan import Facts, make_plan
+from rlcore.plugins import configure
+from rlcore.testing.null import SETTINGS
 
 
 def test_processes_share_the_cores() -> None:
@@ -37,12 +41,59 @@ def test_ranks_on_a_cpu_share_its_cores() -> None:
     assert not any("threads" in note for note in (*plan.notes, *few.notes))
 
 
+def shared(*overrides: str, plugins: Sequence[str] = ("null",)) -> tuple[dict[str, int], list[str]]:
+    """Threads by role on a CPU of twelve cores with two samplers in separate processes, and the reasons."""
+    settings = (*SETTINGS, "rollout.backend=null_replica", "rollout.replicas=2", *overrides)
+    hooks, config = configure([], settings, plugins)
+    plan = make_plan(config, hooks, Facts(cpus=12))
+    threads = {worker.request.role.name: worker.request.threads for worker in plan.workers}
+    return threads, [choice.reason for choice in plan.choices if choice.key == "cluster.threads"]
+
+
+def test_samplers_share_the_cores_with_an_actor_that_trains_meanwhile() -> None:
+    assert shared() == ({"actor": 0, "rollout": 6}, ["12 cores shared out among the processes of rollout (2)"])
+    assert shared("schedule.stream_minibatches=true") == shared(), "no update begins before all is sampled"
+    reason = "12 cores shared out among the processes of actor (1), rollout (2)"
+    assert shared("schedule.max_staleness=1") == ({"actor": 4, "rollout": 4}, [reason])
+    embedded = planned("schedule.max_staleness=1", facts=machine(0, cpus=12))
+    assert {worker.request.threads for worker in embedded.workers} == {0}, "they take turns in one process"
+
+
+def test_roles_of_updates_take_turns() -> None:
+    threads, _ = shared("schedule.max_staleness=1", "algo.kl.placement=loss", "actor.data_parallel=2")
+    assert threads == {"actor": 3, "reference": 3, "rollout": 3}, "the reference has the actor's ranks"
+
+
+def test_samplers_and_reward_models_share_the_cores() -> None:
+    judge = [f"plugins.reward_loop.models.judge.{entry}" for entry in ("path=none", "backend=hf")]
+    graded = [f"plugins.reward_loop.rewards.good.{entry}" for entry in ("served_by=judge", "kind=model")]
+    threads, _ = shared(*judge, *graded, plugins=("null", "reward_loop"))
+    assert threads == {"actor": 0, "rollout": 4, "judge": 4}
+    threads, _ = shared(*judge, *graded, "schedule.max_staleness=1", plugins=("null", "reward_loop"))
+    assert threads == {"actor": 3, "rollout": 3, "judge": 3}
+    threads, _ = shared(*judge, *graded, judge[0].replace("path=none", "threads=2"), plugins=("null", "reward_loop"))
+    assert threads == {"actor": 0, "rollout": 6, "judge": 2}, "what is set stays"
+
+
 def test_more_threads_than_cores_are_noted() -> None:
     def notes(*overrides: str) -> list[str]:
         return [line for line in planned(*overrides, facts=machine(0, cpus=8)).notes if "cluster.threads" in line]
 
     assert notes("cluster.threads=5", "actor.data_parallel=2") == [
-        "cluster.threads=5: the 2 processes of actor have 10 threads on 8 cores, and a step takes several times as "
+        "cluster.threads=5: the processes of actor (2) have 10 threads on 8 cores, and a step takes several times as "
         "long; set it to 0"
     ]
     assert notes("cluster.threads=4", "actor.data_parallel=2") == notes("cluster.threads=16") == []
+
+
+def test_more_threads_than_cores_are_noted_for_roles_together() -> None:
+    def notes(*overrides: str) -> list[str]:
+        settings = (*SETTINGS, "rollout.backend=null_replica", "cluster.threads=4", *overrides)
+        hooks, config = configure([], settings, ["null"])
+        return [line for line in make_plan(config, hooks, Facts(cpus=4)).notes if "cluster.threads" in line]
+
+    assert notes("schedule.max_staleness=1") == [
+        "cluster.threads=4: the processes of rollout (1), actor (1) have 8 threads on 4 cores, and a step takes "
+        "several times as long; set it to 0"
+    ]
+    assert notes() == [], "they take turns"
