@@ -23,6 +23,7 @@ from rlcore.report import metrics
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 DEADLINE_S = 3600.0
 """Timeout of one run."""
+SMOKE_TOKENS = 4
 CASES: Mapping[str, Mapping[str, str]] = {
     "ranks": {"actor.data_parallel": "2"},
     "samplers": {
@@ -40,7 +41,7 @@ def spread(prompts, completions, **columns):
 """A reward that differs between samples, so that all rows are trained on."""
 
 
-def seconds(directory: Path, case: str, threads: int, prompts: int, steps: int) -> list[float]:
+def seconds(directory: Path, case: str, threads: int, tokens: int, steps: int) -> list[float]:
     """Seconds of the measured steps of one run."""
     name = f"{case}-{threads}-{len(list(directory.iterdir()))}"
     settings = {
@@ -49,8 +50,8 @@ def seconds(directory: Path, case: str, threads: int, prompts: int, steps: int) 
         "data.max_prompt_tokens": 128,
         "reward.functions.spread.fn": f"{directory / 'reward.py'}:spread",
         "rollout.samples_per_prompt": 8,
-        "rollout.max_tokens": 64,
-        "train.prompts_per_step": prompts,
+        "rollout.max_tokens": tokens,
+        "train.prompts_per_step": 8 if tokens > SMOKE_TOKENS else 2,
         "train.max_steps": steps + 2,
         "train.dir": directory,
         "train.name": name,
@@ -69,15 +70,15 @@ def seconds(directory: Path, case: str, threads: int, prompts: int, steps: int) 
     return found
 
 
-def compared(directory: Path, case: str, cores: int, rounds: int, prompts: int, steps: int) -> dict[str, Any]:
+def compared(directory: Path, case: str, threads: int, rounds: int, tokens: int, steps: int) -> dict[str, Any]:
     """Both numbers of threads in turn."""
     for needed in (MODEL, *([VLLM_PYTHON] if case == "samplers" else [])):
         if not needed.exists():
             raise SystemExit(f"shared_cores: {needed.relative_to(ROOT)} is missing; make setup-vllm model")
     values: dict[str, list[float]] = {"per_core": [], "shared": []}
     for _ in range(rounds):
-        values["per_core"] += seconds(directory, case, cores, prompts, steps)
-        values["shared"] += seconds(directory, case, 0, prompts, steps)
+        values["per_core"] += seconds(directory, case, threads, tokens, steps)
+        values["shared"] += seconds(directory, case, 0, tokens, steps)
     found = {way: summary(of_way) for way, of_way in values.items()}
     return {**found, "gain": found["per_core"]["median"] / found["shared"]["median"]}
 
@@ -93,7 +94,10 @@ def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for case, both in result.items():
-        cells = [f"{both[way]['median']:.1f} ({both[way]['min']:.1f} to {both[way]['max']:.1f})" for way in both][:2]
+        cells = [
+            f"{both[way]['median']:.1f} ({both[way]['min']:.1f} to {both[way]['max']:.1f})"
+            for way in ("per_core", "shared")
+        ]
         lines.append(f"| {case} | {' | '.join(cells)} | {both['gain']:.2f} |")
     return "\n".join(lines) + "\n"
 
@@ -104,14 +108,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["ranks"])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--smoke", action="store_true", help="two prompts, one step: does it still run?")
+    parser.add_argument("--smoke", action="store_true", help="two prompts, four tokens, one step: does it still run?")
     parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
     chosen = parser.parse_args(arguments)
-    rounds, prompts, steps = (1, 2, 1) if chosen.smoke else (chosen.rounds, 8, chosen.steps)
+    rounds, tokens, steps = (1, SMOKE_TOKENS, 1) if chosen.smoke else (chosen.rounds, 64, chosen.steps)
     facts = machine()
     with tempfile.TemporaryDirectory(prefix="shared-cores-") as scratch:
         (Path(scratch) / "reward.py").write_text(REWARD)
-        found = {case: compared(Path(scratch), case, facts["cores"], rounds, prompts, steps) for case in chosen.cases}
+        threads = 1 if chosen.smoke else facts["cores"]  # more threads than cores would take minutes
+        found = {case: compared(Path(scratch), case, threads, rounds, tokens, steps) for case in chosen.cases}
     conclude("shared_cores", found, facts, chosen.out, report(found, facts))
 
 
