@@ -64,15 +64,22 @@ def test_roles_of_updates_take_turns() -> None:
     assert threads == {"actor": 3, "reference": 3, "rollout": 3}, "the reference has the actor's ranks"
 
 
+JUDGE = ("plugins.reward_loop.models.judge.path=none", "plugins.reward_loop.models.judge.backend=hf")
+GRADED = ("plugins.reward_loop.rewards.good.served_by=judge", "plugins.reward_loop.rewards.good.kind=model")
+SLOWER = "plugins.reward_loop.models.judge.threads=2"
+WITH_JUDGE = ("null", "reward_loop")
+
+
 def test_samplers_and_reward_models_share_the_cores() -> None:
-    judge = [f"plugins.reward_loop.models.judge.{entry}" for entry in ("path=none", "backend=hf")]
-    graded = [f"plugins.reward_loop.rewards.good.{entry}" for entry in ("served_by=judge", "kind=model")]
-    threads, _ = shared(*judge, *graded, plugins=("null", "reward_loop"))
+    threads, _ = shared(*JUDGE, *GRADED, plugins=WITH_JUDGE)
     assert threads == {"actor": 0, "rollout": 4, "judge": 4}
-    threads, _ = shared(*judge, *graded, "schedule.max_staleness=1", plugins=("null", "reward_loop"))
+    threads, _ = shared(*JUDGE, *GRADED, "schedule.max_staleness=1", plugins=WITH_JUDGE)
     assert threads == {"actor": 3, "rollout": 3, "judge": 3}
-    threads, _ = shared(*judge, *graded, judge[0].replace("path=none", "threads=2"), plugins=("null", "reward_loop"))
+    threads, _ = shared(*JUDGE, *GRADED, SLOWER, plugins=WITH_JUDGE)
     assert threads == {"actor": 0, "rollout": 6, "judge": 2}, "what is set stays"
+    embedded = ("schedule.max_staleness=1", "rollout.backend=null", "rollout.replicas=1")
+    threads, _ = shared(*JUDGE, *GRADED, *embedded, plugins=WITH_JUDGE)
+    assert threads == {"actor": 0, "rollout": 0, "judge": 0}, "the actor samples and trains in turn"
 
 
 def test_more_threads_than_cores_are_noted() -> None:
@@ -87,13 +94,15 @@ def test_more_threads_than_cores_are_noted() -> None:
 
 
 def test_more_threads_than_cores_are_noted_for_roles_together() -> None:
-    def notes(*overrides: str) -> list[str]:
-        settings = (*SETTINGS, "rollout.backend=null_replica", "cluster.threads=4", *overrides)
-        hooks, config = configure([], settings, ["null"])
+    def notes(threads: int, *overrides: str) -> list[str]:
+        settings = (*SETTINGS, "rollout.backend=null_replica", f"cluster.threads={threads}", *overrides)
+        hooks, config = configure([], settings, WITH_JUDGE if GRADED[0] in overrides else WITH_JUDGE[:1])
         return [line for line in make_plan(config, hooks, Facts(cpus=4)).notes if "cluster.threads" in line]
 
-    assert notes("schedule.max_staleness=1") == [
+    assert notes(4, "schedule.max_staleness=1") == [
         "cluster.threads=4: the processes of rollout (1), actor (1) have 8 threads on 4 cores, and a step takes "
         "several times as long; set it to 0"
     ]
-    assert notes() == [], "they take turns"
+    assert notes(4) == [], "they take turns"
+    assert notes(4, *JUDGE, *GRADED, SLOWER) == [], "the judge's threads are set by another key"
+    assert notes(1, "rollout.replicas=5") == [], "fewer threads are not possible"
