@@ -23,7 +23,8 @@ from rlcore.report import metrics
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 DEADLINE_S = 3600.0
 """Timeout of one run."""
-SMOKE_TOKENS = 4
+FULL = {"train.prompts_per_step": 8, "rollout.max_tokens": 64}
+SMALL = {"train.prompts_per_step": 2, "rollout.max_tokens": 4}
 CASES: Mapping[str, Mapping[str, str]] = {
     "ranks": {"actor.data_parallel": "2"},
     "samplers": {
@@ -41,7 +42,7 @@ def spread(prompts, completions, **columns):
 """A reward that differs between samples, so that all rows are trained on."""
 
 
-def seconds(directory: Path, case: str, threads: int, tokens: int, steps: int) -> list[float]:
+def seconds(directory: Path, case: str, threads: int, size: Mapping[str, int], steps: int) -> list[float]:
     """Seconds of the measured steps of one run."""
     name = f"{case}-{threads}-{len(list(directory.iterdir()))}"
     settings = {
@@ -50,14 +51,13 @@ def seconds(directory: Path, case: str, threads: int, tokens: int, steps: int) -
         "data.max_prompt_tokens": 128,
         "reward.functions.spread.fn": f"{directory / 'reward.py'}:spread",
         "rollout.samples_per_prompt": 8,
-        "rollout.max_tokens": tokens,
-        "train.prompts_per_step": 8 if tokens > SMOKE_TOKENS else 2,
         "train.max_steps": steps + 2,
         "train.dir": directory,
         "train.name": name,
         "checkpoint.at_end": "false",
         "cluster.device": "cpu",
         "cluster.threads": threads,
+        **size,
         **CASES[case],
     }
     python = VLLM_PYTHON if case == "samplers" else sys.executable
@@ -70,15 +70,17 @@ def seconds(directory: Path, case: str, threads: int, tokens: int, steps: int) -
     return found
 
 
-def compared(directory: Path, case: str, threads: int, rounds: int, tokens: int, steps: int) -> dict[str, Any]:
+def compared(
+    directory: Path, case: str, threads: int, rounds: int, size: Mapping[str, int], steps: int
+) -> dict[str, Any]:
     """Both numbers of threads in turn."""
     for needed in (MODEL, *([VLLM_PYTHON] if case == "samplers" else [])):
         if not needed.exists():
             raise SystemExit(f"shared_cores: {needed.relative_to(ROOT)} is missing; make setup-vllm model")
     values: dict[str, list[float]] = {"per_core": [], "shared": []}
     for _ in range(rounds):
-        values["per_core"] += seconds(directory, case, threads, tokens, steps)
-        values["shared"] += seconds(directory, case, 0, tokens, steps)
+        values["per_core"] += seconds(directory, case, threads, size, steps)
+        values["shared"] += seconds(directory, case, 0, size, steps)
     found = {way: summary(of_way) for way, of_way in values.items()}
     return {**found, "gain": found["per_core"]["median"] / found["shared"]["median"]}
 
@@ -111,12 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true", help="two prompts, four tokens, one step: does it still run?")
     parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
     chosen = parser.parse_args(arguments)
-    rounds, tokens, steps = (1, SMOKE_TOKENS, 1) if chosen.smoke else (chosen.rounds, 64, chosen.steps)
+    rounds, size, steps = (1, SMALL, 1) if chosen.smoke else (chosen.rounds, FULL, chosen.steps)
     facts = machine()
     with tempfile.TemporaryDirectory(prefix="shared-cores-") as scratch:
         (Path(scratch) / "reward.py").write_text(REWARD)
         threads = 1 if chosen.smoke else facts["cores"]  # more threads than cores would take minutes
-        found = {case: compared(Path(scratch), case, threads, rounds, tokens, steps) for case in chosen.cases}
+        found = {case: compared(Path(scratch), case, threads, rounds, size, steps) for case in chosen.cases}
     conclude("shared_cores", found, facts, chosen.out, report(found, facts))
 
 

@@ -157,8 +157,9 @@ class ClusterConfig:
     """The device of workers. auto: cuda if this machine has a GPU and torch is built for CUDA, else cpu. On cuda other
     defaults apply, which `rlcore plan` shows with their reasons: docs/gpu.md."""
     threads: int = option(0, at_least=0)
-    """Compute threads per process of a worker. 0: one per core; processes that compute at the same time share the
-    cores, and on cuda all processes do."""
+    """Compute threads per process of a worker. 0: one per core; the ranks and replicas of a role share the cores.
+    Separate samplers share them with reward models, and with the actor if `schedule.max_staleness` lets them work while
+    it trains. On cuda all processes share them."""
     peak_tflops: float = option(0.0, at_least=0)
     """Peak TFLOP/s of a worker's device, from a data sheet or a measured matrix product, for time/mfu; 0: not
     logged."""

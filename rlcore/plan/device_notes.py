@@ -32,8 +32,8 @@ def share_threads(
 ) -> tuple[tuple[WorkerPlan, ...], tuple[Choice, ...]]:
     """The workers with their compute threads, and a description of the choice.
 
-    On GPUs all processes share the cores. On a CPU those that compute at the same time do: with more threads than
-    cores, each waits for others that do not run.
+    On GPUs all processes share the cores. On a CPU those of a phase do (`_phases`): with more threads than cores, each
+    waits for others that do not run.
 
     Nothing changes if `cluster.threads` is set, or if workers run on machines that are unknown here.
     """
@@ -56,8 +56,12 @@ def share_threads(
 
 
 def _phases(config: RunConfig, workers: Sequence[WorkerPlan]) -> list[list[WorkerRequest]]:
-    """The roles that compute at the same time: those that sample and score, and each role of passes and updates by
-    itself; all together if separate samplers work while the actor trains."""
+    """The roles that share a CPU's cores: those that sample and score, and each role of passes and updates by itself;
+    all together if separate samplers work while the actor trains.
+
+    An actor with the sampler in its process shares with no reward model, because its updates would have fewer threads,
+    too.
+    """
     hosts = [plan for plan in workers if plan.request.embedded_in is None]
     serving = [plan.request for plan in hosts if serves(plan)]
     others = [plan.request for plan in hosts if not serves(plan)]
