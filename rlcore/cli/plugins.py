@@ -17,6 +17,7 @@ from rlcore.cli.arguments import Parser, Settings, settings_of
 from rlcore.cli.console import answer
 from rlcore.cli.endings import refuse_early_ends
 from rlcore.cluster.interpreter import run_in_new_interpreter
+from rlcore.errors import counted
 
 if TYPE_CHECKING:
     from rlcore.config.providers import Provider
@@ -239,7 +240,7 @@ def _show(rows: Sequence[PluginRow], checked: bool) -> None:
         for text in row.problems:
             say(console, f"problem: {text}")
     if checked and not any(row.problems for row in rows):
-        say(console, f"{len(rows)} plugin{'s' if len(rows) > 1 else ''} checked, no problem found")
+        say(console, f"{counted(len(rows), 'plugin')} checked, no problem found")
 
 
 def _words(values: Sequence[str] | None) -> str:

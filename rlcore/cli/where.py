@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlcore.cli.arguments import Parser
 from rlcore.cli.console import answer, complain
-from rlcore.errors import ConfigError, RlcoreError
+from rlcore.errors import ConfigError, RlcoreError, counted
 from rlcore.report.metrics import way_on
 from rlcore.report.standing import duration, sentence
 from rlcore.report.status import FAILED, FINISHED, LOCK, RUNNING, STATUS, Status, is_held, read_status
@@ -82,7 +82,7 @@ def _where(run_dir: Path) -> str:
     if held:
         return sentence(status, now) if status.state == RUNNING else "starting again"
     if status.state == FINISHED:
-        return f"finished {ago} after {status.steps} steps"
+        return f"finished {ago} after {counted(status.steps, 'step')}"
     if status.state == RUNNING:
         return _killed(run_dir, status, written, ago)
     ended = "failed" if status.state == FAILED else "stopped"

@@ -220,6 +220,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, for messages: '1 prompt', '3 prompts'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def nearest(name: str, choices: "list[str] | tuple[str, ...]") -> str:
     """The end of an error about an unknown name: the nearest choice if one is near, and every choice."""
     close = get_close_matches(name, choices, n=1)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from rlcore.contracts.clusters import WorkerPlan
-from rlcore.errors import PlanError
+from rlcore.errors import PlanError, counted
 from rlcore.plan.planner_input import CORE
 from rlcore.types import SharedPrefix
 
@@ -31,14 +31,17 @@ def check_ranks(workers: Sequence[WorkerPlan], arithmetic: Mapping[str, int]) ->
 
 def _check_shares(plan: WorkerPlan, arithmetic: Mapping[str, int]) -> None:
     role, size = plan.request.role.name, plan.request.engine.context_parallel if plan.request.engine else 1
-    ranks, each = plan.request.ranks // size, "ranks" if size == 1 else f"groups of {size} ranks"
+    ranks, of = plan.request.ranks // size, "" if size == 1 else f" of {size} ranks"
+    each = "rank" if size == 1 else "group"
     settings = plan.request.settings or role
     together = plan.shared_prefix is not SharedPrefix.NONE
     shares = arithmetic["minibatch_prompts" if together else "minibatch_samples"]
     if ranks > shares:
-        what = "groups, which stay together where their prompt is computed once" if together else "samples"
+        found = counted(shares, "group" if together else "sample")
+        found += ", whose samples share the computation of their prompt" if together else ""
         raise PlanError(
-            f"role '{role}': {ranks} {each}, and a mini-batch has {shares} {what}; needs at most {shares} {each}, or "
-            f"more prompts per mini-batch (train.prompts_per_step, actor.minibatch_prompts)"
+            f"role '{role}': {counted(ranks, each)}{of}, and a mini-batch has {found}; needs at most "
+            f"{counted(shares, each)}{of}, or more prompts "
+            "per mini-batch (train.prompts_per_step, actor.minibatch_prompts)"
             + (f", or {settings}.shared_prefix=none" if together else "")
         )

@@ -10,7 +10,7 @@ from rlcore.config.choices import DEVICE, Choice
 from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
 from rlcore.contracts.requests import Role, WorkerRequest
 from rlcore.contracts.rollout import ROLLOUT
-from rlcore.errors import PlanError
+from rlcore.errors import PlanError, counted
 from rlcore.plan.device_memory import serves
 from rlcore.plan.machine_facts import GIB, Facts
 
@@ -126,7 +126,7 @@ def device_notes(
         chosen = any(choice.key == DEVICE and not choice.set_by for choice in choices)
         looked = f"{DEVICE}=auto is {config.cluster.device}: it looks at this machine, and the workers run on others; "
         return [f"{looked}set {DEVICE}"] if chosen else []
-    many = "1 GPU" if facts.gpus == 1 else f"{facts.gpus} GPUs"
+    many = counted(facts.gpus, "GPU")
     if config.cluster.device != "cuda":
         why = f" ({facts.gpu_problem})" if facts.gpu_problem else ""
         return [f"{DEVICE}=cpu: {many} of this machine lie idle{why}"] if facts.gpus else []

@@ -17,6 +17,7 @@ from rlcore.contracts.offers import Algorithm
 from rlcore.contracts.prompt_orders import PromptOrderOffer
 from rlcore.contracts.rollout import ROLLOUT
 from rlcore.contracts.tracking import TrackerOffer
+from rlcore.errors import counted
 from rlcore.plan.machine_facts import Facts
 
 
@@ -191,6 +192,6 @@ class RunPlan:
         """Text for people: the address, or the role with its replicas and its pool."""
         for request in (worker.request for worker in self.workers):
             if request.role.name == part.served_by:
-                many = "1 replica" if request.replicas == 1 else f"{request.replicas} replicas"
+                many = counted(request.replicas, "replica")
                 return f"role '{part.served_by}', {many} in pool '{request.pool}'"
         return part.served_by

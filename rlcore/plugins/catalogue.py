@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
+from rlcore.errors import counted
+
 
 @dataclass(frozen=True)
 class SuiteResult:
@@ -21,10 +23,10 @@ class SuiteResult:
     def words(self) -> str:
         """The outcome in a few words: 'passes 12 tests'."""
         if self.problems or self.failed:
-            return f"fails {self.failed} of {self.passed + self.failed} tests, {len(self.problems)} problems"
+            problems = counted(len(self.problems), "problem")
+            return f"fails {self.failed} of {counted(self.passed + self.failed, 'test')}, {problems}"
         skipped = f", {self.skipped} skipped" if self.skipped else ""
-        tests = "test" if self.passed == 1 else "tests"
-        return f"passes {self.passed} {tests}{skipped}" if self.passed else f"not run{skipped}"
+        return f"passes {counted(self.passed, 'test')}{skipped}" if self.passed else f"not run{skipped}"
 
 
 @dataclass(frozen=True)

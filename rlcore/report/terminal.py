@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from rlcore.errors import counted
 from rlcore.errors.redaction import bounded, displayable
 from rlcore.report.foreign_output import UNWRITABLE, above_progress_bar, discard, write_readably
 from rlcore.report.standing import duration, progress, sentence
@@ -127,7 +128,9 @@ class Terminal:
         for name in sorted(name for name in metrics if name.endswith("/mean") and name.startswith("eval/")):
             source = name.removeprefix("eval/").removesuffix("/mean")
             count = int(metrics.get(f"eval/{source}/num", 0))
-            self.say(f"step {step}  held-out '{source}': mean reward {metrics[name]:.3f} over {count} prompts")
+            self.say(
+                f"step {step}  held-out '{source}': mean reward {metrics[name]:.3f} over {counted(count, 'prompt')}"
+            )
 
     def completions(self, step: int, rows: _Rows) -> None:
         """Print a table of prompts, completions, reward components and advantages (None: not trained on)."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rlcore.contracts.components import ResolvedReward
 from rlcore.data.conversation import text_of
 from rlcore.data.read_prompts import ANSWER_COLUMNS
-from rlcore.errors import ConfigError, misspelt, shown
+from rlcore.errors import ConfigError, counted, misspelt, shown
 from rlcore.plan import RunPlan
 from rlcore.plan.sources import definition
 from rlcore.reward.call_arguments import NO_COLUMNS
@@ -61,8 +61,8 @@ def _repeated(plan: RunPlan, prompts: Prompts) -> list[str]:
     if num_prompts <= num_rows:
         return []
     return [
-        f"train.prompts_per_step={num_prompts}: the sources hold {num_rows} prompts, so a step has some of them twice; "
-        "lower it or add rows"
+        f"train.prompts_per_step={num_prompts}: the sources hold {counted(num_rows, 'prompt')}, so a step has some of "
+        "them twice; lower it or add rows"
     ]
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlcore.errors import counted
+
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 NVML = "libnvidia-ml.so.1"
 """The library of NVIDIA's driver that reports devices."""
@@ -57,8 +59,7 @@ def find_gpus(nvml: Any = None) -> Gpus:
     named = os.environ.get(VISIBLE)
     visible = listed if named is None else _named(named, listed, library)
     if not visible:
-        many = "1 GPU" if len(listed) == 1 else f"{len(listed)} GPUs"
-        return Gpus((), f"{VISIBLE}='{named}' names none of the machine's {many}")
+        return Gpus((), f"{VISIBLE}='{named}' names none of the machine's {counted(len(listed), 'GPU')}")
     return Gpus(visible, torch_problem())
 
 

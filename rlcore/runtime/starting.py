@@ -12,7 +12,7 @@ from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.activity import current_activity
 from rlcore.contracts.clusters import Cluster, Deadlines, PoolPlan, ProcessUse, WorkerPlan, needs_process
 from rlcore.contracts.workers import WorkerGroup
-from rlcore.errors import CALLED, PluginError, WorkerError, boundary, shown
+from rlcore.errors import CALLED, PluginError, WorkerError, boundary, counted, shown
 from rlcore.plan import RunPlan
 from rlcore.runtime.utilization import BusyMeter
 
@@ -110,7 +110,7 @@ def _check_group(group: object, worker: WorkerPlan, who: str) -> None:
     if not isinstance(replicas, (tuple, list)) or not hasattr(group, "each"):
         raise PluginError(f"{who}: returned {shown(group)}; needs a WorkerGroup")
     if len(replicas) != worker.request.replicas:
-        raise PluginError(f"{who}: returned {len(replicas)} replicas; needs {worker.request.replicas}")
+        raise PluginError(f"{who}: returned {counted(len(replicas), 'replica')}; needs {worker.request.replicas}")
 
 
 async def _close_cluster(cluster: Cluster, who: str) -> None:

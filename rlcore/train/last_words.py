@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlcore.config import TrainConfig
+from rlcore.errors import counted
 from rlcore.train.result import TrainResult
 
 
@@ -14,7 +15,7 @@ def summary(result: TrainResult, began_after: int, train: TrainConfig) -> Iterat
     """
     steps, place = result.steps, f"everything is in {result.run_dir}"
     if steps > began_after:
-        yield f"trained {steps} steps; {place}"
+        yield f"trained {counted(steps, 'step')}; {place}"
     elif result.stopped:
         yield f"no step was taken: the run had ended after step {steps} already; {place}"
     else:

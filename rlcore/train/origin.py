@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcore.errors import CheckpointError, RlcoreError
+from rlcore.errors import CheckpointError, RlcoreError, counted
 from rlcore.plan import RunPlan
 from rlcore.report.metrics import has_results, last_step
 from rlcore.report.status import STATUS, read_status
@@ -76,7 +76,7 @@ def check_remains(run_dir: Path, start: Start) -> Path:
 def remains_of(run_dir: Path) -> Iterator[str]:
     """Names files that show a finished step. A start that failed leaves its plan, log, status and trace as well."""
     if num_tokens := len([*(run_dir / TOKENS).glob("step_*")]):
-        yield f"{num_tokens} files of {TOKENS}/"
+        yield f"{counted(num_tokens, 'file')} of {TOKENS}/"
     with suppress(RlcoreError):  # an invalid one says nothing
         status = read_status(run_dir)
         if status is not None and status[0].step > 1:

@@ -10,7 +10,7 @@ from rlcore.contracts.activity import Activity, current_activity
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.clusters import Deadlines
 from rlcore.data import IssuedPrompts
-from rlcore.errors import CheckpointError, ConfigError, PluginError, RewardError, WorkerError
+from rlcore.errors import CheckpointError, ConfigError, PluginError, RewardError, WorkerError, counted
 from rlcore.plan import RunPlan
 from rlcore.report.advice import advice
 from rlcore.report.foreign_output import foreign_output
@@ -137,7 +137,7 @@ class Session:
         )
         if self.total_steps < 1:
             raise ConfigError(
-                f"train.prompts_per_step: the sources hold {order.num_prompts} prompts in train.epochs="
+                f"train.prompts_per_step: the sources hold {counted(order.num_prompts, 'prompt')} in train.epochs="
                 f"{plan.config.train.epochs}; needs {plan.config.train.prompts_per_step} for one step; lower it or set "
                 "train.max_steps"
             )

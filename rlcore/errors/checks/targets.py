@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from rlcore.errors import nearest, shown
+from rlcore.errors import counted, nearest, shown
 
 FORM = "'module:attr' or '/abs/file.py:attr', a function at the top level of its module"
 _DYNAMIC = ("sys.modules", "globals()", "locals()", "vars()", "setattr(", "exec(", "__path__", "meta_path")
@@ -256,5 +256,5 @@ def _not_plain(name: str, where: str, kind: str) -> str:
 
 
 def _wrong_parameters(name: str, parameters: str, where: str, num_arguments: int) -> str:
-    count = "1 argument" if num_arguments == 1 else f"{num_arguments} arguments"
+    count = counted(num_arguments, "argument")
     return f"'{name}' of {where} takes {parameters}; needs to take {count} by position"
