@@ -52,6 +52,7 @@ memory that was free when a run was planned, and the place where the run now is.
 LOCK_TRIES, LOCK_PAUSE_S = 20, 0.01
 """The question whether a run is held (`report.status.is_held`) takes its lock for a moment."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_TRACEBACK = re.compile(r"[ |+]*(Exception Group )?Traceback")
 
 
 def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
@@ -249,7 +250,17 @@ class _Warnings(logging.Handler):
         """See `logging.Handler.emit`."""
         if record.levelno == logging.WARNING and record.name != foreign_output.__name__:  # that output may be gone
             first, *more = record.getMessage().splitlines() or [""]
-            self._warn(f"{first} {more[-1]} ({LOG} has the traceback)" if more else first)
+            self._warn(f"{first} {_exception_line(more)} ({LOG} has the traceback)" if more else first)
+
+
+def _exception_line(lines: Sequence[str]) -> str:
+    """The line of a traceback with the exception's class; those of a longer message, and notes, come after it.
+
+    Frames are indented; the lines of an exception in a group have a margin of spaces and a bar.
+    """
+    starts = [index for index, line in enumerate(lines) if _TRACEBACK.match(line)]
+    below = (re.sub(r"^ *\| ", "", line) for line in lines[starts[-1] + 1 :]) if starts else iter(())
+    return next((line for line in below if line.strip() and not line.startswith(" ")), lines[-1])
 
 
 @contextmanager

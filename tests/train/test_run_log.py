@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,34 @@ def test_the_terminal_shows_a_warning_as_a_line_and_leaves_errors_to_the_end(
         logging.getLogger("rlcore.report.foreign_output").warning("standard error is gone")
     assert shown == ["reward 'mine' raised: KeyError: 'x' (log.txt has the traceback)"]
     assert "\nTraceback\n" in (tmp_path / "log.txt").read_text()
+
+
+def _noted(error: Exception) -> Exception:
+    error.add_note("see the docs")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("1 validation error\n  score missing\nfor further information see a page"), "ValueError: 1 vali"),
+        (_noted(KeyError("x")), "KeyError: 'x' ("),
+        (ExceptionGroup("two", [OSError("down")]), "ExceptionGroup: two ("),
+    ],
+    ids=["a message of several lines", "a note", "a group"],
+)
+def test_the_warning_names_the_exception_of_a_traceback_that_does_not_end_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    shown: list[str] = []
+    with pytest.raises(type(error)):
+        raise error
+    trace = "".join(traceback.format_exception(error))
+    with logging_to(tmp_path, (), shown.append):
+        logging.getLogger("rlcore.test").warning("it raised:\n%s", trace)
+    [text] = shown
+    assert text.startswith(f"it raised: {line}")
 
 
 def test_a_thread_that_holds_the_terminal_may_log_while_another_awaits_it(
