@@ -7,6 +7,7 @@ from typing import Any
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.config.providers import Provider
 from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
+from rlcore.contracts.model_files import model_directory
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.errors import PlanError
 from rlcore.plan.batch_sizes import batch_sizes
@@ -119,7 +120,7 @@ def _notes(plan: RunPlan, offers: Offers, unshared: Sequence[str]) -> tuple[str,
         *layout_notes(config, plan.layout, plan.colocated_roles),
         *device_notes(config, facts, plan.pools, plan.choices, plan.cluster.abilities),
         *thread_notes(config, plan.workers, facts, plan.cluster.abilities),
-        *_of_workers(facts, plan.workers),
+        *_of_workers(config, facts, plan.workers),
         *unshared,
         *_unchecked(config),
         *schedule_notes(config, plan.schedule, plan.batch_sizes),
@@ -189,11 +190,14 @@ def _unused(offers: Offers, plugins: Sequence[Provider], workers: Sequence[Worke
     return sorted(notes)
 
 
-def _of_workers(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
+def _of_workers(config: RunConfig, facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
     """The notes of requests, and notes on unknown facts about the workers."""
     notes = [f"{worker.request.role.name}: {worker.request.note}" for worker in workers if worker.request.note]
     if facts.parameters is None:
-        notes.append("unknown: the number of parameters of model.path, so memory is not estimated")
+        model = config.model
+        here = model_directory(model.path, model.revision).is_dir()
+        away = "" if here else f"; '{model.path}' is not a directory of this machine, so training asks the Hub for it"
+        notes.append(f"unknown: the number of parameters of model.path, so memory is not estimated{away}")
     else:
         unstated = [
             w.request.role.name

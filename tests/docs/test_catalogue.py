@@ -56,7 +56,7 @@ def test_a_result_says_what_was_run() -> None:
     assert SuiteResult(9, 0, 2, (), "3.11").words == "passes 9 tests, 2 skipped"
     assert SuiteResult(0, 0, 3, (), "3.11").words == "not run, 3 skipped"
     assert SuiteResult(8, 1, 0, (), "3.11").words == "fails 1 of 9 tests, 0 problems"
-    assert SuiteResult(9, 0, 0, ("x",), "3.11").words == "fails 0 of 9 tests, 1 problems"
+    assert SuiteResult(9, 0, 0, ("x",), "3.11").words == "fails 0 of 9 tests, 1 problem"
 
 
 @pytest.mark.parametrize(
