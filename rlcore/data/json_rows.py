@@ -2,6 +2,7 @@
 
 import json
 import os
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,10 @@ MAX_LIST = 1 << 30
 """Most bytes of a file that is one list of JSON, which is read at once."""
 GZIP = b"\x1f\x8b"
 """The first bytes of a file that is compressed by gzip."""
+
+
+UTF_16 = (BOM_UTF16_LE + "{".encode("utf-16-le"), BOM_UTF16_BE + "{".encode("utf-16-be"))
+"""The first bytes of an object in UTF-16, as PowerShell's `>` writes it."""
 
 
 class Row(NamedTuple):
@@ -44,6 +49,9 @@ def _line_rows(path: Path, who: str) -> Iterator[Row]:
             try:
                 values = json.loads(line, object_pairs_hook=_unambiguous)
             except (ValueError, RecursionError) as cause:
+                if line.startswith(UTF_16):
+                    remedy = "needs UTF-8: iconv -f UTF-16 -t UTF-8 FILE > ROWS.jsonl"
+                    raise ConfigError(f"{who}: '{path}' is in UTF-16; {remedy}") from cause
                 raise ConfigError(f"{who}: '{path}' line {number} is not JSON: {cause}") from cause
             if not isinstance(values, dict):
                 found = type(values).__name__

@@ -1,5 +1,6 @@
 """Turns rows into prompts."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,9 +38,12 @@ def _load_source(name: str, source: SourceConfig, who: str) -> list[Prompt]:
     columns = tuple(dict.fromkeys(str(column) for row in rows for column in row.values))
     prompt_column = _pick(rows, source.prompt_column, PROMPT_COLUMNS, columns, f"{who}.prompt_column")
     if prompt_column is None:
+        found = next((letter for letter in ";\t|" if len(columns) == 1 and letter in columns[0]), "")
+        separator = json.dumps(found)
+        hint = f"; if {separator} separates its columns, set {who}.options.sep={separator}" if found else ""
         raise ConfigError(
             f"{who}: none of its columns is {', '.join(PROMPT_COLUMNS)}; set prompt_column to one of: "
-            f"{', '.join(sorted(columns))}"
+            f"{', '.join(sorted(columns))}{hint}"
         )
     answer_column = _pick(rows, source.answer_column, ANSWER_COLUMNS, columns, f"{who}.answer_column")
     _refuse_unusable(rows, prompt_column, who)

@@ -82,6 +82,20 @@ def test_data_made_for_verl_has_its_answer_and_keeps_its_columns(tmp_path: Path)
     assert dict(prompt.columns) == {key: row[key] for key in ("data_source", "reward_model", "extra_info")}
 
 
+@pytest.mark.parametrize(
+    ("header", "end"),
+    [
+        ("prompt;answer", r'answer; if ";" separates its columns, set data\.sources\.math\.options\.sep=";"$'),
+        ("prompt\tanswer", r'answer; if "\\t" separates its columns, set data\.sources\.math\.options\.sep="\\t"$'),
+        ("a;b,c", "one of: a;b, c$"),
+    ],
+)
+def test_a_csv_file_of_one_column_names_the_setting_of_its_separator(tmp_path: Path, header: str, end: str) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\n{header}\n")
+    with pytest.raises(ConfigError, match=end):
+        load_one(SourceConfig(path=str(tmp_path / "a.csv")))
+
+
 def test_csv_parquet_and_directories_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
     from tqdm import tqdm

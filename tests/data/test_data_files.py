@@ -56,7 +56,8 @@ ROWS = b'{"prompt": "a"}\n{"prompt": "b"}\n'
     ("name", "data", "message"),
     [
         ("nul.jsonl", b'{"prompt": "a\0"}\n', "line 1 is not JSON: Invalid control character"),
-        ("utf16.jsonl", ROWS.decode().encode("utf-16"), "line 1 is not JSON: 'utf-16-le' codec"),
+        ("utf16.jsonl", ROWS.decode().encode("utf-16"), r"utf16\.jsonl' is in UTF-16; needs UTF-8: iconv"),
+        ("utf16.json", ROWS.decode().encode("utf-16"), r"utf16\.json' is in UTF-16; needs UTF-8: iconv"),
         ("latin.jsonl", '{"prompt": "grüß"}'.encode("latin-1"), "line 1 is not JSON: 'utf-8' codec"),
         ("packed.jsonl", gzip.compress(ROWS), r"packed\.jsonl' is compressed by gzip; unpack it"),
         ("packed.json", gzip.compress(ROWS), r"packed\.json' is compressed by gzip; unpack it"),
